@@ -1,4 +1,4 @@
-"""One `cortexmlx bench`: opens the engines that the tests need, measures everything, and makes one report."""
+"""Runs one `cortexmlx bench`: opens the engines that the tests need, measures everything, and returns one report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from cortexmlx.bench.measure.engines import Plan, open_engines
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Case, Comparison, compare
-from cortexmlx.bench.measure.prompts import Prompts
-from cortexmlx.bench.measure.trace import Work
+from cortexmlx.bench.measure.engines import BenchPlan, open_engines
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import Comparison, ComparisonCase, compare_case
+from cortexmlx.bench.measure.prompts import PromptStream
+from cortexmlx.bench.measure.trace import BenchRequest
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import ratios, speed
 from cortexmlx.bench.report import traffic as traffic_report
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.suites.against import ROWS, Contest, Section, Shape, basic_sections
+from cortexmlx.bench.suites.against import ROWS, CaseSection, ComparisonSizes, Contest, basic_sections
 from cortexmlx.bench.suites.arrivals import ROWS as ARRIVING
-from cortexmlx.bench.suites.arrivals import Promise, Served, Traffic, serve
-from cortexmlx.bench.suites.rows import Runs, Test
+from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic, TrafficResult, run_traffic
+from cortexmlx.bench.suites.rows import SpeedTest, TestRuns
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
@@ -33,29 +33,30 @@ _NOTHING = "nothing to measure: give prompt tokens (-p) or tokens to generate (-
 INTERRUPTED = "interrupted: what was measured so far"
 
 
-def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int]) -> Report:
-    """Measure all tests with blocks of all sizes. An interrupt ends it with the runs so far, if there are any.
+def measure_rows(plan: BenchPlan, wanted: Sequence[SpeedTest], block_sizes: Sequence[int]) -> Report:
+    """Measure all tests of prefill and generation speed with each block size. An interrupt ends it with the runs so
+    far, if there are any.
 
     Raises InvalidRequest if the model's context is too short for a test, or if there are no tests.
     """
     if not wanted:
         raise InvalidRequest(_NOTHING)
-    machine = Machine.here()
+    machine = BenchMachine.detect()
     sizes = [(size, max(test.tokens + test.batch * 2 * size for test in wanted)) for size in block_sizes]
     batch = max(test.batch for test in wanted)
     check = partial(_check_context, max(test.tokens // test.batch for test in wanted), "a test", ": lower -p, -n or -d")
-    runs: Runs | None = None
+    runs: TestRuns | None = None
     interrupted = False
     try:
-        for number, turns in enumerate(plan.turns()):
+        for number, turns in enumerate(plan.split_rounds()):
             with ExitStack() as stack:
                 engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
                 if runs is None:
                     info = next(iter(engines.values())).info
-                    runs = Runs(block_sizes, wanted, Prompts(info.vocab_size, plan.seed), plan.repetitions)
-                runs.measure(engines, turns, number, plan.on_run)
+                    runs = TestRuns(block_sizes, wanted, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
+                runs.run_tests(engines, turns, number, plan.on_run)
     except KeyboardInterrupt:
-        if runs is None or not runs.rows():
+        if runs is None or not runs.results():
             raise
         interrupted = True
     assert runs is not None
@@ -63,28 +64,29 @@ def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int])
     return Report(
         machine,
         info,
-        (speed.part(runs.rows(), info, backend),),
-        (*plan.notes, *_ended(interrupted)),
+        (speed.speed_section(runs.results(), info, backend),),
+        (*plan.notes, *_interrupted_notes(interrupted)),
         plan.settings,
-        runs.yardstick(),
+        runs.yardstick_seconds(),
         interrupted,
     )
 
 
 def _check_context(tokens: int, what: str, next_step: str, info: ModelInfo) -> None:
+    """Raise InvalidRequest if `what` needs more tokens than the model's context has."""
     if tokens > info.context_length:
         raise InvalidRequest(
             f"{what} needs {tokens} tokens per row, and the model's context is {info.context_length}{next_step}"
         )
 
 
-def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool, block_size: int) -> Report:
-    """Measure requests that arrive at random, alone or beside mlx-lm's batch generator.
+def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, against: bool, block_size: int) -> Report:
+    """Measure requests that arrive at random, alone or beside mlx-lm's batch generator. Return the report.
 
     An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
     short.
     """
-    machine, sides, yardstick = Machine.here(), list[Served](), Yardstick()
+    machine, sides, yardstick = BenchMachine.detect(), list[TrafficResult](), Yardstick()
     interrupted = False
     with ExitStack() as stack:
         tokens = ARRIVING * (traffic.longest + 2 * block_size)
@@ -92,39 +94,55 @@ def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool,
         engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING, check)[block_size]
         info = engine.info
         try:
-            serve(engine, traffic, promise, plan.repetitions, plan.seed, against, sides, plan.tell, yardstick.sample)
+            run_traffic(
+                engine,
+                traffic,
+                promise,
+                plan.repetitions,
+                plan.seed,
+                against,
+                sides,
+                plan.report_progress,
+                yardstick.add_sample,
+            )
         except KeyboardInterrupt:
             if not (sides and sides[-1].traces):
                 raise
             interrupted = True
     notes = (*plan.notes, "the trace has shared system prompts: cortexmlx finds them in its prefix cache")
-    part = traffic_report.part(sides, traffic)
+    part = traffic_report.traffic_section(sides, traffic)
     return Report(
-        machine, info, (part,), (*notes, *_ended(interrupted)), plan.settings, yardstick.seconds(), interrupted
+        machine,
+        info,
+        (part,),
+        (*notes, *_interrupted_notes(interrupted)),
+        plan.settings,
+        yardstick.all_seconds(),
+        interrupted,
     )
 
 
 def compare_with_mlx_lm(
-    plan: Plan, suites: Sequence[str], only: Sequence[str], shape: Shape, block_size: int
+    plan: BenchPlan, suites: Sequence[str], only: Sequence[str], shape: ComparisonSizes, block_size: int
 ) -> Report:
-    """Run the comparisons of the suites "basic" and "serving": see `compare_sections`."""
+    """Compare with mlx-lm in the suites "basic" and "serving". Return the report."""
     sections = basic_sections(shape) if "basic" in suites else []
     sections += serving_sections() if "serving" in suites else []
     return compare_sections(plan, sections, shape, only, block_size)
 
 
 def compare_sections(
-    plan: Plan, sections: Sequence[Section], shape: Shape, only: Sequence[str], block_size: int
+    plan: BenchPlan, sections: Sequence[CaseSection], shape: ComparisonSizes, only: Sequence[str], block_size: int
 ) -> Report:
-    """Run the comparisons of some sections, with the sizes of `shape`. `only` keeps the cases with one of these texts
-    in their name; if it is empty, all cases.
+    """Compare with mlx-lm in the cases of these sections, with the sizes of `shape`. `only` keeps the cases with one
+    of these texts in their name; if it is empty, all cases.
 
     An interrupt ends it with the complete cases, if there are any. Raises InvalidRequest if no case has one of the
     texts, or if there are no cases. Also if the model's context is too short for a case.
     """
-    machine = Machine.here()
+    machine = BenchMachine.detect()
     tokens = max(ROWS * (CONTEXTS[1] + DECODED + 2 * block_size), shape.tokens(block_size))
-    engine = partial(_engine, plan, shape, block_size, tokens)
+    engine = partial(_open_engine, plan, shape, block_size, tokens)
     found: list[Comparison] = []
     info: ModelInfo | None = None
     stacks = [ExitStack() for _ in sections]
@@ -132,7 +150,7 @@ def compare_sections(
     cases = [section.cases(contest) for section, contest in zip(sections, contests, strict=True)]
     if not any(cases):
         raise InvalidRequest(_NOTHING)
-    chosen = _chosen([case for each in cases for case in each], only)
+    chosen = _select_cases([case for each in cases for case in each], only)
     interrupted = False
     try:
         for stack, contest, each in zip(stacks, contests, cases, strict=True):
@@ -140,29 +158,32 @@ def compare_sections(
                 wanted = [case for case in each if case in chosen]
                 if wanted:
                     info = contest.engine.info
-                    _warm_up(contest, plan.tell)
+                    _warm_up(contest, plan.report_progress)
                 for case in wanted:
-                    found += compare(case, plan.repetitions, plan.on_run)
+                    found += compare_case(case, plan.repetitions, plan.on_run)
     except KeyboardInterrupt:
         if not found:
             raise
         interrupted = True
-    notes = (*plan.notes, *_ended(interrupted))
-    return Report(machine, info, (ratios.part(found),), notes, plan.settings, interrupted=interrupted)
+    notes = (*plan.notes, *_interrupted_notes(interrupted))
+    return Report(machine, info, (ratios.ratios_section(found),), notes, plan.settings, interrupted=interrupted)
 
 
-def _ended(interrupted: bool) -> tuple[str, ...]:
+def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:
+    """Return a note that the run was interrupted, or none."""
     return (INTERRUPTED,) if interrupted else ()
 
 
-def _engine(plan: Plan, shape: Shape, block_size: int, tokens: int, stack: ExitStack, section: Section) -> Engine:
-    """Return the engine of a section, closed with `stack`."""
+def _open_engine(
+    plan: BenchPlan, shape: ComparisonSizes, block_size: int, tokens: int, stack: ExitStack, section: CaseSection
+) -> Engine:
+    """Open the engine of a section, closed with `stack`."""
     options: dict[str, Any] = {} if section.token_target else {"token_target": None}
     check = partial(_check_context, shape.longest, "a case", ": lower -p, -n or -d")
     return open_engines(plan, stack, [(block_size, tokens)], shape.batch, check, **options)[block_size]
 
 
-def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
+def _select_cases(cases: Sequence[ComparisonCase], only: Sequence[str]) -> list[ComparisonCase]:
     """Return, for each text, the case with this name, or else the cases with the text in their name. Without texts,
     return all cases.
 
@@ -178,7 +199,7 @@ def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
     return chosen
 
 
-def combined(reports: Sequence[Report]) -> Report:
+def combine_reports(reports: Sequence[Report]) -> Report:
     """Return several reports of one command as one."""
     first = reports[0]
     models = [report.model for report in reports if report.model is not None]
@@ -198,12 +219,12 @@ def combined(reports: Sequence[Report]) -> Report:
 
 def _warm_up(contest: Contest, tell: Callable[[str], None]) -> None:
     """Run work that is not measured, because the first steps of a kind take longer on each side."""
-    prompts = contest.prompts("warm-up", 0)
+    prompts = contest.make_prompts("warm-up", 0)
     for length, tokens in WARM_UP:
         for rows in (1, 8):
-            work = [Work(prompts.take(length), tokens) for _ in range(rows)]
+            work = [BenchRequest(prompts.next_prompt(length), tokens) for _ in range(rows)]
             asked = f"warming up, {rows} prompt{'s' * (rows > 1)} of {length} tokens"
             tell(f"{asked}: cortexmlx")
-            contest.cortex().run(work)
+            contest.make_cortex().run(work)
             tell(f"{asked}: mlx-lm")
-            contest.mlx_lm().run(work)
+            contest.make_mlx_lm().run(work)

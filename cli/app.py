@@ -22,7 +22,7 @@ from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
-from cortexmlx.cli.program import fit_commands, program
+from cortexmlx.cli.program import adapt_commands, program_name
 from cortexmlx.cli.serve.command import serve
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import exit_codes
@@ -40,7 +40,7 @@ cortexmlx COMMAND --help: more. --version, --debug, --install-completion.
 """
 """The whole help is one screen of 24 lines, so the options take one line."""
 
-ELSEWHERE_CALLED = {
+COMMAND_SYNONYMS = {
     "run": "chat",
     "ask": "generate",
     "logs": "chats",
@@ -56,11 +56,13 @@ ELSEWHERE_CALLED = {
 }
 """Names of commands in other programs, and the commands here."""
 
-_USED = "a model is downloaded when it is first used: cortexmlx chat org/name"
-_GONE = "models of the hub lie in its cache: `hf cache rm`, or remove the folder that `cortexmlx models --json` names"
-NOT_HERE = {
-    **dict.fromkeys(("pull", "download", "get", "install"), _USED),
-    **dict.fromkeys(("rm", "remove", "delete"), _GONE),
+_DOWNLOAD_ADVICE = "a model is downloaded when it is first used: cortexmlx chat org/name"
+_REMOVE_ADVICE = (
+    "models of the hub lie in its cache: `hf cache rm`, or remove the folder that `cortexmlx models --json` names"
+)
+MISSING_COMMANDS = {
+    **dict.fromkeys(("pull", "download", "get", "install"), _DOWNLOAD_ADVICE),
+    **dict.fromkeys(("rm", "remove", "delete"), _REMOVE_ADVICE),
     **dict.fromkeys(("show", "info"), "what a model takes: cortexmlx plan MODEL; in a chat: /show"),
     **dict.fromkeys(("ps", "stop"), "nothing runs in the background: a model is loaded for as long as a command runs"),
     "help": "cortexmlx --help, or cortexmlx COMMAND --help",
@@ -70,23 +72,23 @@ NOT_HERE = {
 """Commands of other programs that do not exist here, and what to do instead."""
 
 
-class OneCommand(TyperCommand):
-    """A command whose help says how to type what it suggests."""
+class Subcommand(TyperCommand):
+    """A subcommand whose help shows commands as they must be typed here, such as `python -m cortexmlx chat`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        self.help = fit_commands(self.help or "")
+        """Write the help, with the commands in it as they must be typed here."""
+        self.help = adapt_commands(self.help or "")
         super().format_help(ctx, formatter)
 
 
-class OptionalValue(OneCommand):
-    """A command with an option that may come without a value, which typer cannot express."""
+class OptionalValueCommand(Subcommand):
+    """A subcommand with an option that may come without a value, which typer cannot express."""
 
     alone: Mapping[str, str] = {"--resume": LAST, "--report": DEFAULT_FILE}
     """What such an option means without a value: the last chat, the usual file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the value after an option that has none."""
+        """Parse the arguments after adding the default value to an option that was typed without one."""
         for place in range(len(args) - 1, -1, -1):
             behind = args[place + 1][:1] if place + 1 < len(args) else "-"
             if args[place] in self.alone and behind == "-":
@@ -94,53 +96,53 @@ class OptionalValue(OneCommand):
         return super().parse_args(ctx, args)
 
 
-class Commands(TyperGroup):
-    """The top command. It turns whatever ends a subcommand into an exit code."""
+class RootCommand(TyperGroup):
+    """The `cortexmlx` command itself: it runs a subcommand and turns its errors into exit codes."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Name the program in usage lines as it was called, except in a shell's completion, which is for its name."""
+        """Set the program's name in usage lines to what was typed; shell completion needs the plain name."""
         completes = any("completion" in argument for argument in args)
-        return super().make_context(info_name if completes else program(), args, parent, **extra)
+        return super().make_context(info_name if completes else program_name(), args, parent, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order in which they were added."""
         return list(self.commands)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, then the options of all of them in one paragraph."""
+        """Write the list of commands, then the global options in one paragraph."""
         self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, then the options."""
-        self.epilog = fit_commands(self.epilog or "")
+        self.epilog = adapt_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(fit_commands(OPTIONS))
+            formatter.write_text(adapt_commands(OPTIONS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of a name. If the name is a command of another program, or a model, the error suggests the
+        """Find a subcommand by name. For the name of another program's command, or a model, the error suggests the
         right command.
         """
         word = args[0]
         if self.get_command(ctx, word) is None:
-            if word in ELSEWHERE_CALLED:
-                line = shlex.join(["cortexmlx", ELSEWHERE_CALLED[word], *args[1:]])
-                ctx.fail(f"No such command {word!r}. Did you mean {ELSEWHERE_CALLED[word]!r}? Type: {line}")
-            if word in NOT_HERE:
-                ctx.fail(f"No such command {word!r}: {NOT_HERE[word]}")
+            if word in COMMAND_SYNONYMS:
+                line = shlex.join(["cortexmlx", COMMAND_SYNONYMS[word], *args[1:]])
+                ctx.fail(f"No such command {word!r}. Did you mean {COMMAND_SYNONYMS[word]!r}? Type: {line}")
+            if word in MISSING_COMMANDS:
+                ctx.fail(f"No such command {word!r}: {MISSING_COMMANDS[word]}")
             if word == STARTER or "/" in word or word.endswith(".gguf"):
                 ctx.fail(f"No such command {word!r}. To talk to a model: cortexmlx chat {word}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand."""
+        """Run the subcommand; its errors and Ctrl-C become exit codes."""
         with exit_codes(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=RootCommand,
     help="Language models on Apple Silicon, in one process with a paged KV arena.",
     epilog=EXAMPLES,
     no_args_is_help=True,
@@ -153,12 +155,12 @@ app = typer.Typer(
 def show_version(wanted: bool) -> None:
     """Print the version and exit."""
     if wanted:
-        console.say(f"cortexmlx {__version__}")
+        console.print_result(f"cortexmlx {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def top(
+def global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -182,5 +184,5 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
 for name, command, summary in COMMANDS:
-    kind = OptionalValue if command in (chat, doctor) else OneCommand
+    kind = OptionalValueCommand if command in (chat, doctor) else Subcommand
     app.command(name, short_help=summary, cls=kind)(command)

@@ -11,8 +11,8 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.disk.folder import SECRET, default_folder, remove_transcripts, transcripts
+from cortexmlx.cli.terminal.harmless import to_single_line
+from cortexmlx.disk.folder import SECRET, default_folder, remove_transcripts, transcript_sizes
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 
@@ -31,7 +31,7 @@ def cache(
 
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
-        show(folder, {}, as_json)
+        print_store(folder, {}, as_json)
         return
     try:
         segment_store = SegmentStore(folder, 0)
@@ -41,27 +41,29 @@ def cache(
     if clear:
         freed = segment_store.clear() + remove_transcripts(folder)
         segment_store.close()
-        console.say(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
+        console.print_result(
+            json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed"
+        )
         return
     models: dict[str, tuple[int, int]] = {}
     for segment in segment_store.segments():
         size, records = models.get(segment.model, (0, 0))
         models[segment.model] = (size + segment.bytes, records + segment.records)
-    if others := segment_store.others():
+    if others := segment_store.foreign_bytes():
         models["(another version)"] = (others, 0)
     segment_store.close()
-    if kept := sum(transcripts(folder).values()):
+    if kept := sum(transcript_sizes(folder).values()):
         models["(conversations of servers)"] = (kept, 0)
-    show(folder, models, as_json)
+    print_store(folder, models, as_json)
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether the folder has a file of a store. Looking into any other folder must leave nothing there."""
-    from cortexmlx.disk.index import NAME
+    """Return whether the folder holds a KV store. Looking into any other folder must leave nothing there."""
+    from cortexmlx.disk.index import INDEX_NAME
     from cortexmlx.disk.segments import SEGMENT_NAME
 
     try:
-        return any(name in (SECRET, NAME) or SEGMENT_NAME.fullmatch(name) for name in os.listdir(folder))
+        return any(name in (SECRET, INDEX_NAME) or SEGMENT_NAME.fullmatch(name) for name in os.listdir(folder))
     except FileNotFoundError:
         return False
     except NotADirectoryError:
@@ -70,16 +72,16 @@ def is_store(folder: Path) -> bool:
         raise CortexError(f"{folder} cannot be used: {error}") from error
 
 
-def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
-    """Print the folder, and the bytes and blocks of each model in it."""
+def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
+    """Print the store's folder, and the bytes and blocks of each model in it."""
     total = sum(size for size, _ in models.values())
     if as_json:
         each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]
-        console.say(json.dumps({"path": str(folder), "bytes": total, "models": each}))
+        console.print_result(json.dumps({"path": str(folder), "bytes": total, "models": each}))
         return
-    console.say(f"{in_a_line(str(folder))}  {format_bytes(total)}")
-    models = {in_a_line(model): found for model, found in models.items()}
+    console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}")
+    models = {to_single_line(model): found for model, found in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
         counted = f"  {blocks:,} blocks" if blocks else ""
-        console.say(f"  {model:<{width}}  {format_bytes(size):>9}{counted}")
+        console.print_result(f"  {model:<{width}}  {format_bytes(size):>9}{counted}")

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import leave_now
-from cortexmlx.cli.terminal.progress import loading
+from cortexmlx.cli.terminal.exits import exit_immediately
+from cortexmlx.cli.terminal.progress import loading_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed
-from cortexmlx.models.resolve import resolve
+from cortexmlx.models.resolve import resolve_model
 from cortexmlx.types.progress import OnProgress
 
 if TYPE_CHECKING:
@@ -26,47 +26,47 @@ if TYPE_CHECKING:
 def open_engine(config: EngineConfig) -> Iterator[Engine]:
     """Load the model with a progress bar on stderr. Close the engine at the end of the context."""
     try:
-        engine = _loaded(config)
+        engine = _load_with_progress(config)
     except KeyboardInterrupt:  # nothing can be lost yet, and the thread would load to the end
-        leave_now()
+        exit_immediately()
     with engine:
         yield engine
 
 
-def load(config: EngineConfig) -> Engine:
-    """Return the engine."""
+def load_engine(config: EngineConfig) -> Engine:
+    """Load and return an engine with these options."""
     from cortexmlx.engine import Engine
 
     return Engine(**vars(config))
 
 
-def fetch(model: str | Path, on_progress: OnProgress) -> None:
-    """Download the files of a model that is not on this machine. Raises what `load_model` raises for a model that
+def download_model(model: str | Path, on_progress: OnProgress) -> None:
+    """Download a model's files if they are not on this machine. Raises what `load_model` raises for a model that
     cannot be found.
     """
     from cortexmlx.models.load import fetch_model
 
-    fetch_model(resolve(model), on_progress)
+    fetch_model(resolve_model(model), on_progress)
 
 
-def _loaded(config: EngineConfig) -> Engine:
+def _load_with_progress(config: EngineConfig) -> Engine:
     """Load an engine with a progress bar."""
-    with loading(str(config.model)) as on_progress:
-        return load(replace(config, on_progress=on_progress))
+    with loading_progress(str(config.model)) as on_progress:
+        return load_engine(replace(config, on_progress=on_progress))
 
 
-def check(config: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]:
-    """Find out whether an engine with these options could read its files. A missing model is downloaded. Return the
+def check_loadable(config: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]:
+    """Check whether an engine with these options could read its files. A missing model is downloaded. Return the
     adapters of `config.adapters` that cannot be read, with the reasons.
 
     Raises what opening the engine raises for a model, a draft model or an only adapter whose files are not there, are
     cut short, or are not supported.
     """
     from cortexmlx.models.adapters.files import read_adapter
-    from cortexmlx.models.adapters.low_rank import read_low_rank
+    from cortexmlx.models.adapters.low_rank import read_low_rank_adapter
     from cortexmlx.models.load import check_model
 
-    for model in (config.model, config.used_draft):
+    for model in (config.model, config.active_draft):
         if model is not None:
             check_model(model, on_progress)
     if config.adapter is not None:
@@ -74,15 +74,15 @@ def check(config: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]
     limits, unreadable = config.adapter_limits, dict[str, Exception]()
     for name, folder in (config.adapters or {}).items():
         try:
-            read_low_rank(name, folder, limits.rank, limits.bytes)
+            read_low_rank_adapter(name, folder, limits.rank, limits.bytes)
         except CortexError as error:
             unreadable[name] = error
     return unreadable
 
 
-class OpenEngine:
-    """An engine that can be replaced by one with other options. Only one is open at a time, since two models may not
-    fit into memory.
+class ReplaceableEngine:
+    """An open engine that can be replaced by one with other options. Only one is open at a time, since two models may
+    not fit into memory.
 
     In the context `undisturbed`, one Ctrl-C raises nothing. It is for work that must be done before the Ctrl-C counts.
     """
@@ -98,11 +98,13 @@ class OpenEngine:
         self.engine = self._stack.enter_context(open_engine(config))
 
     def check(self, config: EngineConfig) -> dict[str, Exception]:
-        """See the function `check`. The engine is not affected."""
-        with loading(str(config.model)) as on_progress:
-            return check(config, on_progress)
+        """Check whether an engine with these options could be loaded, as `check_loadable` does. The open engine is not
+        affected.
+        """
+        with loading_progress(str(config.model)) as on_progress:
+            return check_loadable(config, on_progress)
 
-    def exchange(self, config: EngineConfig) -> None:
+    def replace_engine(self, config: EngineConfig) -> None:
         """Close the engine and open another one as `engine`. Call `check` first, which finds most of what may fail.
 
         If opening fails or is interrupted, an engine with the old options is opened and the error is raised. Adapters
@@ -113,7 +115,7 @@ class OpenEngine:
         try:
             self.is_open = False
             self._stack.close()
-            self.engine = self._stack.enter_context(_loaded(config))
+            self.engine = self._stack.enter_context(_load_with_progress(config))
             self.config, self.is_open = config, True
             return
         except BaseException as error:
@@ -124,17 +126,17 @@ class OpenEngine:
                     None  # it holds an engine that still loads, and dropping it waits for that engine
                 )
             try:
-                self._open_again()
+                self._reopen_old()
             except Exception as error:  # a library may raise anything on broken model files
                 why = str(error) if isinstance(error, CortexError) else f"{type(error).__name__}: {error}"
                 raise EngineClosed(f"{self.config.model} cannot be opened again: {why}") from error
         raise failure
 
-    def _open_again(self) -> None:
+    def _reopen_old(self) -> None:
         """Open an engine with the old options, and with those of its adapters that can be loaded."""
         folders = self.config.adapters
         config = self.config if folders is None else replace(self.config, adapters={})
-        self.engine = self._stack.enter_context(_loaded(config))
+        self.engine = self._stack.enter_context(_load_with_progress(config))
         self.is_open = True
         for name, folder in (folders or {}).items():
             try:
@@ -145,7 +147,7 @@ class OpenEngine:
             there = {name: folder for name, folder in (folders or {}).items() if name not in self.left_out}
             self.config = replace(self.config, adapters=there)
 
-    def __enter__(self) -> OpenEngine:
+    def __enter__(self) -> ReplaceableEngine:
         return self
 
     def __exit__(
@@ -154,10 +156,10 @@ class OpenEngine:
         self._stack.close()
 
 
-def tell(engine: Engine) -> None:
-    """Print the model's notes, a line each, if a person looks. They say what was done to the model, which files beside
-    it are unused, and why it runs one request at a time.
+def print_notes(engine: Engine) -> None:
+    """Print the model's notes, a line each, on a terminal. They say what was done to the model, which files beside it
+    are unused, and why it runs one request at a time.
     """
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:
-            console.note(remark)
+            console.print_note(remark)

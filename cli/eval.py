@@ -26,14 +26,22 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
-WITHOUT = (*options.PER_REQUEST, "draft", "kv_store", "kv_store_bytes", "keep_first", "keep_last", "speculate")
+UNSUPPORTED_OPTIONS = (
+    *options.PER_REQUEST,
+    "draft",
+    "kv_store",
+    "kv_store_bytes",
+    "keep_first",
+    "keep_last",
+    "speculate",
+)
 """Options that do not apply: a text is scored whole, no two windows begin alike, and nothing is generated."""
 
-MOST_BYTES = 64 << 20
+MAX_TEXT_BYTES = 64 << 20
 """Bytes of the longest file. A longer file takes days, and its tokens take as much memory as a small model."""
 
 
-@options.takes_engine(without=WITHOUT, max_rows=ROWS, prefix_cache=False)
+@options.add_engine_options(without=UNSUPPORTED_OPTIONS, max_rows=ROWS, prefix_cache=False)
 def evaluate(
     positional: Annotated[
         list[str],
@@ -67,13 +75,13 @@ def evaluate(
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and FILE are two: {' '.join(positional)}")
     *before, source = positional
     config = replace(config, model=options.model_name(before[0] if before else None, model_option))
-    text = read(source)
+    text = read_text(source)
     known: list[Perplexity] = []
     interrupted = False
     with engines.open_engine(config) as engine:
-        engines.tell(engine)
+        engines.print_notes(engine)
         try:
-            with progress() as show:
+            with progress_bar() as show:
 
                 def on_window(so_far: Perplexity) -> None:
                     known[:] = [so_far]
@@ -83,24 +91,25 @@ def evaluate(
         except KeyboardInterrupt:
             interrupted = True
     for found in known:
-        console.say(to_json(record(found)) if as_json else page(found))
+        console.print_result(to_json(result_json(found)) if as_json else result_text(found))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def read(source: str) -> str:
-    """Return the text of a file. Raises InvalidRequest if it is no text, empty or too long, and OSError if it cannot be
-    read.
+def read_text(source: str) -> str:
+    """Return the text of a file. Raises InvalidRequest if it is not text, empty or too long, and OSError if it cannot
+    be read.
     """
     name = "stdin" if source == "-" else source
     if source == "-":
-        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     else:
         with Path(source).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+            data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
         raise InvalidRequest(
-            f"{name} has more than {format_bytes(MOST_BYTES)}, which would take very long: score a part of it, such as "
+            f"{name} has more than {format_bytes(MAX_TEXT_BYTES)}, which would take very long: score a part of it, "
+            "such as "
             f"`head -c 1000000 FILE | cortexmlx eval MODEL -`"
         )
     if b"\0" in data:
@@ -115,8 +124,8 @@ def read(source: str) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[Perplexity], None]]:
-    """Show a bar of the windows with the result so far, if a person looks."""
+def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
+    """Show a progress bar with the perplexity so far, on a terminal."""
     if not console.is_terminal(sys.stderr):
         yield lambda _: None
         return
@@ -138,7 +147,7 @@ def progress() -> Iterator[Callable[[Perplexity], None]]:
         yield show
 
 
-def record(known: Perplexity) -> dict[str, object]:
+def result_json(known: Perplexity) -> dict[str, object]:
     """Return the result for `--json`."""
     return {
         "perplexity": known.perplexity,
@@ -150,8 +159,8 @@ def record(known: Perplexity) -> dict[str, object]:
     }
 
 
-def page(known: Perplexity) -> str:
-    """Return the result for a person."""
+def result_text(known: Perplexity) -> str:
+    """Return the result as text for the terminal."""
     complete = known.windows == known.all_windows
     of = f"{known.windows}" if complete else f"{known.windows} of {known.all_windows}"
     figures = [

@@ -15,9 +15,9 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.figures import figures, summary
-from cortexmlx.cli.limits import cut_form, ending
-from cortexmlx.cli.prompts import as_prompt, template_vars
+from cortexmlx.cli.figures import statistics_line, statistics_lines
+from cortexmlx.cli.limits import cut_reason, incomplete_form_note
+from cortexmlx.cli.prompts import make_prompt, parse_template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.exits import FAILED
@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-Text = Callable[[int], str]
+TokenText = Callable[[int], str]
 """A function that returns the text of a token id."""
 
 _WIDEST = 24
 
 
-def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
-    """Yield a line for each token: its text, log-probability and probability, and the likeliest tokens at its place."""
+def logprob_table(tokens: Sequence[TokenLogprob], text: TokenText) -> Iterator[str]:
+    """Yield a line for each token: its text, log-probability and probability, and the likeliest tokens at its
+    position.
+    """
     from rich.cells import cell_len, set_cell_size
 
     shown = cache(lambda token: json.dumps(text(token), ensure_ascii=False))
@@ -50,12 +52,12 @@ def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
     for each in tokens:
         name = shown(each.token_id)
         name = name if cell_len(name) > width else set_cell_size(name, width)
-        others = "  ".join(f"{shown(token)} {_percent(logprob)}" for token, logprob in each.top)
-        yield f"{name}  {each.logprob:8.3f}  {_percent(each.logprob):>6}  {others}".rstrip()
+        others = "  ".join(f"{shown(token)} {_format_probability(logprob)}" for token, logprob in each.top)
+        yield f"{name}  {each.logprob:8.3f}  {_format_probability(each.logprob):>6}  {others}".rstrip()
 
 
-def listed(tokens: Sequence[TokenLogprob], text: Text) -> list[dict[str, object]]:
-    """Return the content of the table for `--json`. A token that is half a character has U+FFFD in its text."""
+def logprob_json(tokens: Sequence[TokenLogprob], text: TokenText) -> list[dict[str, object]]:
+    """Return the log-probabilities of tokens for `--json`. A token that is half a character has U+FFFD in its text."""
     shown = cache(text)
     return [
         {
@@ -68,12 +70,13 @@ def listed(tokens: Sequence[TokenLogprob], text: Text) -> list[dict[str, object]
     ]
 
 
-def _percent(logprob: float) -> str:
+def _format_probability(logprob: float) -> str:
+    """Return a log-probability as a percentage."""
     return f"{math.exp(min(logprob, 0.0)):.1%}"
 
 
-@options.takes_sampling()
-@options.takes_engine(without=options.PER_REQUEST, max_rows=1)
+@options.add_sampling_options()
+@options.add_engine_options(without=options.PER_REQUEST, max_rows=1)
 def generate(
     model: options.Model = None,
     words: Annotated[
@@ -111,10 +114,10 @@ def generate(
     """
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    variables = template_vars(template_var, think, raw=raw)
+    variables = parse_template_vars(template_var, think, raw=raw)
     if model_option is not None and model is not None and model != model_option and not prompt:
         words, model = [model, *(words or ())], None
-    params = options.changed(params, n=answers, logprobs=logprobs)
+    params = options.replace_params(params, n=answers, logprobs=logprobs)
     config = replace(config, model=options.model_name(model, model_option), max_rows=answers)
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
@@ -122,76 +125,77 @@ def generate(
     began = time.monotonic()
     with engines.open_engine(config) as engine:
         loaded = time.monotonic() - began
-        engines.tell(engine)
-        handle = engine.submit(as_prompt(engine, text, system, raw, variables), params)
-        completion = collect(handle) if as_json else stream(handle, hide_thinking)
+        engines.print_notes(engine)
+        handle = engine.submit(make_prompt(engine, text, system, raw, variables), params)
+        completion = wait_for_answer(handle) if as_json else print_stream(handle, hide_thinking)
         if as_json:
-            console.say(to_json(record(engine, completion, hide_thinking)))
+            console.print_result(to_json(completion_json(engine, completion, hide_thinking)))
         elif logprobs is not None:
-            show_logprobs(engine, completion)
-        ended = ending(completion, params, engine)
+            print_logprobs(engine, completion)
+        ended = cut_reason(completion, params, engine)
         peak = engine.stats().peak_memory
     if verbose:
-        for line in figures(completion, ended, loaded, peak):
-            console.tell(line)
+        for line in statistics_lines(completion, ended, loaded, peak):
+            console.print_message(line)
     elif not as_json and console.is_terminal(sys.stderr):
-        console.note(summary(completion, ended))
+        console.print_note(statistics_line(completion, ended))
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
-    if cut := cut_form(completion, params, ended):
-        console.error(f"{cut}. -n allows more" if ended.startswith("stopped at") else cut)
+    if cut := incomplete_form_note(completion, params, ended):
+        console.print_error(f"{cut}. -n allows more" if ended.startswith("stopped at") else cut)
         raise typer.Exit(FAILED)
 
 
-def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
-    """Print the first answer piece by piece, then the others. Ctrl-C ends them early."""
+def print_stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
+    """Print the first answer as it arrives, then the others. Ctrl-C ends them early."""
     thoughts = ThoughtsPrinter(hidden=hide_thinking)
     with PrefillProgress() as reading:
         try:
             for event in handle:
-                reading.note(event)
+                reading.update(event)
                 if event.index:
                     continue
-                thoughts.show(event.thinking)
+                thoughts.print_thought(event.thinking)
                 if event.text:
                     thoughts.end()
-                    console.say(event.text, end="", flush=True)
+                    console.print_result(event.text, end="", flush=True)
         except KeyboardInterrupt:
             handle.cancel()
-            reading.stopping()
+            reading.show_stopping()
         except BrokenPipeError:
             handle.cancel()
             raise
         completion = handle.result()
     thoughts.end()
-    console.say(flush=True)
+    console.print_result(flush=True)
     for other in completion.others:
-        console.say("---")
-        thoughts.show(other.thinking)
+        console.print_result("---")
+        thoughts.print_thought(other.thinking)
         thoughts.end()
-        console.say(other.text, flush=True)
+        console.print_result(other.text, flush=True)
     return completion
 
 
-def collect(handle: RequestHandle) -> Completion:
-    """Wait for the answer. Ctrl-C keeps the text so far."""
+def wait_for_answer(handle: RequestHandle) -> Completion:
+    """Wait for the complete answer. Ctrl-C keeps the text so far."""
     with PrefillProgress() as reading:
         try:
             for event in handle:
-                reading.note(event)
+                reading.update(event)
         except KeyboardInterrupt:
             handle.cancel()
-            reading.stopping()
+            reading.show_stopping()
         return handle.result()
 
 
-def record(engine: Engine, completion: Completion, hide_thinking: bool = False) -> dict[str, object]:
+def completion_json(engine: Engine, completion: Completion, hide_thinking: bool = False) -> dict[str, object]:
     """Return the completion for `--json`."""
-    first, *others = [_answer(engine, each, hide_thinking) for each in (completion, *completion.others)]
+    first, *others = [_answer_json(engine, each, hide_thinking) for each in (completion, *completion.others)]
     return {"model": engine.info.name, **first, **({"others": others} if others else {})}
 
 
-def _answer(engine: Engine, completion: Completion, hide_thinking: bool) -> dict[str, object]:
+def _answer_json(engine: Engine, completion: Completion, hide_thinking: bool) -> dict[str, object]:
+    """Return one answer of a completion for `--json`."""
     told: dict[str, object] = {
         "text": completion.text,
         "reasoning_content": None if hide_thinking else completion.thinking or None,
@@ -201,17 +205,18 @@ def _answer(engine: Engine, completion: Completion, hide_thinking: bool) -> dict
         "timings": asdict(completion.timings),
     }
     if completion.logprobs is not None:
-        told["logprobs"] = listed(completion.logprobs, _texts(engine))
+        told["logprobs"] = logprob_json(completion.logprobs, _token_decoder(engine))
     return told
 
 
-def show_logprobs(engine: Engine, completion: Completion) -> None:
-    """Print the table of each answer's tokens."""
+def print_logprobs(engine: Engine, completion: Completion) -> None:
+    """Print a table of each answer's token log-probabilities."""
     for answer in (completion, *completion.others):
-        console.say()
-        for line in table(answer.logprobs or (), _texts(engine)):
-            console.say(line)
+        console.print_result()
+        for line in logprob_table(answer.logprobs or (), _token_decoder(engine)):
+            console.print_result(line)
 
 
-def _texts(engine: Engine) -> Callable[[int], str]:
+def _token_decoder(engine: Engine) -> Callable[[int], str]:
+    """Return a function that decodes one token."""
     return lambda token: engine.decode([token], special_tokens=True)

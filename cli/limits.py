@@ -1,4 +1,4 @@
-"""Limits on the length of a text: which one ended an answer, and how a chat stays below it."""
+"""Limits on the length of a text: which one ended an answer, and how a chat stays within it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.host import Question
 
 
-def memory_is_the_limit(engine: Engine) -> bool:
-    """Return whether the KV memory, not the model's context, bounds the length of a text."""
+def is_limited_by_memory(engine: Engine) -> bool:
+    """Return whether the KV memory, not the model's context, limits the length of a text."""
     return engine.longest_request < engine.info.context_length
 
 
-def limit(engine: Engine) -> str:
-    """Return what bounds the length of a text: `the context of 8,192 tokens`."""
-    if memory_is_the_limit(engine):
+def describe_limit(engine: Engine) -> str:
+    """Return in words what limits the length of a text: `the context of 8,192 tokens`."""
+    if is_limited_by_memory(engine):
         return f"the KV memory of {format_bytes(engine.stats().kv_bytes_limit)} ({engine.longest_request:,} tokens)"
     return f"the context of {engine.longest_request:,} tokens"
 
 
-def ending(completion: Completion, params: SamplingParams, engine: Engine) -> str:
+def cut_reason(completion: Completion, params: SamplingParams, engine: Engine) -> str:
     """Return why an answer was cut short; empty if the model ended it."""
     if completion.finish_reason is FinishReason.CANCELLED:
         return "stopped"
@@ -36,15 +36,15 @@ def ending(completion: Completion, params: SamplingParams, engine: Engine) -> st
         return ""
     if params.max_tokens is not None and completion.usage.completion_tokens >= params.max_tokens:
         return f"stopped at the token limit of {params.max_tokens:,}"
-    return f"stopped: {limit(engine)} is full"
+    return f"stopped: {describe_limit(engine)} is full"
 
 
-def cut_form(completion: Completion, params: SamplingParams, ended: str = "") -> str:
-    """Return what to tell of answers that end before their form is whole; empty if there is none. `ended` is why the
-    first one ended.
+def incomplete_form_note(completion: Completion, params: SamplingParams, ended: str = "") -> str:
+    """Return a note on answers that end before their structured output is complete; empty if there is none. `ended` is
+    why the first one ended.
     """
     form, answers = params.form, (completion, *completion.others)
-    cut = [answer for answer in answers if form is not None and not _is_whole(answer, form)]
+    cut = [answer for answer in answers if form is not None and not _is_complete(answer, form)]
     if not cut:
         return ""
     which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
@@ -52,8 +52,8 @@ def cut_form(completion: Completion, params: SamplingParams, ended: str = "") ->
     return f"{which} before the form is whole: {why}"
 
 
-def _is_whole(answer: Completion, form: StructuredOutput) -> bool:
-    """Return whether an answer has the whole of a form. One that a grammar ended has, and so has whole JSON."""
+def _is_complete(answer: Completion, form: StructuredOutput) -> bool:
+    """Return whether an answer's structured output is complete: it is if a grammar ended it, or if it is valid JSON."""
     if answer.finish_reason is FinishReason.STOP and answer.stop_string is None:
         return True
     if answer.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -90,13 +90,14 @@ def drop_oldest_turns(talk: Conversation, question: Question, engine: Engine) ->
     if not dropped:
         return ""
     return (
-        f"{limit(engine)} is full: with this question the chat has {tokens:,} tokens. The {dropped} oldest messages "
-        f"({tokens - talk.count(question):,} tokens) are not sent any more. {advice(engine)}"
+        f"{describe_limit(engine)} is full: with this question the chat has {tokens:,} tokens. The {dropped} oldest "
+        "messages "
+        f"({tokens - talk.count(question):,} tokens) are not sent any more. {room_advice(engine)}"
     )
 
 
-def advice(engine: Engine) -> str:
-    """Return the setting that makes room for more."""
-    if memory_is_the_limit(engine):
+def room_advice(engine: Engine) -> str:
+    """Return which option makes room for longer texts."""
+    if is_limited_by_memory(engine):
         return f"/set kv_memory SIZE gives it more ({format_bytes(engine.stats().kv_bytes_limit)} now)."
     return f"/set keep_last {engine.info.context_length // 4} lets a text outgrow the context."

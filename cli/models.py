@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.kv.sizing import format_bytes
 
 if TYPE_CHECKING:
@@ -25,26 +25,26 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
 
     found = list_models()
     if as_json:
-        console.say(json.dumps([record(model) for model in found]))
+        console.print_result(json.dumps([model_json(model) for model in found]))
         return
     if found:
-        rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(row, found)]
+        rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(model_row, found)]
         name, size, quantization, context, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         for each in rows:
-            console.say(
+            console.print_result(
                 f"{each[0]:<{name}}  {each[1]:>{size}}  {each[2]:<{quantization}}  {each[3]:>{context}}  {each[4]}"
             )
     if STARTER not in {model.name for model in found}:
-        console.tell(f"the starter model is not installed: {STARTER_INSTALL}")
+        console.print_message(f"the starter model is not installed: {STARTER_INSTALL}")
 
 
-def row(model: LocalModel) -> tuple[str, ...]:
-    """Return a model as a line for a person."""
+def model_row(model: LocalModel) -> tuple[str, ...]:
+    """Return a model's row of the table."""
     context = "" if model.context is None else f"{model.context:,}"
-    return in_a_line(model.name), format_bytes(model.size), model.quantization, context, model.kind.value
+    return to_single_line(model.name), format_bytes(model.size), model.quantization, context, model.kind.value
 
 
-def record(model: LocalModel) -> dict[str, Any]:
+def model_json(model: LocalModel) -> dict[str, Any]:
     """Return a model for `--json`."""
     return {
         "name": model.name,

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cortexmlx.cli.files.schema_file import form_of_schema
+from cortexmlx.cli.files.schema_file import parse_schema_option
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.models.hub import hub_names
+from cortexmlx.models.hub import cached_repo_names
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
@@ -25,7 +25,7 @@ from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 def complete_model(incomplete: str) -> list[str]:
     """Return the names of models that begin so, for a shell's completion. The shell completes files by itself."""
-    return [name for name in (STARTER, *hub_names()) if name.startswith(incomplete)]
+    return [name for name in (STARTER, *cached_repo_names()) if name.startswith(incomplete)]
 
 
 Model = Annotated[
@@ -193,8 +193,8 @@ NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and
 KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so many bytes of them.")]
 
 
-def _number(name: str) -> Any:
-    """Return the option of a number, as its field in `SamplingParams` declares it."""
+def _number_option(name: str) -> Any:
+    """Return the typer option of a number, as its field in `SamplingParams` declares it."""
     number, optional = NUMBERS[name], getattr(SamplingParams, name) is None
     kind: Any = int if number.whole else float
     metavar = "N" if number.whole else "X"
@@ -203,12 +203,12 @@ def _number(name: str) -> Any:
     return Annotated[kind | None if optional else kind, option]
 
 
-_NUMBERS = {name: _number(name) for name, number in NUMBERS.items() if number.help and name != "seed"}
+_NUMBERS = {name: _number_option(name) for name, number in NUMBERS.items() if number.help and name != "seed"}
 _PENALTIES = list(_NUMBERS)[list(_NUMBERS).index("repetition_penalty") :]
 
 SAMPLING = {
     **{name: option for name, option in _NUMBERS.items() if name not in _PENALTIES},
-    "seed": _number("seed"),
+    "seed": _number_option("seed"),
     "stop": Stop,
     **{name: _NUMBERS[name] for name in _PENALTIES},
     "schema": Schema,
@@ -247,7 +247,7 @@ STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStor
 Command = Callable[..., None]
 
 
-def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+def add_sampling_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Return a decorator that replaces a command's parameter `params` by the options of `SAMPLING`, except those in
     `without`.
 
@@ -262,19 +262,21 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
         choice: list[str] | None = None,
         **others: Any,
     ) -> SamplingParams:
-        structured = form(schema, regex, choice, open_schema=open_schema)
-        return changed(SamplingParams(), stop=stop or (), structured=structured, **others)
+        structured = structured_output(schema, regex, choice, open_schema=open_schema)
+        return replace_params(SamplingParams(), stop=stop or (), structured=structured, **others)
 
     unset = {**dict.fromkeys(("stop", "schema", "regex", "choice")), "open_schema": False}
     usual = {**vars(SamplingParams()), **unset, **defaults}
     shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
-    return lambda command: _expanded(command, "params", shown, make)
+    return lambda command: _expand_parameter(command, "params", shown, make)
 
 
-def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed: Any) -> Callable[[Command], Command]:
-    """Return a decorator that replaces a command's parameter `config` by the options of `ENGINE`, except those that are
-    `fixed` and those in `without`. With `stored`, the command has a store on disk unless it is switched off; other
-    commands have one only if a folder is named.
+def add_engine_options(
+    *, stored: bool = False, without: Collection[str] = (), **fixed: Any
+) -> Callable[[Command], Command]:
+    """Return a decorator that replaces a command's parameter `config` by the options of `ENGINE`, except those that
+    are `fixed` and those in `without`. With `stored`, the command has a store on disk unless it is switched off;
+    other commands have one only if a folder is named.
 
     The caller still has to set the model: see `model_name`.
     """
@@ -292,22 +294,24 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
         folder = kv_store or (default_folder() if stored and not no_kv_store else None)
         if "=" in (said := str(others.get("adapter") or "")) and not Path(os.path.expanduser(said)).exists():
             raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
-        limit = memory_size(kv_store_bytes, "--kv-store-bytes")
-        memory = memory_size(kv_memory)
-        memory_size(others.get("adapter_memory"), "--adapter-memory")
-        fixed["adapters"] = named = adapters_of(adapters)
+        limit = parse_memory_size(kv_store_bytes, "--kv-store-bytes")
+        memory = parse_memory_size(kv_memory)
+        parse_memory_size(others.get("adapter_memory"), "--adapter-memory")
+        fixed["adapters"] = named = parse_adapters(adapters)
         fixed["max_adapters"] = max(EngineConfig.max_adapters, len(named or ()))
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
 
     usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
     kinds = {name: kind for name, kind in (ENGINE | STORE).items() if stored or name != "no_kv_store"}
     shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in fixed and name not in without}
-    return lambda command: _expanded(command, "config", shown, make)
+    return lambda command: _expand_parameter(command, "config", shown, make)
 
 
-def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]) -> Command:
-    """Return `command` with `options` instead of its parameter `name`, which is made of them. `options` has the
-    annotation and the default of each option by its name.
+def _expand_parameter(
+    command: Command, name: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]
+) -> Command:
+    """Return `command` with `options` in place of its parameter `name`, which `make` builds from them. `options` has
+    the annotation and the default of each option by its name.
     """
 
     @functools.wraps(command)
@@ -328,7 +332,7 @@ def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]
     return expanded
 
 
-def given(ctx: typer.Context) -> list[str]:
+def given_parameters(ctx: typer.Context) -> list[str]:
     """Return the parameters that were typed on the command line."""
     return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
 
@@ -340,10 +344,10 @@ def model_name(argument: str | None, option: str | None) -> str:
     return argument or option or STARTER
 
 
-def form(
+def structured_output(
     schema: str | None, regex: str | None, choice: list[str] | None, *, open_schema: bool = False
 ) -> StructuredOutput | None:
-    """Return the form that --schema, --regex or --choice ask for. One --choice is parted at its commas, several are
+    """Return the structured output of --schema, --regex or --choice. One --choice is split at its commas, several are
     taken as they are. Raises typer.BadParameter (wrong usage).
     """
     given = {"--schema": schema, "--regex": regex, "--choice": choice}
@@ -354,7 +358,7 @@ def form(
         raise typer.BadParameter("it says how --schema is read, and there is none", param_hint="--open-schema")
     try:
         if schema:
-            return form_of_schema(schema, is_open=open_schema)
+            return parse_schema_option(schema, is_open=open_schema)
         if regex:
             return StructuredOutput.regex(regex)
         if choice:
@@ -364,8 +368,10 @@ def form(
     return None
 
 
-def adapters_of(given: Sequence[str] | None) -> dict[str, str] | None:
-    """Return the folder of each adapter by its name; None for none. Raises typer.BadParameter (wrong usage)."""
+def parse_adapters(given: Sequence[str] | None) -> dict[str, str] | None:
+    """Return the folder of each adapter by its name, from NAME=FOLDER options; None for none. Raises
+    typer.BadParameter (wrong usage).
+    """
     folders: dict[str, str] = {}
     for each in given or ():
         name, equals, folder = each.partition("=")
@@ -376,7 +382,7 @@ def adapters_of(given: Sequence[str] | None) -> dict[str, str] | None:
     return folders or None
 
 
-def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
+def parse_memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
     """Return the bytes of a size option. Raises typer.BadParameter (wrong usage)."""
     if text is None:
         return None
@@ -386,7 +392,7 @@ def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def changed(params: SamplingParams, **changes: Any) -> SamplingParams:
+def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
     """Return `params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
     try:
         return replace(params, **changes)
@@ -396,6 +402,6 @@ def changed(params: SamplingParams, **changes: Any) -> SamplingParams:
 
 def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
     """Return the values of `params` that were typed on the command line."""
-    names = set(given(context))
+    names = set(given_parameters(context))
     typed = {name: value for name, value in vars(params).items() if name in names}
     return typed if params.form is None else {**typed, "structured": params.form}

@@ -1,4 +1,4 @@
-"""How this program was started. What it suggests to type fits that: a shell may not find `cortexmlx` by its name."""
+"""How this program was started, so that commands in its messages can be typed as they stand."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NAME = "cortexmlx"
 STARTED_BY = "CORTEXMLX_STARTED_BY"
 """The environment variable in which the Makefile says that it starts the program: `make`."""
 
-MADE = ("chat", "serve", "bench")
+MAKE_TARGETS = ("chat", "serve", "bench")
 """The commands that are also targets of the Makefile, which takes MODEL and ARGS."""
 
 COMMANDS = "chat|chats|generate|batch|embed|serve|eval|plan|cache|models|doctor|bench"
 
-_SUGGESTED = re.compile(rf"(?<![\w./-]){NAME} ((?:{COMMANDS}|COMMAND|--help|--version)\b[^`\n]*)")
+_SUGGESTED_COMMAND = re.compile(rf"(?<![\w./-]){NAME} ((?:{COMMANDS}|COMMAND|--help|--version)\b[^`\n]*)")
 """A command within a message: up to the quotation mark after it, or to the end of its line."""
 
 
-def program() -> str:
+def program_name() -> str:
     """Return what to type for `cortexmlx`: the name if the shell finds this script by it, otherwise what was typed:
     `.venv/bin/cortexmlx` or `.venv/bin/python -m cortexmlx`.
     """
@@ -36,19 +36,19 @@ def program() -> str:
     return shlex.quote(sys.argv[0])
 
 
-def fit_commands(text: str) -> str:
-    """Return a message in which each command of this program is written as it must be typed here."""
-    return _SUGGESTED.sub(lambda each: _typed(each[1]), text)
+def adapt_commands(text: str) -> str:
+    """Return a message with each command of this program written as it must be typed here."""
+    return _SUGGESTED_COMMAND.sub(lambda each: _command_line(each[1]), text)
 
 
-def _typed(rest: str) -> str:
-    """Return the line that runs `cortexmlx` with these arguments."""
-    usual = f"{program()} {rest}"
+def _command_line(rest: str) -> str:
+    """Return the line to type to run `cortexmlx` with these arguments."""
+    usual = f"{program_name()} {rest}"
     try:
         command, *arguments = shlex.split(rest)
     except ValueError:  # quotation marks of the sentence
         return usual
-    if os.environ.get(STARTED_BY) != "make" or command not in MADE or "  " in rest:
+    if os.environ.get(STARTED_BY) != "make" or command not in MAKE_TARGETS or "  " in rest:
         return usual
     words = ["make", command]
     if arguments and not arguments[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""A prompt as commands submit it: through the model's chat template, with the variables of the command line."""
+"""Prompts as commands submit them: through the model's chat template, with variables from the command line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cortexmlx.cli.terminal.text import clean
+from cortexmlx.cli.terminal.text import clean_argument
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.request import Asked, Request
+from cortexmlx.protocols.request import PromptInput, Request
 from cortexmlx.types.messages import NO_VARIABLES, THINKING, ChatPrompt, TemplateVars
 from cortexmlx.types.request import Message
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-def as_prompt(
+def make_prompt(
     engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
 ) -> str | list[Message] | ChatPrompt:
     """Return messages for a model with a chat template, and plain text otherwise."""
@@ -35,11 +35,11 @@ def as_prompt(
         return text
     messages: list[Message] = [{"role": "user", "content": text}]
     if system is not None:
-        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
+        messages.insert(0, {"role": "system", "content": clean_argument(system, "--system")})
     return ChatPrompt(messages, variables) if variables else messages
 
 
-def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
+def parse_template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
     """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
     variable, or if prompts are `raw`.
     """
@@ -48,30 +48,30 @@ def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = Fa
         name, equals, value = each.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
-        variables[name] = json_or_text(value)
+        variables[name] = parse_json_or_text(value)
     if raw and variables:
         raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
     return variables
 
 
-def json_or_text(value: str) -> object:
-    """Return a value as JSON reads it, such as `false`, `3` and `["a"]`, or else as text."""
+def parse_json_or_text(value: str) -> object:
+    """Parse a value as JSON, such as `false`, `3` and `["a"]`, or else return it as text."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
 
 
-def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
+def check_variables(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
     """Return the variables. Raises InvalidRequest if the model's template does not read one of them or fails with it.
     So a wrong variable is found before any turn or request.
     """
     if variables:
-        engine.encode(as_prompt(engine, "?", None, raw=False, variables=variables))
+        engine.encode(make_prompt(engine, "?", None, raw=False, variables=variables))
     return variables
 
 
-def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
+def lost_calls_note(engine: Engine, messages: Sequence[Message]) -> str:
     """Return a note on tool calls that the model's template leaves out of these messages; empty if there are none.
     Raises InvalidRequest if the template refuses them.
     """
@@ -83,20 +83,20 @@ def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
     return f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model does not see them"
 
 
-def prepared(engine: Engine, system: str | None, request: Request, asked: Asked) -> Prompt:
-    """Return the prompt to submit. A text goes through the chat template, unless it is raw. Messages without a system
-    prompt get `system`.
+def prepare_prompt(engine: Engine, system: str | None, request: Request, asked: PromptInput) -> Prompt:
+    """Return the prompt of a request to submit. A text goes through the chat template, unless it is raw. Messages
+    without a system prompt get `system`.
 
     Raises InvalidRequest for tool calls that the model's chat template leaves out.
     """
     if isinstance(asked, str):
-        return asked if request.raw else as_prompt(engine, asked, system, raw=False, variables=request.template_vars)
+        return asked if request.raw else make_prompt(engine, asked, system, raw=False, variables=request.template_vars)
     messages: list[Any] = list(asked)
     if not messages or isinstance(messages[0], int):
         return messages
     if system is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": clean(system, "--system")})
-    if left_out := calls_left_out(engine, messages):
+        messages.insert(0, {"role": "system", "content": clean_argument(system, "--system")})
+    if left_out := lost_calls_note(engine, messages):
         raise InvalidRequest(f"{left_out}: write into `content` what was called")
     if not request.template_vars and not request.hints:
         return messages

@@ -1,4 +1,4 @@
-"""Make the page docs/cli.md from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
+"""Generate the page docs/cli.md from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
 
 It reads the functions and their annotations. It does not read what typer makes of them, which differs between versions.
 """
@@ -13,7 +13,7 @@ from typing import Any, get_args
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from cortexmlx.cli.app import COMMANDS, EXAMPLES, top
+from cortexmlx.cli.app import COMMANDS, EXAMPLES, global_options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, SLOWER
 
@@ -29,7 +29,7 @@ Results go to stdout, everything else to stderr. `-h` or `--help` after a comman
 COMPLETION = """\
 `--install-completion` and `--show-completion` are for the completion of commands and options in a shell."""
 
-SHARED = """\
+SHARED_HEAD = """\
 ## Options of several commands
 
 The table of a command says which of these it has, and its default where commands differ."""
@@ -50,24 +50,31 @@ EXIT_CODES = f"""\
 | {BROKEN_PIPE} | nobody reads the output any more |"""
 
 
-def page() -> str:
+def reference_page() -> str:
     """Return the whole page, in Markdown."""
-    parts = [HEAD, *_options(top, {}), "", COMPLETION, "", *_text(EXAMPLES)]
-    shared = _shared()
+    parts = [HEAD, *_option_rows(global_options, {}), "", COMPLETION, "", *_paragraphs(EXAMPLES)]
+    shared = _shared_options()
     for name, command, _ in COMMANDS:
-        parts += ["", f"## cortexmlx {name}", "", *_command(name, command, shared)]
+        parts += ["", f"## cortexmlx {name}", "", *_command_section(name, command, shared)]
     rows = [f"| {names} | {default or ''} | {meaning} |" for names, (default, meaning) in shared.items()]
-    return "\n".join([*parts, "", SHARED, "", "| option | default | |", "|---|---|---|", *rows, "", EXIT_CODES]) + "\n"
+    return (
+        "\n".join([*parts, "", SHARED_HEAD, "", "| option | default | |", "|---|---|---|", *rows, "", EXIT_CODES])
+        + "\n"
+    )
 
 
 _Shared = dict[str, tuple[str | None, str]]
 """The options of several commands, by their names: the default, None where commands differ, and the meaning."""
 
 
-def _shared() -> _Shared:
+def _shared_options() -> _Shared:
     """Return the options that mean the same in several commands."""
-    options = [option for _, command, _ in COMMANDS for option in _parameters(command)]
-    named = [(_names(*each), _meaning(*each), _default(*each)) for each in options if isinstance(each[1], OptionInfo)]
+    options = [option for _, command, _ in COMMANDS for option in _annotated_parameters(command)]
+    named = [
+        (_option_names(*each), _help_text(*each), _default_text(*each))
+        for each in options
+        if isinstance(each[1], OptionInfo)
+    ]
     defaults: dict[tuple[str, str], list[str]] = {}
     for names, meaning, default in named:
         defaults.setdefault((names, meaning), []).append(default)
@@ -78,29 +85,34 @@ def _shared() -> _Shared:
     }
 
 
-def _command(name: str, command: Callable[..., None], shared: _Shared) -> Iterator[str]:
-    arguments = [(p, info) for p, info in _parameters(command) if isinstance(info, ArgumentInfo)]
+def _command_section(name: str, command: Callable[..., None], shared: _Shared) -> Iterator[str]:
+    """Yield the lines of a command's section."""
+    arguments = [(p, info) for p, info in _annotated_parameters(command) if isinstance(info, ArgumentInfo)]
     shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
     yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
     yield ""
-    yield from _text(command.__doc__ or "")
+    yield from _paragraphs(command.__doc__ or "")
     yield ""
     for shape, (_, info) in zip(shapes, arguments, strict=True):
         yield f"`{shape}`: {info.help}"
         yield ""
-    yield from _options(command, shared)
+    yield from _option_rows(command, shared)
 
 
-def _options(command: Callable[..., None], shared: _Shared) -> Iterator[str]:
-    """Yield the rows of a command. Shared options are named in one row, those whose default is the command's own in
-    rows of theirs.
+def _option_rows(command: Callable[..., None], shared: _Shared) -> Iterator[str]:
+    """Yield a command's table rows. Shared options are named in one row, those whose default is the command's own in
+    rows of their own.
     """
     yield "| option | default | |"
     yield "|---|---|---|"
     others = []
-    for parameter, info in _parameters(command):
+    for parameter, info in _annotated_parameters(command):
         if isinstance(info, OptionInfo):
-            names, default, meaning = _names(parameter, info), _default(parameter, info), _meaning(parameter, info)
+            names, default, meaning = (
+                _option_names(parameter, info),
+                _default_text(parameter, info),
+                _help_text(parameter, info),
+            )
             usual, same = shared.get(names, (None, None))
             if same != meaning:
                 yield f"| {names} | {default} | {meaning} |"
@@ -112,15 +124,15 @@ def _options(command: Callable[..., None], shared: _Shared) -> Iterator[str]:
         yield f"| {', '.join(others)} | | [meaning](#options-of-several-commands) |"
 
 
-def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Yield the parameters of a command, each with what its annotation says."""
+def _annotated_parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """Yield the parameters of a command, each with its typer option or argument."""
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.annotation is not typer.Context:
             yield parameter, get_args(parameter.annotation)[1]
 
 
-def _text(text: str) -> list[str]:
-    """Paragraphs as they are; one that begins with a `\\b` keeps its lines."""
+def _paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of a help text; one that begins with a `\b` keeps its lines."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         body = paragraph.removeprefix("\b\n").strip("\n").splitlines()
@@ -128,7 +140,8 @@ def _text(text: str) -> list[str]:
     return lines[1:]
 
 
-def _names(parameter: inspect.Parameter, info: Any) -> str:
+def _option_names(parameter: inspect.Parameter, info: Any) -> str:
+    """Return the names of an option, with its metavar."""
     first = [info.default] if isinstance(info.default, str) else []  # the first name in an annotation's `typer.Option`
     names = sorted([*first, *(info.param_decls or ())], key=len) or [f"--{parameter.name.replace('_', '-')}"]
     if info.metavar:
@@ -136,15 +149,17 @@ def _names(parameter: inspect.Parameter, info: Any) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _default(parameter: inspect.Parameter, info: Any) -> str:
+def _default_text(parameter: inspect.Parameter, info: Any) -> str:
+    """Return the default of an option; empty if there is none to show."""
     value = parameter.default
     if isinstance(value, bool):
-        yes, _, no = _names(parameter, info).strip("`").partition("/")
+        yes, _, no = _option_names(parameter, info).strip("`").partition("/")
         return f"`{yes if value else no}`" if no else ""
     return "" if value is None else f"`{value.value if isinstance(value, Enum) else value}`"
 
 
-def _meaning(parameter: inspect.Parameter, info: Any) -> str:
+def _help_text(parameter: inspect.Parameter, info: Any) -> str:
+    """Return an option's help, with its choices and its least value."""
     parts = [info.help]
     annotated = get_args(parameter.annotation)[0]
     for kind in (annotated, *get_args(annotated)):
@@ -156,4 +171,4 @@ def _meaning(parameter: inspect.Parameter, info: Any) -> str:
 
 
 if __name__ == "__main__":
-    console.say(page(), end="")
+    console.print_result(reference_page(), end="")

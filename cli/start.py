@@ -1,4 +1,4 @@
-"""How a command starts: environment, log, and the command line itself."""
+"""The start of a command: environment, log, and the command line itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from cortexmlx.cli.program import NAME, fit_commands
+from cortexmlx.cli.program import NAME, adapt_commands
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
-from cortexmlx.cli.terminal.harmless import guarded_streams
+from cortexmlx.cli.terminal.exits import INTERRUPTED, exit_on_second_interrupt
+from cortexmlx.cli.terminal.harmless import filter_streams
 
 MLX_ENVIRONMENT = {
     # MLX commits a command buffer once the arrays bound to it have so many Mi elements. Every layer binds its slabs of
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     log_to_stderr(debug)
     console.harden_streams()
-    with guarded_streams(), interrupts():
+    with filter_streams(), exit_on_second_interrupt():
         try:
             from cortexmlx.cli.app import app
 
@@ -50,27 +50,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class ToStderr(logging.StreamHandler[TextIO]):
-    """Writes to the current stderr. While an answer is on the screen, that is a place above its status."""
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """A log handler that writes to the current stderr. While an answer is on the screen, that is a place above its
+    status.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Write one log record to the current stderr."""
         self.stream = sys.stderr
         super().emit(record)
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Formats a log record as one line, without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """`cortexmlx: message`."""
-        return f"{record.name}: {fit_commands(record.getMessage())}"
+        """Return a log record as `cortexmlx: message`."""
+        return f"{record.name}: {adapt_commands(record.getMessage())}"
 
 
 def log_to_stderr(debug: bool) -> None:
     """Log warnings as single lines. With `debug`, log all messages of cortexmlx, with tracebacks."""
-    handler = ToStderr()
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
+    handler = StderrHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLineFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("cortexmlx").setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("huggingface_hub").setLevel(logging.WARNING if debug else logging.ERROR)

@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from cortexmlx.core import arguments
 from cortexmlx.core.arguments import (
-    MOST_CHARACTERS,
+    MAX_NAME_CHARACTERS,
     SamplingKeywords,
-    is_name,
+    is_adapter_name,
     takes_options_of,
     with_keywords,
     with_keywords_each,
 )
-from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
+from cortexmlx.core.as_completed import AsCompleted, PendingPrompt, pair_with_params
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.core.embedding import Embedder
-from cortexmlx.core.event_loop import on_a_thread, opens
+from cortexmlx.core.event_loop import make_async_open, run_on_thread
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
-from cortexmlx.core.streams import AsyncTokenStream, TokenStream, completion_of
+from cortexmlx.core.streams import AsyncTokenStream, TokenStream, wait_for_completion
 from cortexmlx.core.submitter import RequestOptions, Submitter
 from cortexmlx.core.threads import require_mlx_threads
 from cortexmlx.core.worker import Worker
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.mlx_lm.package import enter_mlx_lm
-from cortexmlx.models.adapters.low_rank import AdapterInfo, read_low_rank
+from cortexmlx.models.adapters.low_rank import AdapterInfo, read_low_rank_adapter
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.perplexity import Perplexity, Text, measure, window_size
+from cortexmlx.perplexity import Perplexity, TokenizedText, choose_window_size, measure_perplexity
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.sessions.pin import Pin, beginning, pinned
+from cortexmlx.sessions.pin import Pin, pin_prompt, prefix_tokens
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
 from cortexmlx.types.embeddings import Embeddings, Reranking
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
@@ -85,10 +85,10 @@ class Engine(NotCopyable):
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
-            self._worker.end()
+            self._worker.request_stop()
             raise
 
-    open = classmethod(opens(__init__))
+    open = classmethod(make_async_open(__init__))
     """The constructor for asyncio: `engine = await Engine.open(...)`, or `async with Engine.open(...) as engine`."""
 
     def submit(
@@ -174,7 +174,7 @@ class Engine(NotCopyable):
 
     def as_completed(
         self,
-        prompts: Iterable[Prompt | NotYet],
+        prompts: Iterable[Prompt | PendingPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         window: int | None = None,
@@ -198,8 +198,8 @@ class Engine(NotCopyable):
         if sampling:
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
-            paired(prompts, params),
-            self._submitter.reader(self, prompts, adapter, background=True, cache=cache, timeout=timeout),
+            pair_with_params(prompts, params),
+            self._submitter.make_preparer(self, prompts, adapter, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -254,8 +254,8 @@ class Engine(NotCopyable):
         truncate: bool = False,
         client: str = "",
     ) -> Reranking:
-        """Return how well documents answer a query, as Qwen3-Reranker judges them. The instruction and the query are
-        computed once for all documents.
+        """Return how well each document answers a query, as Qwen3-Reranker models judge it. The instruction and the
+        query are computed once for all documents.
 
         - `instruction`: what counts as a good answer. None: that of the model card, for web searches.
         - `truncate`: cut off the end of a document whose prompt is too long. False refuses it.
@@ -284,9 +284,9 @@ class Engine(NotCopyable):
         arguments.checked_function("on_window", on_window)
         self._worker.check_open()
         core = self._worker.core
-        size = window_size(context, core.scheduler.limits.scored(core.cache.tables.configured_tokens))
+        size = choose_window_size(context, core.scheduler.limits.max_scored_tokens(core.cache.tables.configured_tokens))
         complete = partial(self.as_completed, cache=False)
-        return measure(Text.read(text, self._tokenizer), complete, size, stride, on_window)
+        return measure_perplexity(TokenizedText.from_input(text, self._tokenizer), complete, size, stride, on_window)
 
     def conversation(
         self,
@@ -315,7 +315,8 @@ class Engine(NotCopyable):
         return self._worker.core.adapters.infos
 
     def load_adapter(self, name: str, path: str | Path) -> AdapterInfo:
-        """Load a LoRA adapter from a folder of mlx-lm or PEFT, so that requests can name it, and return what it is.
+        """Load a LoRA adapter from a folder of mlx-lm or PEFT under a name that requests can use, and return what it
+        is.
 
         The folder is read on this thread, while requests run. They wait only while the engine copies the numbers. If
         the name stands for another adapter, new requests get this one, and running ones keep theirs. The other one does
@@ -327,33 +328,33 @@ class Engine(NotCopyable):
         `max_adapter_rank` or `adapter_memory`. Raises ModelNotFound, ModelCorrupt, MemoryRefused, InvalidRequest or
         EngineClosed.
         """
-        name = _adapter_name(name)
+        name = _checked_adapter_name(name)
         if not isinstance(path, (str, Path)):
             raise InvalidRequest(f"the adapter {name!r} is {path!r:.80}, but must be the path of a folder")
         self._worker.check_open()
-        self._worker.check_elsewhere()
+        self._worker.check_not_own_thread()
         limits = self._worker.core.adapters.limits
-        content = read_low_rank(name, path, limits.rank, limits.bytes)
+        content = read_low_rank_adapter(name, path, limits.rank, limits.bytes)
         return self._worker.ask(lambda core: core.adapters.load(name, content, core.scheduler.jobs))
 
     def unload_adapter(self, name: str) -> None:
-        """Let no further request name an adapter. Returns at once: requests that have it go on with it, and its memory
-        is given back when the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
+        """Unload the adapter of a name. Returns at once: requests that use it keep it, and its memory is freed when
+        the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
         """
-        name = _adapter_name(name)
+        name = _checked_adapter_name(name)
         self._worker.ask(lambda core: core.adapters.unload(name, core.scheduler.jobs))
 
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
-        """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
-        the pin.
+        """Compute a beginning of prompts (text, tokens, or messages that others follow), keep it cached, and return a
+        Pin.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,
         InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
-        tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        submission = self._submitter.read(self, tokens, params, client=client, adapter=adapter)
-        return pinned(self._worker, submission)
+        tokens, params = prefix_tokens(self._tokenizer, prefix), SamplingParams(max_tokens=1)
+        submission = self._submitter.prepare(self, tokens, params, client=client, adapter=adapter)
+        return pin_prompt(self._worker, submission)
 
     # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
 
@@ -387,7 +388,7 @@ class Engine(NotCopyable):
         arguments.checked_function("on_progress", on_progress)
         if on_progress is None:
             submit = partial(self._submitter.asubmit, self, prompt, params, cache, timeout, adapter)
-            return await completion_of(submit)
+            return await wait_for_completion(submit)
         done: Completion | None = None
         async with self.astream(prompt, params, cache=cache, timeout=timeout, adapter=adapter) as events:
             async for event in events:
@@ -407,7 +408,7 @@ class Engine(NotCopyable):
     ) -> Embeddings:
         """`embed` for asyncio. A cancelled task cancels what has not been computed."""
         embed = partial(self._embedder.embed, self, texts, prompt, dimensions, truncate, client)
-        return await on_a_thread(embed, interruptible=True)
+        return await run_on_thread(embed, interruptible=True)
 
     async def arerank(
         self,
@@ -420,11 +421,11 @@ class Engine(NotCopyable):
     ) -> Reranking:
         """`rerank` for asyncio. A cancelled task cancels what has not been computed."""
         rerank = partial(self._embedder.rerank, self, query, documents, instruction, truncate, client)
-        return await on_a_thread(rerank, interruptible=True)
+        return await run_on_thread(rerank, interruptible=True)
 
     async def aclose(self) -> None:
         """`close` for asyncio. A cancelled task does not wait for the end, which comes anyway."""
-        await on_a_thread(self.close)
+        await run_on_thread(self.close)
 
     # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
 
@@ -462,7 +463,7 @@ class Engine(NotCopyable):
     # -- looking inside: on the engine's thread, between two steps -----------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Return counters, and values of this moment. Raises EngineClosed."""
+        """Return the engine's statistics: counters, and gauges of this moment. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
@@ -470,23 +471,23 @@ class Engine(NotCopyable):
         return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:
-        """Return what `look(core)` returns on the engine's thread between two steps, for measuring and debugging.
-        Requests that are submitted meanwhile begin together. The core may change with every version. Raises what `look`
-        raises, and EngineClosed.
+        """Call `look(core)` on the engine's thread between two steps and return its result, for measuring and
+        debugging. Requests that are submitted meanwhile begin together. The core may change with every version.
+        Raises what `look` raises, and EngineClosed.
         """
         return self._worker.ask(look, any_error=True)
 
     @property
     def longest_request(self) -> int:
-        """How many tokens a prompt and its answer may have, within the context, `max_request_tokens` and the KV memory.
-        With `keep_last`, only `max_request_tokens` and the largest number that can be counted bound it.
+        """How many tokens a prompt and its answer may have together, by the context, `max_request_tokens` and the KV
+        memory. With `keep_last`, only `max_request_tokens` and the largest number that can be counted bound it.
         """
         scheduler = self._worker.core.scheduler
-        return scheduler.limits.room(0, scheduler.cache.tables.configured_tokens)
+        return scheduler.limits.max_answer_tokens(0, scheduler.cache.tables.configured_tokens)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests, and when in doubt.
-        The larger the arena, the longer it takes. Raises EngineClosed.
+        """Raise AssertionError if the engine's requests and blocks are inconsistent: for tests and debugging. The
+        larger the arena, the longer it takes. Raises EngineClosed.
         """
         self._worker.ask(lambda core: core.check_invariants())
 
@@ -494,7 +495,7 @@ class Engine(NotCopyable):
         """Give memory back while requests continue. "warning" drops half of the unused prefix cache, "critical" all of
         it, the free end of the arena and MLX's own buffers. Raises InvalidRequest or EngineClosed.
         """
-        asked = arguments.checked_pressure(level)
+        asked = arguments.checked_pressure_level(level)
         self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
 
     @property
@@ -518,10 +519,10 @@ class Engine(NotCopyable):
         return f"<{type(self).__name__}{known}{'' if known and not self._worker.closed else ', closed'}>"
 
 
-def _adapter_name(name: str) -> str:
+def _checked_adapter_name(name: str) -> str:
     """Return an adapter's name as a plain `str`. Raises InvalidRequest if an adapter cannot have this name."""
-    if not is_name(name):
+    if not is_adapter_name(name):
         raise InvalidRequest(
-            f"an adapter's name is {name!r:.80}, but must be a text of 1 to {MOST_CHARACTERS:,} characters"
+            f"an adapter's name is {name!r:.80}, but must be a text of 1 to {MAX_NAME_CHARACTERS:,} characters"
         )
     return str.__str__(name)  # as in requests: a subclass, such as an Enum, could say, compare or hash another one

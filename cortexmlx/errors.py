@@ -55,7 +55,7 @@ class MemoryRefused(KVCacheFull):
 
 
 class OutOfMemory(CortexError):
-    """A step was refused memory, and again after everything that can be given back was: the request that took most of
+    """A step was refused memory twice, the second time after everything else was freed: the request that took most of
     it fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
     smaller KV memory, smaller pieces of prompts.
     """
@@ -120,7 +120,7 @@ class EmbeddingRefused(CortexError):
 
 
 class RequestTimeout(CortexError, TimeoutError):
-    """The request did not end within its time: give it more time, or ask for less."""
+    """The request did not end within its `timeout`: give it more time, or ask for less."""
 
 
 class ConversationFileError(CortexError):

@@ -28,8 +28,8 @@ _LEAST = 2
 
 
 @dataclass(frozen=True)
-class Window:
-    """The tokens `begin .. end` of a text. Those from `scored` on are scored."""
+class TextWindow:
+    """A window of a text: the tokens `begin .. end`, of which those from `scored` on are scored."""
 
     begin: int
     scored: int
@@ -38,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The result after `windows` of `all_windows` windows."""
+    """The perplexity of a text, so far or in the end: after `windows` of `all_windows` windows."""
 
     nll: float
     """The sum of the negative natural-log probabilities of the scored tokens."""
@@ -58,7 +58,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """`exp(nll / tokens)`."""
+        """The perplexity per token: `exp(nll / tokens)`."""
         try:
             return math.exp(self.nll / self.tokens)
         except OverflowError:
@@ -66,12 +66,12 @@ class Perplexity:
 
     @property
     def bits_per_token(self) -> float:
-        """`nll / tokens / ln 2`."""
+        """The mean negative log2 probability of a token: `nll / tokens / ln 2`."""
         return self.nll / self.tokens / math.log(2)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """`bits_per_token` times the tokens per byte of the whole text. It can be compared between tokenizers."""
+        """Bits per byte of the text, comparable between tokenizers; None if the text was given as tokens."""
         return None if self.text_bytes is None else self.bits_per_token * self.text_tokens / self.text_bytes
 
     @property
@@ -81,8 +81,8 @@ class Perplexity:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text in tokens."""
+class TokenizedText:
+    """A tokenized text whose perplexity is measured."""
 
     tokens: Sequence[int]
     begin: tuple[int, ...]
@@ -91,9 +91,9 @@ class Text:
     """Its bytes of UTF-8; None if it was given as tokens."""
 
     @classmethod
-    def read(cls, text: str | Sequence[int], tokenizer: SharedTokenizer) -> Text:
-        """Return a text, given as text or as tokens. Raises InvalidRequest for anything else."""
-        begin = _begin(tokenizer)
+    def from_input(cls, text: str | Sequence[int], tokenizer: SharedTokenizer) -> TokenizedText:
+        """Tokenize a text, or check a list of token ids. Raises InvalidRequest for anything else."""
+        begin = _bos_tokens(tokenizer)
         if isinstance(text, str):
             data = (text.removeprefix(tokenizer.bos_token or "") if begin else text).encode("utf-8", "replace")
             return cls(tokenizer.encode(data.decode(), add_special_tokens=False), begin, len(data))
@@ -105,27 +105,26 @@ class Text:
         return cls(tokens[1:] if begins else tokens, begin if begins else (), None)
 
 
-def windows(tokens: int, room: int, stride: int, first: int) -> Iterator[Window]:
+def cut_windows(tokens: int, room: int, stride: int, first: int) -> Iterator[TextWindow]:
     """Yield windows of at most `room` tokens over a text of `tokens` tokens. The first scores its tokens from index
     `first` on. Each further one scores the next `stride` tokens, with as many before them as there is room for.
     """
     end = min(room, tokens)
-    yield Window(0, first, end)
+    yield TextWindow(0, first, end)
     while end < tokens:
         scored, end = end, min(end + stride, tokens)
-        yield Window(max(0, end - room), scored, end)
+        yield TextWindow(max(0, end - room), scored, end)
 
 
-def measure(
-    text: Text,
+def measure_perplexity(
+    text: TokenizedText,
     complete: Callable[[Iterable[Prompt], SamplingParams], AsCompleted],
     context: int,
     stride: int | None,
     on_window: Callable[[Perplexity], None] | None,
 ) -> Perplexity:
     """Return the perplexity of a text in windows of `context` tokens. `complete` is `Engine.as_completed`. `on_window`
-    is called with the result after each window, in the order in which they end. Raises InvalidRequest, and what ends a
-    window.
+    gets the result so far after each window. Raises InvalidRequest, and the error of a window that fails.
     """
     stride = context // 2 if stride is None else stride
     if not _is_integer(stride) or not 1 <= stride < context:
@@ -136,7 +135,7 @@ def measure(
     count = len(text.tokens)
     if count <= first:
         raise InvalidRequest(f"the text has {count} token{'s' * (count != 1)}: there is nothing to score")
-    cuts = list(windows(count, context - len(text.begin), stride, first))
+    cuts = list(cut_windows(count, context - len(text.begin), stride, first))
     known = Perplexity(0.0, 0, 0, len(cuts), context, stride, 0, 0.0, count, text.bytes)
     started = time.perf_counter()
     prompts = ((*text.begin, *text.tokens[cut.begin : cut.end]) for cut in cuts)
@@ -160,8 +159,10 @@ def measure(
     return known
 
 
-def window_size(wanted: int | None, most: int) -> int:
-    """Return the tokens of a window, of which `most` fit. Raises InvalidRequest if `wanted` does not fit."""
+def choose_window_size(wanted: int | None, most: int) -> int:
+    """Return the tokens of a window: `wanted`, or else a default that fits in `most`. Raises InvalidRequest if
+    `wanted` does not fit.
+    """
     context = min(DEFAULT_CONTEXT, most) if wanted is None else wanted
     if not _is_integer(context) or not _LEAST <= context <= most:
         raise InvalidRequest(
@@ -171,10 +172,12 @@ def window_size(wanted: int | None, most: int) -> int:
 
 
 def _is_integer(value: object) -> bool:
+    """Return whether a value is an integer other than a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _begin(tokenizer: SharedTokenizer) -> tuple[int, ...]:
+def _bos_tokens(tokenizer: SharedTokenizer) -> tuple[int, ...]:
+    """Return the BOS token if the tokenizer begins texts with one, or else nothing."""
     bos = tokenizer.bos_token
     alone = () if bos is None else tuple(tokenizer.encode(bos, add_special_tokens=False))
     return alone if len(alone) == 1 and tuple(tokenizer.encode("", add_special_tokens=True)[:1]) == alone else ()

@@ -40,7 +40,7 @@ class MemoryPressure(str, Enum):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The loaded model."""
+    """What is known of the loaded model: its name, size, context and notes."""
 
     name: str
     path: str
@@ -73,13 +73,13 @@ class ModelInfo:
 
     @property
     def known_vars(self) -> frozenset[str] | None:
-        """The variables that its chat template reads; None: they are not known."""
+        """The variables that the chat template reads, by name; None: they are not known."""
         return None if self.template_code else frozenset(self.template_vars)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Statistics of durations in seconds. `count` is the number of all; the others are of the newest ones."""
+    """Statistics of durations, in seconds. `count` is the number of all; the others are of the newest ones."""
 
     count: int
     mean: float
@@ -104,7 +104,7 @@ class UsageSample:
 
 @dataclass(frozen=True)
 class DraftStats:
-    """Drafted tokens of one source that were verified, and how many of them were right."""
+    """How many drafted tokens of one source were verified, and how many of them were accepted."""
 
     drafted: int
     accepted: int
@@ -112,7 +112,7 @@ class DraftStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """Drafted tokens that were verified: see docs/speculation.md."""
+    """How many drafted tokens were verified and accepted, in total and by source: see docs/speculation.md."""
 
     drafted: int = 0
     accepted: int = 0
@@ -131,7 +131,7 @@ class SpeculationStats:
 
 
 class BlockState(IntEnum):
-    """Who uses a block of the arena."""
+    """The state of a KV block: who uses it."""
 
     FREE = 0
     """Nobody."""
@@ -147,7 +147,7 @@ class BlockState(IntEnum):
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """The blocks of the `layers` layers that share block tables."""
+    """The KV blocks of one layer group, whose layers share block tables."""
 
     layers: int
     window: int | None
@@ -187,8 +187,8 @@ class BlockMap:
 
 @dataclass(frozen=True)
 class ArenaWrites:
-    """Writes to the KV cache that were measured: the first ones, and those after it grew. Each array of a layer counts.
-    MLX should copy none of them: see docs/memory.md.
+    """How many writes to the KV cache were measured, and how many copied a whole array, which MLX should not do: see
+    docs/memory.md. The first writes are measured, and those after the cache grew. Each array of a layer counts.
     """
 
     measured: int = 0
@@ -200,8 +200,8 @@ class ArenaWrites:
 
 @dataclass(frozen=True)
 class CommandBuffers:
-    """What a decode step becomes on a Mac's GPU. It is computed from the weights, the KV cache and MLX's limits, not
-    measured: see docs/python.md.
+    """How many command buffers a decode step takes on a Mac's GPU. It is computed from the weights, the KV cache and
+    MLX's limits, not measured: see docs/python.md.
     """
 
     per_step: int
@@ -215,15 +215,15 @@ class CommandBuffers:
 
     @property
     def cut(self) -> bool:
-        """Whether a step does not fit into the queue. Then the GPU may have nothing to do while the next step is
-        prepared.
+        """Whether a decode step has more command buffers than the GPU's queue holds. Then the GPU may have nothing to
+        do while the next step is built.
         """
         return self.run_ahead < 1
 
 
 @dataclass(frozen=True)
 class HostStats:
-    """A worker with a part of the model: see docs/hosts.md."""
+    """A worker that holds a part of the model: see docs/hosts.md."""
 
     name: str
     weight_bytes: int
@@ -235,7 +235,7 @@ class HostStats:
 
 
 class StoreState(str, Enum):
-    """Whether an engine reads and writes its store."""
+    """Whether an engine reads and writes its disk store now."""
 
     HASHING = "hashing"
     """Not yet, since the hash of the weights is not known."""
@@ -271,7 +271,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """One answer that runs or waits. Its counts are tokens; no text, and not who asked."""
+    """The state and token counts of one answer that runs or waits. It has no text, and not who asked."""
 
     state: RequestState
     prompt_tokens: int
@@ -286,7 +286,7 @@ class RequestStats:
 
 
 class ChoiceSource(str, Enum):
-    """Where a choice comes from."""
+    """Where the choice of an implementation comes from."""
 
     TIMED = "timed"
     """The candidates were timed at this opening."""
@@ -300,7 +300,7 @@ class ChoiceSource(str, Enum):
 
 @dataclass(frozen=True)
 class TimedChoice:
-    """What computes a job, and why."""
+    """Which implementation computes a job of attention, and why."""
 
     job: str
     """What is computed."""
@@ -424,5 +424,5 @@ class EngineStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of the prompts' tokens that were found in the prefix cache, 0 to 1."""
+        """The share of prompt tokens that were found in the prefix cache, 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -1,4 +1,4 @@
-"""The decode and reduce kernels as `mx.fast.metal_kernel` objects, and their calls.
+"""The decode and reduce kernels as `mx.fast.metal_kernel` objects, and the calls that run them.
 
 The mathematics is in `shaders/`. This module has the reduce kernel's entry: the lines between MLX's generated signature
 and the kernel's function. The entries of the decode kernels are with their geometries.
@@ -16,10 +16,10 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.errors import MemoryRefused
-from cortexmlx.metal.results import whole
+from cortexmlx.metal.results import make_whole_entry
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
-from cortexmlx.metal.text import sent
+from cortexmlx.metal.text import minify
 from cortexmlx.metal.work import STRUCTS
 
 _OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
@@ -45,7 +45,7 @@ REDUCE_ENTRY = f"""{STRUCTS}
 
 
 def kernel_text(name: str, *, quantized: bool = True) -> str:
-    """Return the readable text of a file in `shaders/`. The text of our own headers replaces their includes. Without
+    """Return the text of a file in `shaders/`, with our own headers in the place of their includes. Without
     `quantized`, the headers about quantized keys and values are left out.
     """
 
@@ -68,15 +68,15 @@ def make_kernel(
     text: str,
     copies: bool = False,
 ) -> Callable[..., Sequence[mx.array]]:
-    """Return a kernel made by `factory`: the readable `text` with the kernel's function, and the `entry` that calls it.
-    MLX gets both as `sent` makes them. With `copies`, MLX copies inputs that are not row-contiguous.
+    """Make a Metal kernel by `factory` from a readable `text` and the `entry` that calls its function. MLX gets both
+    without comments and indentation. With `copies`, MLX copies inputs that are not row-contiguous.
     """
     kernel: Callable[..., Sequence[mx.array]] = factory(
         name=name,
         input_names=list(inputs),
         output_names=list(outputs),
-        source=sent(entry),
-        header=sent(text),
+        source=minify(entry),
+        header=minify(text),
         ensure_row_contiguous=copies,  # see `DecodeInputs`
     )
     return kernel
@@ -84,7 +84,7 @@ def make_kernel(
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """The arrays that a layer's decode reads.
+    """The arrays that one layer's decode attention reads.
 
     All arrays must be row-contiguous, because the kernels compute addresses from an array's shape. By default MLX
     silently copies an array that is not contiguous: gigabytes for a slab, in every layer of every step. So the kernels
@@ -133,7 +133,7 @@ _SINKS = "head_sinks"
 
 
 class DecodeKernels:
-    """The decode kernels and the reduce kernel, made once by `factory`."""
+    """The decode attention kernels and the reduce kernel, made once by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
@@ -142,7 +142,7 @@ class DecodeKernels:
                 f"cortex_{geometry.name}" + "_whole" * is_whole + "_quantized" * quantized,
                 inputs=[*(_QUANTIZED_INPUTS if quantized else _INPUTS), *[_SINKS] * is_whole],
                 outputs=["attended" if is_whole else "partials"],
-                entry=whole(entry) if is_whole else entry,
+                entry=make_whole_entry(entry) if is_whole else entry,
                 text=kernel_text(geometry.file, quantized=quantized),
             )
             for kernel, geometry in GEOMETRIES.items()
@@ -166,7 +166,8 @@ class DecodeKernels:
     def decode(
         self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """Return the partial results of all work items, `[items, query_heads * query_tokens, partial_floats]` float32.
+        """Return the partial attention results of all work items, `[items, query_heads * query_tokens,
+        partial_floats]` float32.
 
         `init_value` fills the output before the launch, which costs a launch of its own.
 
@@ -176,26 +177,28 @@ class DecodeKernels:
         queries = inputs.queries.shape[1] * variant.query_tokens
         partials: mx.array
         (partials,) = self._decode[variant.kernel, variant.kv_bits is not None, False](
-            inputs=_inputs(variant, inputs),
+            inputs=_ordered_inputs(variant, inputs),
             template=_templates(variant)[0],
-            **_launch(variant, items, inputs),
+            **_launch_dims(variant, items, inputs),
             output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
             init_value=init_value,
         )
         return partials
 
-    def whole(self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None) -> mx.array:
-        """Return the attention by one launch instead of two: the same bits. There must be one work item for each row.
-        `init_value` and what is raised are those of `decode`.
+    def decode_and_reduce(
+        self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None
+    ) -> mx.array:
+        """Return the attention by one kernel launch instead of two, with the same bits. There must be one work item
+        for each row. `init_value` and errors are those of `decode`.
         """
         rows, query_heads, query_tokens, _ = inputs.queries.shape
         assert items == rows
         attended: mx.array
         (attended,) = self._decode[variant.kernel, variant.kv_bits is not None, True](
-            inputs=[*_inputs(variant, inputs), inputs.sinks],
+            inputs=[*_ordered_inputs(variant, inputs), inputs.sinks],
             template=_templates(variant)[2],
-            **_launch(variant, items, inputs),
+            **_launch_dims(variant, items, inputs),
             output_shapes=[(rows, query_heads, query_tokens, variant.value_dim)],
             output_dtypes=[inputs.queries.dtype],
             init_value=init_value,
@@ -205,7 +208,7 @@ class DecodeKernels:
     def reduce(
         self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """Return the attention from the partial results. `init_value` works as in `decode`."""
+        """Combine the partial results of `decode` into the attention. `init_value` works as in `decode`."""
         rows, query_heads, query_tokens, _ = inputs.queries.shape
         attended: mx.array
         (attended,) = self._reduce(
@@ -220,8 +223,10 @@ class DecodeKernels:
         return attended
 
 
-def _inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
-    """Return the inputs of a decode kernel in order. Raises MemoryRefused for too many codes."""
+def _ordered_inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
+    """Return the inputs of a decode kernel in its order. Raises MemoryRefused for more quantized words than the
+    kernels can count.
+    """
     if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
         raise MemoryRefused(
             f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "
@@ -242,8 +247,8 @@ def _inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
     ]
 
 
-def _launch(variant: Variant, items: int, inputs: DecodeInputs) -> dict[str, tuple[int, int, int]]:
-    """Return the grid and the threadgroup of a decode kernel."""
+def _launch_dims(variant: Variant, items: int, inputs: DecodeInputs) -> dict[str, tuple[int, int, int]]:
+    """Return the grid and the threadgroup size of a decode kernel."""
     geometry, kv_heads = variant.geometry, inputs.keys.shape[0]
     grid = (geometry.threads, kv_heads * geometry.threadgroups, items)
     return {"grid": grid, "threadgroup": (geometry.threads, 1, 1)}
@@ -251,9 +256,7 @@ def _launch(variant: Variant, items: int, inputs: DecodeInputs) -> dict[str, tup
 
 @cache
 def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """Return the template arguments of the decode kernel, of the reduce kernel, and of the one whose results are
-    whole.
-    """
+    """Return the template arguments of three kernels: decode, reduce, and decode that reduces, too."""
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     decode = [
         ("T", dtype),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.metal.results import PARTIAL
-from cortexmlx.metal.shape import Geometry, Kernel, Rule, Shape, item_bytes
+from cortexmlx.metal.shape import AttentionShape, Kernel, KernelGeometry, ShapeRule, item_bytes
 from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
@@ -13,7 +13,8 @@ MATRIX_ROW = 72
 """Floats of threadgroup memory for 64 numbers of an output. The gaps let the lanes write to different banks."""
 
 
-def _entry(sources: str) -> str:
+def _make_entry(sources: str) -> str:
+    """Return the Metal lines that call the matrix kernel, with the lines of `sources` that find keys and values."""
     return f"""{STRUCTS}
   constexpr int SHARES = (GROUP * TOKENS + 7) / 8 * PARTS;
   threadgroup T shared_queries[(KEY_DIM + 31) / 32 * 256];
@@ -30,23 +31,27 @@ def _entry(sources: str) -> str:
 """
 
 
-class MatrixGeometry(Geometry):
-    """Every simdgroup holds the queries that are the columns of its matrices, and computes one part of the value."""
+class MatrixGeometry(KernelGeometry):
+    """The matrix kernel's threadgroup: every simdgroup holds the queries that are the columns of its matrices, and
+    computes one part of the value.
+    """
 
     kernel = Kernel.MATRIX
     name = "paged_matrix"
     file = "paged_matrix.metal"
-    entry, quantized_entry = _entry(PLAIN), _entry(QUANTIZED)
+    entry, quantized_entry = _make_entry(PLAIN), _make_entry(QUANTIZED)
     rules = (
-        Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
-        Rule(lambda s: s.group * s.query_tokens <= 16, "the matrix kernel computes at most two tiles of 8 queries"),
-        Rule(
+        ShapeRule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
+        ShapeRule(
+            lambda s: s.group * s.query_tokens <= 16, "the matrix kernel computes at most two tiles of 8 queries"
+        ),
+        ShapeRule(
             lambda s: (
                 s.key_dim % 8 == 0 and s.value_dim % (8 if s.value_dim <= 128 else 16) == 0 and s.block_size % 8 == 0
             ),
             "head_dim and blocks must be cut into matrices of 8 rows",
         ),
-        Rule(
+        ShapeRule(
             lambda s: (
                 min(s.key_dim, s.value_dim) >= 64
                 and max(s.key_dim, s.value_dim) <= 256
@@ -55,8 +60,8 @@ class MatrixGeometry(Geometry):
             "a head_dim below 64 does not fill a load, and one above 256, or 192 in float32, does not fit the "
             "registers",
         ),
-        Rule(
-            lambda s: s.quant_group is None or s.value_dim // _parts(s) % s.quant_group == 0,
+        ShapeRule(
+            lambda s: s.quant_group is None or s.value_dim // _value_parts(s) % s.quant_group == 0,
             "a part of a value must have whole quantization groups, whose numbers share their scale",
         ),
     )
@@ -68,7 +73,7 @@ class MatrixGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition."""
+        """Simdgroups of a threadgroup that share the tokens of a partition."""
         return 4
 
     @property
@@ -76,13 +81,13 @@ class MatrixGeometry(Geometry):
         """Parts of a value. There are 2 if the output and the numbers being loaded would not fit the registers of one
         simdgroup.
         """
-        return _parts(self.shape)
+        return _value_parts(self.shape)
 
     @property
     def cycles(self) -> float:
-        """See `Geometry.cycles`. A simdgroup spends 13 cycles of each token on slots and the softmax, whether its
-        columns are used or not. Each number of a key, and of the simdgroup's part of a value, takes a 64th of a product
-        (20.9 cycles) and its share of the loads. Codes take a conversion too.
+        """Estimated cycles per token, as in the base class. A simdgroup spends 13 cycles of each token on slots and
+        the softmax, whether its columns are used or not. Each number of a key, and of the simdgroup's part of a
+        value, takes a 64th of a product (20.9 cycles) and its share of the loads. Codes take a conversion too.
         """
         shape = self.shape
         numbers = shape.key_dim + shape.value_dim / self.parts
@@ -91,16 +96,16 @@ class MatrixGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory: the queries of a tile, and for every simdgroup a row of outputs and the maximum and total
-        of its queries.
+        """Threadgroup memory in bytes: the queries of a tile, and for every simdgroup a row of outputs and the maximum
+        and total of its queries.
         """
         queries = COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
         return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """TOKENS: the query tokens of a row. SLICES: the simdgroups that share the tokens. PARTS: the parts of a
-        value.
+        """Template arguments TOKENS (query tokens of a row), SLICES (simdgroups that share the tokens), PARTS (parts
+        of a value), SOFTCAP and ALIBI.
         """
         shape = self.shape
         return [
@@ -112,11 +117,12 @@ class MatrixGeometry(Geometry):
         ]
 
 
-def _parts(shape: Shape) -> int:
+def _value_parts(shape: AttentionShape) -> int:
+    """Return into how many parts a value is cut to fit the registers: 1 or 2."""
     most = 128 if _value_bytes(shape) == 2 else 96
     return 2 if shape.value_dim > most and shape.value_dim % 16 == 0 else 1
 
 
-def _value_bytes(shape: Shape) -> int:
-    """Return the bytes of one number of a value in a register. Codes become float16 there."""
+def _value_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of one number of a value in a register. Quantized numbers become float16 there."""
     return 2 if shape.kv_bits else item_bytes(shape.kv_dtype)

@@ -11,7 +11,7 @@ import mlx.core as mx
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
-from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes
+from cortexmlx.metal.shape import SIMDGROUP, AttentionShape, ShapeRule, item_bytes
 from cortexmlx.metal.work import PREFILL_STRUCT
 
 COLUMNS = 8
@@ -38,33 +38,34 @@ ENTRY = f"""{PREFILL_STRUCT}
 
 
 @dataclass(frozen=True)
-class PrefillVariant(Shape):
+class PrefillVariant(AttentionShape):
     """One instantiation of the prefill kernel. A threadgroup computes `tile` query tokens of a row, for `heads` query
     heads of a KV head.
     """
 
     @cached_property
-    def _cut(self) -> tuple[int, int]:
-        return next((cut for cut in _CUTS if self._bytes(*cut) <= THREADGROUP_BYTES), _CUTS[-1])
+    def _layout(self) -> tuple[int, int]:
+        """The simdgroups and slice tokens of the first layout that fits the threadgroup memory."""
+        return next((cut for cut in _LAYOUTS if self._layout_bytes(*cut) <= THREADGROUP_BYTES), _LAYOUTS[-1])
 
     @property
     def simdgroups(self) -> int:
-        """Simdgroups of a threadgroup. They share the keys and values that they bring to threadgroup memory."""
-        return self._cut[0]
+        """Simdgroups of a threadgroup. They share the keys and values that they load into threadgroup memory."""
+        return self._layout[0]
 
     @property
-    def slice(self) -> int:
-        """Tokens of a slice. Their keys, and then their values, are in threadgroup memory together."""
-        return self._cut[1]
+    def slice_tokens(self) -> int:
+        """Tokens whose keys, and then whose values, are in threadgroup memory together."""
+        return self._layout[1]
 
     @property
     def heads(self) -> int:
-        """Query heads of a threadgroup: the most that divide the group and leave each head a simdgroup."""
+        """Query heads that a threadgroup computes: the most that divide the group and leave each head a simdgroup."""
         return next(h for h in (8, 4, 2, 1) if self.group % h == 0 and h <= self.simdgroups)
 
     @property
     def tile(self) -> int:
-        """Query tokens of a work item."""
+        """Query tokens that one work item computes."""
         return self.simdgroups * COLUMNS // self.heads
 
     @property
@@ -74,31 +75,32 @@ class PrefillVariant(Shape):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory: the queries, and a slice of keys or values."""
-        return self._bytes(*self._cut)
+        """Threadgroup memory in bytes: the queries, and a slice of keys or values."""
+        return self._layout_bytes(*self._layout)
 
     @property
     def label(self) -> str:
-        """The variant in a line of a table or a log."""
+        """A short description of the variant for tables and logs."""
         return f"{super().label}, prefill kernel"
 
-    def _bytes(self, simdgroups: int, tokens: int) -> int:
+    def _layout_bytes(self, simdgroups: int, tokens: int) -> int:
+        """Return the threadgroup memory that a layout needs, in bytes."""
         queries = simdgroups * COLUMNS * -(-self.key_dim // 32) * 32 * item_bytes(self.dtype)
         row = -(-max(self.key_dim, self.value_dim) * item_bytes(self.kv_dtype) // 32) | 1
         return queries + tokens * row * 32
 
 
-_CUTS = ((8, 32), (8, 16), (4, 32), (4, 16))
+_LAYOUTS = ((8, 32), (8, 16), (4, 32), (4, 16))
 """Simdgroups and tokens of a slice, the best first."""
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ShapeRule, ...] = (
     *EVERY_KERNEL,
-    Rule(
+    ShapeRule(
         lambda s: not (s.alibi or s.latent or s.kv_bits),
         "slopes, values that lie in their keys and quantized ones are not in the prefill kernel",
     ),
-    Rule(lambda s: s.key_dim % 8 == 0 and s.value_dim % 8 == 0, "head_dim must be cut into matrices of 8 rows"),
-    Rule(lambda s: s.value_dim <= DIMS, f"the output of more than {DIMS} dimensions does not fit the registers"),
+    ShapeRule(lambda s: s.key_dim % 8 == 0 and s.value_dim % 8 == 0, "head_dim must be cut into matrices of 8 rows"),
+    ShapeRule(lambda s: s.value_dim <= DIMS, f"the output of more than {DIMS} dimensions does not fit the registers"),
 )
 
 
@@ -116,7 +118,9 @@ def refusal(variant: PrefillVariant) -> str | None:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """The arrays that a layer's prefill reads. All must be row-contiguous, for the reason that `DecodeInputs` gives."""
+    """The arrays that one layer's prefill attention reads. All must be row-contiguous, for the reason that
+    `DecodeInputs` gives.
+    """
 
     queries: mx.array
     """The queries of the pieces, `[tokens, query_heads, 1, key_dim]`."""
@@ -125,9 +129,9 @@ class PrefillInputs:
     values: mx.array
     """The arena's slab of values, `[kv_heads, slots, value_dim]`."""
     tables: mx.array
-    """`PrefillList.tables`."""
+    """`PrefillWorkList.tables`."""
     plan: mx.array
-    """`PrefillList.plan`."""
+    """`PrefillWorkList.plan`."""
     factors: mx.array
     """(scale, softcap), float32."""
     sinks: mx.array
@@ -135,7 +139,7 @@ class PrefillInputs:
 
 
 class PrefillKernel:
-    """The prefill kernel, made once by `factory`."""
+    """The prefill attention kernel, made once by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._kernel = make_kernel(
@@ -166,7 +170,7 @@ class PrefillKernel:
                 inputs.factors,
                 inputs.sinks,
             ],
-            template=_template(variant),
+            template=_template_arguments(variant),
             grid=(variant.threads, query_heads // variant.heads, items),
             threadgroup=(variant.threads, 1, 1),
             output_shapes=[(tokens, query_heads, 1, variant.value_dim)],
@@ -177,7 +181,8 @@ class PrefillKernel:
 
 
 @cache
-def _template(variant: PrefillVariant) -> list[tuple[str, Any]]:
+def _template_arguments(variant: PrefillVariant) -> list[tuple[str, Any]]:
+    """Return the template arguments of the prefill kernel for a variant."""
     return [
         ("T", getattr(mx, variant.dtype)),
         ("KV", getattr(mx, variant.kv_dtype)),
@@ -185,7 +190,7 @@ def _template(variant: PrefillVariant) -> list[tuple[str, Any]]:
         ("VALUE_DIM", variant.value_dim),
         ("BLOCK_SIZE", variant.block_size),
         ("HEADS", variant.heads),
-        ("SLICE", variant.slice),
+        ("SLICE", variant.slice_tokens),
         ("SIMDGROUPS", variant.simdgroups),
         ("SOFTCAP", variant.softcap),
         ("SINKS", variant.sinks),
@@ -205,8 +210,10 @@ query. For a piece of 512 tokens and a window of 128, that is 5 times as many as
 """
 
 
-def why_ours(variant: PrefillVariant, attention_window: AttentionWindow, *, matrix_units: bool) -> str | None:
-    """Return why our kernel serves a layer's pieces, or None if MLX's attention does. The reason says what MLX's would
+def reason_for_our_kernel(
+    variant: PrefillVariant, attention_window: AttentionWindow, *, matrix_units: bool
+) -> str | None:
+    """Return why our prefill kernel serves a layer, or None if MLX's attention does. The reason says what MLX's would
     do.
 
     The answer is the same for all pieces of a layer. If it depended on their length or on where their blocks lie, a

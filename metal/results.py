@@ -1,4 +1,4 @@
-"""Where a decode kernel leaves its results: lines of its entry that declare `results`."""
+"""Where a decode kernel writes its results: lines of its entry that declare `results`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _WHOLE = """
       attended + row_head * (GROUP * TOKENS * VALUE_DIM), head_sinks + kv_head * GROUP};"""
 
 
-def whole(entry: str) -> str:
-    """Return an entry that leaves the rows' results in `attended` `[rows, query_heads, TOKENS, VALUE_DIM]`, given the
-    one that leaves partial results. It needs the template argument SINKS, the input `head_sinks`, and one work item for
-    each row.
+def make_whole_entry(entry: str) -> str:
+    """Change a decode kernel's entry so that it writes final results to `attended` `[rows, query_heads, TOKENS,
+    VALUE_DIM]` instead of partial ones. It needs the template argument SINKS, the input `head_sinks`, and one work
+    item for each row.
     """
     return entry.replace(PARTIAL, _WHOLE)

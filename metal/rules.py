@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from cortexmlx.metal.matrix import MatrixGeometry
-from cortexmlx.metal.shape import DTYPES, QUANTIZATIONS, Geometry, Kernel, Rule, Shape
+from cortexmlx.metal.shape import DTYPES, QUANTIZATIONS, AttentionShape, Kernel, KernelGeometry, ShapeRule
 from cortexmlx.metal.vector import VectorGeometry
 from cortexmlx.metal.wide import WideGeometry
 
@@ -19,16 +19,16 @@ THREADGROUP_BYTES = 32 * 1024
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
-GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
+GEOMETRIES: dict[Kernel, type[KernelGeometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
 """The decode kernels."""
 
-EVERY_KERNEL: tuple[Rule, ...] = (
-    Rule(lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"),
-    Rule(
+EVERY_KERNEL: tuple[ShapeRule, ...] = (
+    ShapeRule(lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"),
+    ShapeRule(
         lambda s: (s.kv_bits, s.quant_group) in QUANTIZATIONS,
         "quantized keys and values have 8 or 4 bits, in groups of 32 or 64",
     ),
-    Rule(
+    ShapeRule(
         lambda s: s.quant_group is None or s.key_dim % s.quant_group == s.value_dim % s.quant_group == 0,
         "a head_dim must be a multiple of the quantization group, so that no group has numbers of two heads",
     ),
@@ -37,8 +37,8 @@ EVERY_KERNEL: tuple[Rule, ...] = (
 
 
 @dataclass(frozen=True)
-class Variant(Shape):
-    """One instantiation of the decode and reduce kernels: a shape, and the kernel for it."""
+class Variant(AttentionShape):
+    """One instantiation of the decode and reduce kernels: an attention shape, and the kernel that serves it."""
 
     forced: Kernel | None = None
     """For comparisons: the kernel to use instead of the cheapest."""
@@ -48,28 +48,28 @@ class Variant(Shape):
 
     @cached_property
     def _hash(self) -> int:
-        """Computed once, because each layer of each step looks up a variant twice."""
+        """The hash, computed once because each layer of each step looks up a variant twice."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
-    def geometry(self) -> Geometry:
-        """The layout of the threadgroup in the cheapest kernel that serves the shape. If none does, this is the nearest
-        kernel's geometry, and its rules give the reason.
+    def geometry(self) -> KernelGeometry:
+        """The threadgroup layout of the cheapest kernel that serves the shape. If none does, this is the nearest
+        kernel's, and its rules give the reason.
         """
         if self.forced is not None:
             return GEOMETRIES[self.forced](self)
         nearest = WideGeometry if self.latent or max(self.key_dim, self.value_dim) > 256 else VectorGeometry
-        serving = [geometry(self) for geometry in GEOMETRIES.values() if geometry.why_not(self) is None]
+        serving = [geometry(self) for geometry in GEOMETRIES.values() if geometry.refusal(self) is None]
         return min(serving, key=lambda geometry: geometry.cycles, default=nearest(self))
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that computes a partition."""
+        """The decode kernel that serves the shape."""
         return self.geometry.kernel
 
     @property
     def label(self) -> str:
-        """The variant in a line of a table or a log."""
+        """A short description of the variant for tables and logs."""
         return super().label + (f", {self.kernel.value} kernel" if self.kernel is not Kernel.VECTOR else "")
 
 
@@ -77,7 +77,7 @@ def refusal(variant: Variant) -> str | None:
     """Return the reason why the kernels do not serve a variant, or None if they do."""
     if reason := next((rule.reason for rule in EVERY_KERNEL if not rule.holds(variant)), None):
         return reason
-    return variant.geometry.why_not(variant)
+    return variant.geometry.refusal(variant)
 
 
 HALVES = ("float16", "bfloat16")

@@ -28,12 +28,12 @@ SIMDGROUP = 32
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of a number. A dtype that the kernels do not know counts 4, and a rule refuses it."""
+    """Return the bytes of one number of a dtype: 4 for one that the kernels do not know, which a rule refuses."""
     return ITEMSIZE.get(dtype, 4)
 
 
 class Kernel(Enum):
-    """The decode kernels: how a partition's queries meet its keys and values."""
+    """The decode kernels, by how they multiply a partition's queries with its keys and values."""
 
     VECTOR = "vector"
     """paged_decode.metal: the lanes of a simdgroup share out the numbers of a head. Each number that is loaded
@@ -48,9 +48,9 @@ class Kernel(Enum):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The shape of a layer's decode attention. It has no sliding window, which only decides where a row's first work
-    item begins.
+class AttentionShape:
+    """The shape of a layer's decode attention: dtypes, head dims, block size, query heads per KV head, and options
+    such as sinks and ALiBi. It has no sliding window, which only decides where a row's first work item begins.
     """
 
     dtype: str
@@ -78,19 +78,19 @@ class Shape:
 
     @property
     def token_numbers(self) -> int:
-        """Numbers that a KV head stores for a token."""
+        """How many numbers a KV head stores for a token, keys and values together."""
         return self.key_dim + (0 if self.latent else self.value_dim)
 
     @property
     def partial_floats(self) -> int:
-        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of
-        paged_attention.h.
+        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of the
+        shaders.
         """
         return self.value_dim + 2
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token in a KV head, scales and biases included."""
+        """Bytes that a KV head stores for a token, scales and biases included."""
         numbers, item = self.token_numbers, ITEMSIZE[self.kv_dtype]
         if self.kv_bits is None or self.quant_group is None:
             return numbers * item
@@ -98,7 +98,7 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """The shape in a line of a table or a log."""
+        """A short description of the shape for tables and logs."""
         dtype = self.dtype if self.dtype == self.kv_dtype else f"{self.dtype} on {self.kv_dtype}"
         dims = str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
         extras = "".join(f", {name}" for name in ("latent", "softcap", "sinks", "alibi") if getattr(self, name))
@@ -109,16 +109,16 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A condition that a shape must meet, and the `reason` to give if it does not."""
+class ShapeRule:
+    """A condition that an attention shape must meet, and the `reason` to give if it does not."""
 
-    holds: Callable[[Shape], bool]
+    holds: Callable[[AttentionShape], bool]
     reason: str
 
 
 @dataclass(frozen=True)
-class Geometry(ABC):
-    """A decode kernel, and how a shape fills its threadgroup.
+class KernelGeometry(ABC):
+    """A decode kernel, and the threadgroup layout that it has for a shape.
 
     The queries of a KV head are cut into `tiles` tiles, and its values into `parts` parts. Each tile and part has a
     threadgroup of its own, whose `slices` simdgroups share the tokens. In one threadgroup together they would be 256
@@ -136,12 +136,12 @@ class Geometry(ABC):
     """The lines between MLX's generated signature and the kernel's function."""
     quantized_entry: ClassVar[str | None] = None
     """The entry for quantized keys and values; None if the kernel reads none."""
-    rules: ClassVar[tuple[Rule, ...]]
+    rules: ClassVar[tuple[ShapeRule, ...]]
     """The kernel serves the shapes that meet all rules."""
     slice_tokens: ClassVar[int] = 32
     """Tokens that a simdgroup takes at a time. The softmax is done once for each slice."""
 
-    shape: Shape
+    shape: AttentionShape
 
     @property
     @abstractmethod
@@ -151,18 +151,18 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition."""
+        """Simdgroups of a threadgroup that share the tokens of a partition."""
 
     @property
     def parts(self) -> int:
-        """Parts of a value, each computed by different simdgroups."""
+        """Parts into which a value is cut, each computed by different simdgroups."""
         return 1
 
     @property
     @abstractmethod
     def cycles(self) -> float:
         """Estimated cycles in which a core's scheduler issues the instructions for one token of a KV head. `rules.py`
-        uses it to choose a kernel. For plain keys it is within a tenth of the compiled kernel's figure
+        chooses the kernel with the fewest. For plain keys it is within a tenth of the compiled kernel's figure
         (tests/lab/cost/test_choice.py).
         """
 
@@ -174,14 +174,14 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def template(self) -> list[tuple[str, int | bool]]:
-        """The kernel's own template arguments. They follow the arguments of all kernels: dtypes, dims, block size,
+        """The template arguments of this kernel alone. They follow those of all kernels: dtypes, dims, block size,
         group.
         """
 
     @cached_property
     def partition(self) -> int:
-        """Tokens of a partition, the same for all batches and query tokens. It doubles if many heads share the tokens:
-        if the partial results, written and read again, would exceed a tenth of the bytes read.
+        """Tokens of a partition, the same for all batches and query tokens. It doubles if the partial results of many
+        heads, written and read again, would exceed a tenth of the bytes read.
         """
         partials = 2 * 4 * self.shape.group * self.shape.partial_floats
         read = PARTITION * self.shape.token_numbers * item_bytes(self.shape.kv_dtype)
@@ -194,7 +194,7 @@ class Geometry(ABC):
 
     @property
     def tiles(self) -> int:
-        """Tiles of queries."""
+        """Tiles into which the queries of a KV head are cut."""
         return -(-self.shape.group * self.shape.query_tokens // self.tile)
 
     @cached_property
@@ -203,6 +203,6 @@ class Geometry(ABC):
         return SIMDGROUP * self.slices
 
     @classmethod
-    def why_not(cls, shape: Shape) -> str | None:
+    def refusal(cls, shape: AttentionShape) -> str | None:
         """Return the reason why the kernel does not serve a shape, or None if it does."""
         return next((rule.reason for rule in cls.rules if not rule.holds(shape)), None)

@@ -1,4 +1,4 @@
-"""Where a decode kernel finds keys and values: the names of its inputs, and the lines of its entry that locate a row
+"""The Metal lines with which a decode kernel finds its keys and values: names of inputs, and lines that locate a row
 and a KV head in them. The kernels' own text is the same for plain and for quantized keys and values.
 """
 
@@ -32,7 +32,8 @@ _BEGIN = """
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];"""
 
 
-def _quantized(kind: str, dim: str) -> str:
+def _quantized_source(kind: str, dim: str) -> str:
+    """Return the Metal lines that find quantized keys or values in their arrays."""
     arrays = ", ".join(f"{{arena_{kind}{part}, tail_{kind}{part}}}" for part in _PARTS)
     return f"""
   const QuantizedSource<KV, {dim}, BITS, QUANT_GROUP> {kind} = {{
@@ -46,5 +47,5 @@ PLAIN = _BEGIN + "".join(
 )
 """Lines of an entry that declare plain `keys` and `values`. They use `kv_head` and `row_head`."""
 
-QUANTIZED = _BEGIN + _quantized("keys", "KEY_DIM") + _quantized("values", "VALUE_DIM")
+QUANTIZED = _BEGIN + _quantized_source("keys", "KEY_DIM") + _quantized_source("values", "VALUE_DIM")
 """Lines of an entry that declare `keys` and `values` of BITS bits in groups of QUANT_GROUP."""

@@ -1,4 +1,6 @@
-"""The kernel tail_write.metal: norm and rotation of a decode step's queries and keys, and its write into the tail."""
+"""The kernel tail_write.metal: applies norm and rotation to a decode step's queries and keys, and writes keys and
+values into the tail.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ _ENTRY = f"""
 
 
 @dataclass(frozen=True)
-class Turning:
-    """How the numbers of a head are rotated by their position."""
+class RopeParameters:
+    """How RoPE rotates the numbers of a head by their position."""
 
     dims: int
     """The first numbers of a head, which are rotated."""
@@ -67,27 +69,27 @@ class Turning:
 
 
 @dataclass(frozen=True)
-class TailWrite:
-    """What the kernel is compiled for."""
+class TailWriteVariant:
+    """One instantiation of the tail write kernel: dtype, dims, rotation and norms."""
 
     dtype: str
     key_dim: int
     value_dim: int
-    turning: Turning
+    turning: RopeParameters
     query_norm: bool
     key_norm: bool
 
     @property
     def label(self) -> str:
-        """The variant in a line of a log."""
+        """A short description of the variant for logs."""
         norms = ("no norm", "a norm", "norms")[self.query_norm + self.key_norm]
         dims = f"head_dim {self.key_dim}/{self.value_dim}, {self.turning.dims} rotated"
         return f"write of {self.dtype} tokens, {dims}, {norms}"
 
 
 @dataclass(frozen=True)
-class Norm:
-    """An RMSNorm over the numbers of a head."""
+class HeadNorm:
+    """An RMSNorm over the numbers of a head: its weight and epsilon."""
 
     weight: mx.array
     eps: float
@@ -95,21 +97,23 @@ class Norm:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The queries, keys and values of a step's rows `[rows, heads, dim]`, before norm and rotation."""
+    """The inputs of the tail write kernel: a step's queries, keys and values `[rows, heads, dim]`, before norm and
+    rotation.
+    """
 
     queries: mx.array
     keys: mx.array
     values: mx.array
-    query_norm: Norm | None
-    key_norm: Norm | None
-    turning: Turning
+    query_norm: HeadNorm | None
+    key_norm: HeadNorm | None
+    turning: RopeParameters
     frequencies: mx.array | None
     """`[dims / 2]` float32, if `turning` has no base."""
 
     @property
-    def variant(self) -> TailWrite:
-        """The kernel that serves them."""
-        return TailWrite(
+    def variant(self) -> TailWriteVariant:
+        """The kernel variant that serves these tokens."""
+        return TailWriteVariant(
             str(self.queries.dtype).rpartition(".")[2],
             self.keys.shape[2],
             self.values.shape[2],
@@ -119,7 +123,7 @@ class NewTokens:
         )
 
 
-def refusal(variant: TailWrite) -> str | None:
+def refusal(variant: TailWriteVariant) -> str | None:
     """Return the reason why the kernel does not serve a variant, or None if it does."""
     if variant.dtype not in DTYPES:
         return "the kernel reads float32, float16 and bfloat16"
@@ -132,24 +136,30 @@ def refusal(variant: TailWrite) -> str | None:
     return None
 
 
-_HALVES = Turning(128, False, 1000000.0)
-WRITES: tuple[TailWrite, ...] = (
-    *(TailWrite(t, 128, 128, _HALVES, query_norm=norms, key_norm=norms) for t in DTYPES for norms in (False, True)),
-    TailWrite("float16", 64, 64, Turning(64, False, None), query_norm=False, key_norm=False),
-    TailWrite("bfloat16", 256, 256, Turning(256, False, 10000.0), query_norm=True, key_norm=True),
-    TailWrite("bfloat16", 128, 128, Turning(64, True, 10000.0), query_norm=False, key_norm=False),
+_HALVES = RopeParameters(128, False, 1000000.0)
+WRITES: tuple[TailWriteVariant, ...] = (
+    *(
+        TailWriteVariant(t, 128, 128, _HALVES, query_norm=norms, key_norm=norms)
+        for t in DTYPES
+        for norms in (False, True)
+    ),
+    TailWriteVariant("float16", 64, 64, RopeParameters(64, False, None), query_norm=False, key_norm=False),
+    TailWriteVariant("bfloat16", 256, 256, RopeParameters(256, False, 10000.0), query_norm=True, key_norm=True),
+    TailWriteVariant("bfloat16", 128, 128, RopeParameters(64, True, 10000.0), query_norm=False, key_norm=False),
 )
 """The variants that are checked one by one, as `VARIANTS` of rules.py are."""
 
 
-def places_of(columns: int, column: int, positions: IntArray) -> IntArray:
-    """Return what all layers of a step share: the tail's columns, the new one, and the rows' positions `[rows]`."""
+def pack_positions(columns: int, column: int, positions: IntArray) -> IntArray:
+    """Return the kernel's input that all layers of a step share: the tail's columns, the new token's column, and the
+    rows' positions `[rows]`.
+    """
     given = np.concatenate([np.array([columns, column, 0], np.int32), positions.astype(np.int32)])
     return np.pad(given, (0, max(0, SMALL - len(given))))
 
 
 class TailWriteKernel:
-    """The kernel, made by `factory`."""
+    """The tail write kernel, made by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._nothing = mx.array([0.0] * SMALL)  # not lazy: several threads check variants
@@ -179,7 +189,7 @@ class TailWriteKernel:
         """Return the rotated queries `[rows, query_heads, 1, key_dim]` and the new tails of keys and values. Without a
         `tail`, one of `columns` columns begins.
 
-        `places` are those of `places_of`. `init_value` fills the outputs before the launch.
+        `places` are those of `pack_positions`. `init_value` fills the outputs before the launch.
         """
         variant = new.variant
         rows, query_heads, key_dim = new.queries.shape
@@ -196,7 +206,7 @@ class TailWriteKernel:
                 self._nothing if new.frequencies is None else new.frequencies,
                 *before,
                 places,
-                self._numbers_of(new),
+                self._runtime_parameters(new),
             ],
             template=[
                 ("T", new.queries.dtype),
@@ -220,8 +230,10 @@ class TailWriteKernel:
         )
         return turned, keys, values
 
-    def _numbers_of(self, new: NewTokens) -> mx.array:
-        """The numbers of a layer that the kernel is not compiled for, made once for all layers that have them."""
+    def _runtime_parameters(self, new: NewTokens) -> mx.array:
+        """Return the parameters of a layer that are no template arguments (base, scale, epsilons), made once for all
+        layers that share them.
+        """
         eps = (0.0 if norm is None else norm.eps for norm in (new.query_norm, new.key_norm))
         numbers = (float(np.log2(new.turning.base or 1.0)), new.turning.scale, *eps)
         if numbers not in self._numbers:

@@ -1,4 +1,4 @@
-"""The text of a kernel as it is sent to MLX: without comments and indentation. Without mlx.
+"""Minifies a kernel's Metal text before it is sent to MLX. Without mlx.
 
 MLX copies a kernel's whole text at every call, and hashes it at every launch. So the files in `shaders/` are written
 for people, and what is sent of them is short.
@@ -26,16 +26,17 @@ _SPACES = re.compile(
 
 
 @cache
-def sent(text: str) -> str:
+def minify(text: str) -> str:
     """Return Metal text without comments, indentation and trailing spaces. Line n of the result is line n of the text,
     so a compiler's line numbers are those of the readable text.
 
     The result has the same tokens. Literals stay as they are, and so do the lines of macros.
     """
-    return _SPACES.sub(_without_indentation, _COMMENTS.sub(_without_comment, text)).strip(" \t")
+    return _SPACES.sub(_strip_indentation, _COMMENTS.sub(_strip_comment, text)).strip(" \t")
 
 
-def _without_comment(found: re.Match[str]) -> str:
+def _strip_comment(found: re.Match[str]) -> str:
+    """Return the replacement of a comment: a space and its line breaks. A literal is returned as it is."""
     if found["kept"] is not None:
         return found.group()
     # A directive goes on behind a comment of several lines, so its line breaks become continued lines.
@@ -43,7 +44,8 @@ def _without_comment(found: re.Match[str]) -> str:
     return " " + breaks * ("\n" if comment.startswith("//") else "\\\n")
 
 
-def _without_indentation(found: re.Match[str]) -> str:
+def _strip_indentation(found: re.Match[str]) -> str:
+    """Return the replacement of white space: one space or line break. A literal is returned as it is."""
     if found["kept"] is not None:
         return found.group()
     if found["line"] is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from cortexmlx.metal.results import PARTIAL
-from cortexmlx.metal.shape import Geometry, Kernel, Rule
+from cortexmlx.metal.shape import Kernel, KernelGeometry, ShapeRule
 from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
@@ -17,12 +17,13 @@ sums, that is at most 116 of a thread's 128 registers, and a core holds 448 thre
 
 
 def lane_numbers(dim: int) -> int:
-    """Return how many numbers of a head a lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
+    """Return how many numbers of a head one lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
     pack = 2 if dim % 64 == 0 and dim % 128 != 0 else 4
     return -(-(dim // pack) // 32) * pack
 
 
-def _entry(sources: str) -> str:
+def _make_entry(sources: str) -> str:
+    """Return the Metal lines that call the vector kernel, with the lines of `sources` that find keys and values."""
     return f"""{STRUCTS}
   constexpr int SHARES = (GROUP + TILE - 1) / TILE;
   threadgroup float outputs[SLICES * VALUE_DIM];
@@ -39,25 +40,27 @@ def _entry(sources: str) -> str:
 """
 
 
-class VectorGeometry(Geometry):
-    """Every lane holds its numbers of `tile` query heads, and loads its numbers of `ahead` tokens at a time."""
+class VectorGeometry(KernelGeometry):
+    """The vector kernel's threadgroup: every lane holds its numbers of `tile` query heads, and loads its numbers of
+    `ahead` tokens at a time.
+    """
 
     kernel = Kernel.VECTOR
     name = "paged_decode"
     file = "paged_decode.metal"
-    entry, quantized_entry = _entry(PLAIN), _entry(QUANTIZED)
+    entry, quantized_entry = _make_entry(PLAIN), _make_entry(QUANTIZED)
     rules = (
-        Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
-        Rule(
+        ShapeRule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
+        ShapeRule(
             lambda s: s.key_dim % 4 == 0 and s.value_dim % 4 == 0,
             "the lanes load 2 or 4 numbers at a time, so a head_dim must be a multiple of 4",
         ),
-        Rule(
+        ShapeRule(
             lambda s: min(s.key_dim, s.value_dim) >= 8 and max(s.key_dim, s.value_dim) <= 256,
             "a head_dim must lie between 8 and 256: of a longer head a lane would hold more numbers than it has "
             "registers",
         ),
-        Rule(
+        ShapeRule(
             lambda s: s.query_tokens == 1,
             "several query tokens of a row are columns of the matrix kernel, which does not serve this shape",
         ),
@@ -67,17 +70,19 @@ class VectorGeometry(Geometry):
     def tile(self) -> int:
         """Query heads that one simdgroup holds: a power of 2, the most up to 8 that fit its registers."""
         group = self.shape.group
-        return next(tile for tile in (8, 4, 2, 1) if tile < 2 * group and self._registers(tile, 2) <= REGISTERS)
+        return next(tile for tile in (8, 4, 2, 1) if tile < 2 * group and self._register_floats(tile, 2) <= REGISTERS)
 
     @cached_property
-    def ahead(self) -> int:
+    def tokens_ahead(self) -> int:
         """Tokens that are loaded before the first is used: the most up to 8 that fit the registers."""
         most = min(8, 32 // self.tile)
-        return next(ahead for ahead in (8, 4, 2) if ahead <= most and self._registers(self.tile, ahead) <= REGISTERS)
+        return next(
+            ahead for ahead in (8, 4, 2) if ahead <= most and self._register_floats(self.tile, ahead) <= REGISTERS
+        )
 
-    def _registers(self, tile: int, ahead: int) -> float:
-        """Return the floats for the queries, outputs and scores of a tile, and for the loaded tokens. A query, key or
-        value in float16 takes half a float, a dequantized one a whole float.
+    def _register_floats(self, tile: int, ahead: int) -> float:
+        """Return the floats that a lane needs in registers for the queries, outputs and scores of a tile, and for the
+        tokens loaded ahead. A query, key or value in float16 takes half a float, a dequantized one a whole float.
         """
         shape = self.shape
         of_query = 0.5 if shape.dtype == "float16" else 1.0
@@ -87,36 +92,36 @@ class VectorGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition. With 8, a lone row whose partitions do not fill the GPU is
-        done in half the steps. Larger tiles leave a core no room for two such threadgroups, and several tiles are
-        several threadgroups anyway.
+        """Simdgroups of a threadgroup that share the tokens of a partition. With 8, a lone row whose partitions do not
+        fill the GPU is done in half the steps. Larger tiles leave a core no room for two such threadgroups, and
+        several tiles are several threadgroups anyway.
         """
         return 8 if self.tile <= 2 and self.tiles == 1 else 4
 
     @property
     def cycles(self) -> float:
-        """See `Geometry.cycles`. Each tile has one product for each query and number of a lane, and 4.2 cycles for each
-        query's sums, weight and softmax. A bfloat16 takes a shift, a code takes a conversion. Slots and addresses take
-        31 cycles, and a step of `ahead` tokens 60.
+        """Estimated cycles per token, as in the base class. Each tile has one product for each query and number of a
+        lane, and 4.2 cycles for each query's sums, weight and softmax. A bfloat16 takes a shift, a code takes a
+        conversion. Slots and addresses take 31 cycles, and a step of tokens loaded ahead 60.
         """
         numbers = lane_numbers(self.shape.key_dim) + lane_numbers(self.shape.value_dim)
         shifts = numbers if self.shape.kv_dtype == "bfloat16" else 0
         codes = 16 + 4.2 * numbers if self.shape.kv_bits else 0
-        return self.tiles * (self.tile * (numbers + 4.2) + shifts + codes + 31 + 60 / self.ahead)
+        return self.tiles * (self.tile * (numbers + 4.2) + shifts + codes + 31 + 60 / self.tokens_ahead)
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory: every simdgroup's outputs, and the maximum and total of its heads."""
+        """Threadgroup memory in bytes: every simdgroup's outputs, and the maximum and total of its heads."""
         return 4 * self.slices * (self.shape.value_dim + 2 * self.tile)
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """TILE: the query heads of a simdgroup. AHEAD: the tokens loaded ahead. SLICES: the simdgroups that share the
-        tokens.
+        """Template arguments TILE (query heads of a simdgroup), AHEAD (tokens loaded ahead) and SLICES (simdgroups
+        that share the tokens).
         """
         return [
             ("TILE", self.tile),
-            ("AHEAD", self.ahead),
+            ("AHEAD", self.tokens_ahead),
             ("SLICES", self.slices),
             ("SOFTCAP", self.shape.softcap),
             ("ALIBI", self.shape.alibi),

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from cortexmlx.metal.matrix import COLUMNS
 from cortexmlx.metal.results import PARTIAL
-from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item_bytes
+from cortexmlx.metal.shape import SIMDGROUP, AttentionShape, Kernel, KernelGeometry, ShapeRule, item_bytes
 from cortexmlx.metal.sources import WORK
 from cortexmlx.metal.work import STRUCTS
 
@@ -16,8 +16,10 @@ _GAP = 4
 """Floats between the scores of two queries in threadgroup memory, so that lanes write to different banks."""
 
 
-class WideGeometry(Geometry):
-    """Every threadgroup has one tile of queries. Each of its simdgroups has a share of the keys and of the values."""
+class WideGeometry(KernelGeometry):
+    """The wide kernel's threadgroup: it has one tile of queries, and each of its simdgroups has a share of the keys
+    and of the values.
+    """
 
     kernel = Kernel.WIDE
     name = "paged_wide"
@@ -42,24 +44,24 @@ class WideGeometry(Geometry):
       shared_queries, shared_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
     rules = (
-        Rule(
+        ShapeRule(
             lambda s: s.latent or max(s.key_dim, s.value_dim) > 256,
             "what is no wider than 256 fits the registers of one simdgroup, which needs no barriers",
         ),
-        Rule(
+        ShapeRule(
             lambda s: s.key_dim <= 576 and s.value_dim <= 512,
             "a key of more than 576 numbers, or a value of more than 512, does not fit the registers of a threadgroup",
         ),
-        Rule(lambda s: s.kv_bits is None, "the wide kernel reads no quantized keys and values"),
-        Rule(
+        ShapeRule(lambda s: s.kv_bits is None, "the wide kernel reads no quantized keys and values"),
+        ShapeRule(
             lambda s: not s.alibi, "no model adds ALiBi's slopes to the scores of wide heads, and the kernel does not"
         ),
-        Rule(
+        ShapeRule(
             lambda s: 0 <= s.key_dim - s.value_dim <= 64 if s.latent else True,
             "a latent key has its value's numbers and up to 64 more",
         ),
-        Rule(
-            lambda s: s.key_dim % (8 * _parts(s)) == 0 and s.value_dim % (8 * _parts(s)) == 0,
+        ShapeRule(
+            lambda s: s.key_dim % (8 * _head_parts(s)) == 0 and s.value_dim % (8 * _head_parts(s)) == 0,
             "the shares of 4 simdgroups (8 for latent keys of more than 256 numbers that are not float16) must be cut "
             "into matrices of 8 rows: keys and values must be multiples of 32 (or 64)",
         ),
@@ -67,23 +69,26 @@ class WideGeometry(Geometry):
 
     @property
     def tile(self) -> int:
-        """Queries of a threadgroup: the rows of a matrix of weights."""
+        """Queries that one threadgroup holds: the rows of a matrix of weights."""
         return COLUMNS
 
     @property
     def slices(self) -> int:
-        """Always 1: all simdgroups work on the same tokens."""
+        """Always 1: all simdgroups of a threadgroup work on the same tokens."""
         return 1
 
     @property
     def parts(self) -> int:
-        """Shares of a head: the fewest that leave room in the registers, because each part adds up all scores."""
-        return _parts(self.shape)
+        """Parts into which a head is cut: the fewest that leave room in the registers, because each part adds up all
+        scores.
+        """
+        return _head_parts(self.shape)
 
     @property
     def cycles(self) -> float:
-        """See `Geometry.cycles`. In each tile, each number of a key and of a value takes a 64th of a product (20.9
-        cycles) and its share of the loads. Each part adds up all scores, and spends 12 cycles on slots and the softmax.
+        """Estimated cycles per token, as in the base class. In each tile, each number of a key and of a value takes a
+        64th of a product (20.9 cycles) and its share of the loads. Each part adds up all scores, and spends 12
+        cycles on slots and the softmax.
         """
         numbers = self.shape.key_dim + self.shape.value_dim
         return self.tiles * (numbers * (0.4 if self.shape.kv_dtype == "bfloat16" else 0.37) + 12 * self.parts)
@@ -100,8 +105,8 @@ class WideGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory: the tile's queries, and two slices of every part's scores. A lane has its queries in
-        chunks of 8 numbers, and 4 for the rest of a latent key.
+        """Threadgroup memory in bytes: the tile's queries, and two slices of every part's scores. A lane has its
+        queries in chunks of 8 numbers, and 4 for the rest of a latent key.
         """
         shape, parts = self.shape, self.parts
         rest = 4 if shape.latent and shape.key_dim > shape.value_dim else 0
@@ -111,8 +116,8 @@ class WideGeometry(Geometry):
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """TOKENS: the query tokens of a row. SLICE: the tokens of a slice. PARTS: the shares of a head. LATENT: whether
-        values lie in their keys.
+        """Template arguments TOKENS (query tokens of a row), SLICE (tokens of a slice), PARTS (parts of a head) and
+        LATENT (whether values lie in their keys).
         """
         shape = self.shape
         return [
@@ -124,8 +129,8 @@ class WideGeometry(Geometry):
         ]
 
 
-def _parts(shape: Shape) -> int:
-    """Return the shares of a head. Latent keys stay in registers, where every dtype but float16 becomes float32 for the
-    products. So longer ones need 8 shares.
+def _head_parts(shape: AttentionShape) -> int:
+    """Return into how many parts a head is cut. Latent keys stay in registers, where every dtype but float16 becomes
+    float32 for the products. So longer ones need 8 parts.
     """
     return 8 if shape.latent and shape.value_dim > 256 and shape.kv_dtype != "float16" else 4

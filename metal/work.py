@@ -32,20 +32,21 @@ step's pieces. Each query sees at most the newest `reach` tokens up to itself. T
 of all tables."""
 
 
-def _struct(name: str, fields: np.dtype[np.void]) -> str:
+def _metal_struct(name: str, fields: np.dtype[np.void]) -> str:
+    """Return a Metal struct that has the fields of a NumPy dtype as ints."""
     return f"\n  struct {name} {{ int {', '.join(fields.names or ())}; }};"
 
 
-STRUCTS = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
+STRUCTS = _metal_struct("RowItems", ROW_ITEMS) + _metal_struct("WorkItem", WORK_ITEM)
 """ROW_ITEMS and WORK_ITEM as structs of the kernels' text."""
 
-PREFILL_STRUCT = _struct("PrefillItem", PREFILL_ITEM)
+PREFILL_STRUCT = _metal_struct("PrefillItem", PREFILL_ITEM)
 """PREFILL_ITEM as a struct of the kernels' text."""
 
 
 @dataclass(frozen=True)
 class WorkList:
-    """A step's decode work."""
+    """The decode work of a step: work items, each a range of one row's tokens for a threadgroup to attend to."""
 
     rows: int
     items: int
@@ -55,10 +56,10 @@ class WorkList:
     """
 
 
-def work_list(
+def make_work_list(
     arena_tokens: IntArray, tail_tokens: int, attention_window: AttentionWindow, partition: int, query_tokens: int = 1
 ) -> WorkList:
-    """Cut every row's visible tokens at the multiples of `partition`.
+    """Return a step's decode work: every row's visible tokens, cut at the multiples of `partition`.
 
     `arena_tokens` `[rows]` is the number of a row's tokens in the arena. Each row has `tail_tokens` more in the tail. A
     row's items cover the tokens that its newest `query_tokens` tokens see, each within `attention_window`. A row that
@@ -75,7 +76,7 @@ def work_list(
         )
     rows = len(arena_tokens)
     end = arena_tokens.astype(np.int64) + tail_tokens
-    sees_from = attention_window.oldest(np.maximum(end - 1, 0))
+    sees_from = attention_window.oldest_visible(np.maximum(end - 1, 0))
     start = np.maximum(sees_from - (query_tokens - 1), 0)
     first_part = start // partition
     counts = np.maximum(-(-end // partition) - first_part, 1)
@@ -88,10 +89,10 @@ def work_list(
     items["row"], items["arena_tokens"] = row, arena_tokens[row]
     items["first"], items["last"] = np.maximum(begin, start[row]), np.minimum(begin + partition, end[row])
     plan = np.concatenate([row_items.view(np.int32), items.view(np.int32)])
-    return WorkList(rows, len(items), _padded(plan))
+    return WorkList(rows, len(items), _pad(plan))
 
 
-def padded_tables(tables: IntArray) -> IntArray:
+def pad_tables(tables: IntArray) -> IntArray:
     """Return block tables `[rows, blocks]` as int32, with columns of zeros added until they have at least 8 numbers."""
     rows, blocks = tables.shape
     return np.pad(tables.astype(np.int32), ((0, 0), (0, max(0, -(-SMALL // rows) - blocks))))
@@ -102,8 +103,8 @@ EVERYTHING = 1 << 30
 
 
 @dataclass(frozen=True)
-class PrefillList:
-    """A step's prefill work."""
+class PrefillWorkList:
+    """The prefill work of a step: work items, each a tile of one piece's queries."""
 
     items: int
     plan: IntArray
@@ -112,18 +113,18 @@ class PrefillList:
     """The block tables of the pieces in order, flat int32, padded to at least 8 numbers."""
 
 
-def prefill_list(
+def make_prefill_work_list(
     pieces: Sequence[PrefillPiece], block_size: int, attention_window: AttentionWindow, tile: int
-) -> PrefillList:
-    """Cut every piece where its row's tokens are multiples of `tile`. The items that see the most tokens come first, so
-    that the last ones to start are short.
+) -> PrefillWorkList:
+    """Return a step's prefill work: every piece, cut where its row's tokens are multiples of `tile`. The items that
+    see the most tokens come first, so that the last ones to start are short.
 
     The kernel treats a chunk as a row of its own, whose tokens are counted from the chunk's start. Chunks must consist
     of whole blocks.
     """
     items, tables, blocks = [], [], 0
     for piece in pieces:
-        for start, end in _seen_apart(piece, attention_window):
+        for start, end in _attended_ranges(piece, attention_window):
             first, last = max(piece.first - start, 0), end - start
             begin = np.arange(first // tile * tile, last, tile)
             made = np.empty(len(begin), PREFILL_ITEM)
@@ -139,19 +140,20 @@ def prefill_list(
     )
     sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
     plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
-    return PrefillList(len(every), _padded(plan), _padded(np.concatenate(tables)))
+    return PrefillWorkList(len(every), _pad(plan), _pad(np.concatenate(tables)))
 
 
-def _seen_apart(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
-    """Yield `start, end` of each range that the kernel treats as a row of its own: each chunk that queries of the piece
-    see, or the whole row.
+def _attended_ranges(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
+    """Yield `start, end` of each range that the kernel treats as a row of its own: each chunk that queries of the
+    piece see, or the whole row.
     """
     if attention_window.tokens is None or not attention_window.chunked:
         yield 0, piece.tokens
         return
-    for start in range(attention_window.oldest(piece.first), piece.tokens, attention_window.tokens):
+    for start in range(attention_window.oldest_visible(piece.first), piece.tokens, attention_window.tokens):
         yield start, min(start + attention_window.tokens, piece.tokens)
 
 
-def _padded(numbers: IntArray) -> IntArray:
+def _pad(numbers: IntArray) -> IntArray:
+    """Pad numbers with zeros to at least 8, because MLX passes smaller arrays in another address space."""
     return np.pad(numbers, (0, max(0, SMALL - len(numbers))))

@@ -95,7 +95,7 @@ def attention(request: pytest.FixtureRequest) -> Iterator[None]:
     name: str = request.config.getoption("--attention")
     with pytest.MonkeyPatch.context() as patched:
         if name != "auto":
-            patched.setattr("cortexmlx.attention.backends.automatic", lambda: name)
+            patched.setattr("cortexmlx.attention.backends.auto_backend_name", lambda: name)
         yield
 
 
@@ -144,9 +144,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     from support.cli.cli_fakes import Fakes
 
     made = Fakes()
-    monkeypatch.setattr(engines, "load", made.load)
-    monkeypatch.setattr(engines, "fetch", made.fetch)
-    monkeypatch.setattr(engines, "check", made.check)
+    monkeypatch.setattr(engines, "load_engine", made.load)
+    monkeypatch.setattr(engines, "download_model", made.fetch)
+    monkeypatch.setattr(engines, "check_loadable", made.check)
     return made
 
 
@@ -178,10 +178,10 @@ def theirs(judged: Callable[[str], Any]) -> Greedy:
 @pytest.fixture
 def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model that is loaded now is told not to be paged, after its probe: it runs one request at a time."""
-    from cortexmlx.attention.probe import NotPaged, probe
+    from cortexmlx.attention.probe import NotPaged, probe_kv_specs
 
     def refuse(model: Any) -> Any:
-        probe(model)
+        probe_kv_specs(model)
         raise NotPaged("tiny: a test wants it so")
 
     monkeypatch.setattr("cortexmlx.execution.execution_modes.probe", refuse)

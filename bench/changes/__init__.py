@@ -1,1 +1,1 @@
-"""Comparison of a run with an earlier one: what changed beyond the noise."""
+"""Compares a benchmark run with an earlier one: what changed beyond the noise."""

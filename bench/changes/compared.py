@@ -1,4 +1,4 @@
-"""Comparison of this run with a saved one: what changed by more than the noise, what did not, and what is unclear.
+"""Compares this run with a saved one: what changed by more than the noise, what did not, and what is unclear.
 
 Runs of different days cannot be paired. But each repetition can be measured in units of the yardstick's samples around
 it. This removes slow hours as a whole, and much of a burst.
@@ -19,11 +19,11 @@ from enum import Enum
 from pathlib import Path
 from statistics import median
 
-from cortexmlx.bench.changes.saved import Saved
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.section import ReportSection, Series, Table
-from cortexmlx.bench.report.text import number
+from cortexmlx.bench.changes.saved import SavedRun
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import BetterDirection
+from cortexmlx.bench.report.section import FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.text import format_number
 from cortexmlx.errors import InvalidRequest
 
 TRIMMED = 0.1
@@ -32,8 +32,8 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Change:
-    """New over old, minus 1: the estimate, and the ends of its interval."""
+class FigureChange:
+    """The relative change of a figure, new over old minus 1: an estimate, and the ends of its confidence interval."""
 
     estimate: float
     low: float
@@ -41,38 +41,38 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A change as a logarithm, with its variance and degrees of freedom, so that shifts can be subtracted."""
+class LogChange:
+    """The logarithm of a change, with its variance and degrees of freedom, so that changes can be subtracted."""
 
     mean: float
     variance: float
     freedom: float
 
-    def less(self, other: Shift) -> Shift:
-        """Return this shift minus `other` (Welch and Satterthwaite for the degrees of freedom)."""
+    def subtract(self, other: LogChange) -> LogChange:
+        """Return this change minus `other` (Welch and Satterthwaite for the degrees of freedom)."""
         variance = self.variance + other.variance
         parts = self.variance**2 / self.freedom + other.variance**2 / other.freedom
-        return Shift(self.mean - other.mean, variance, variance**2 / parts if parts else self.freedom)
+        return LogChange(self.mean - other.mean, variance, variance**2 / parts if parts else self.freedom)
 
-    def change(self, doubt: float) -> Change:
-        """Return the change with its interval. If the repetitions are like others, the interval misses the truth with
-        probability `doubt`.
+    def to_figure_change(self, doubt: float) -> FigureChange:
+        """Return the relative change with its interval, which misses the truth with probability `doubt` if the
+        repetitions are like others.
         """
-        half_width = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
+        half_width = student_quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
         low, mid, high = (math.expm1(x) for x in (self.mean - half_width, self.mean, self.mean + half_width))
-        return Change(mid, low, high)
+        return FigureChange(mid, low, high)
 
 
-def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
-    """Return the shift from the repetitions of one run to those of another. Each has at least `FEWEST` figures, all
+def log_change(old: Sequence[float], new: Sequence[float]) -> LogChange:
+    """Return the change from the repetitions of one run to those of another. Each has at least `FEWEST` figures, all
     positive.
     """
-    (mean, variance, freedom), (mean_new, variance_new, freedom_new) = _trimmed(old), _trimmed(new)
-    return Shift(mean_new, variance_new, freedom_new).less(Shift(mean, variance, freedom))
+    (mean, variance, freedom), (mean_new, variance_new, freedom_new) = _trimmed_log_mean(old), _trimmed_log_mean(new)
+    return LogChange(mean_new, variance_new, freedom_new).subtract(LogChange(mean, variance, freedom))
 
 
-def by_round(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
-    """Return the median of each round. Without rounds, return the values."""
+def round_medians(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
+    """Return the median of each round's values. Without rounds, return the values."""
     if not rounds:
         return list(values)
     found: dict[int, list[float]] = {}
@@ -81,8 +81,8 @@ def by_round(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
     return [statistics.median(each) for each in found.values()]
 
 
-def _trimmed(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the trimmed mean of the logarithms, its variance, and its degrees of freedom."""
+def _trimmed_log_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the trimmed mean of the values' logarithms, its variance, and its degrees of freedom."""
     logs = sorted(math.log(value) for value in values)
     count, cut = len(logs), int(TRIMMED * len(logs))
     kept = count - 2 * cut
@@ -91,7 +91,7 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.fmean(logs[cut : count - cut]), squares / (kept * (kept - 1)), kept - 1
 
 
-def quantile(probability: float, freedom: float) -> float:
+def student_quantile(probability: float, freedom: float) -> float:
     """Return a quantile of Student's t (Abramowitz and Stegun 26.7.5; the error is below 2 % from four degrees of
     freedom).
     """
@@ -126,8 +126,8 @@ _MOST = 9.99
 """Larger changes are written as this one."""
 
 
-class Verdict(str, Enum):
-    """The verdict on a figure."""
+class FigureVerdict(str, Enum):
+    """How a figure compares with the saved run: slower, faster, the same, or undecided."""
 
     SLOWER = "SLOWER"
     FASTER = "faster"
@@ -139,25 +139,25 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A figure in both runs."""
+class FigureOutcome:
+    """The comparison of one figure that both runs have, with a verdict."""
 
-    series: Series
+    series: FigureSeries
     then: float
     """The median of the saved run."""
     now: float
     """The median of this run."""
-    change: Change | None
+    change: FigureChange | None
     """The change without the machine's own change; above 0 is better now. None if there are too few repetitions."""
-    verdict: Verdict
+    verdict: FigureVerdict
 
 
 _DECISIVE = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "BLAS"}
 """The properties of a machine that must be the same, each with its name for people."""
 
 
-def check_machine(saved: Saved, here: Machine, path: Path) -> None:
-    """Raise InvalidRequest if figures of this machine cannot be compared with those of the saved run."""
+def check_machine(saved: SavedRun, here: BenchMachine, path: Path) -> None:
+    """Raise InvalidRequest if this machine differs too much from the saved run's for their figures to be compared."""
     then = saved.machine
     found = [
         f"{what}: {getattr(then, name)} then, {getattr(here, name)} now"
@@ -169,7 +169,7 @@ def check_machine(saved: Saved, here: Machine, path: Path) -> None:
         raise InvalidRequest(f"{path} cannot be compared with this machine: {'; '.join(found)}{hint}")
 
 
-def check_model(saved: Saved, now: Saved, path: Path) -> None:
+def check_model(saved: SavedRun, now: SavedRun, path: Path) -> None:
     """Raise InvalidRequest if the saved run measured another model, or the same model with other settings."""
     then, found = saved.model, []
     if then.get("files") != now.model.get("files"):
@@ -183,69 +183,84 @@ def check_model(saved: Saved, now: Saved, path: Path) -> None:
         raise InvalidRequest(f"{path} cannot be compared with this run: {'; '.join(found)}")
 
 
-def outcomes(saved: Saved, now: Saved) -> list[Outcome]:
-    """Return the outcome of every figure that both runs have."""
-    known = {_key(series): series for series in saved.series}
-    pairs = [(known[_key(series)], series) for series in now.series if _key(series) in known]
-    return [_outcome(old, new, _machine(saved, now, new), DOUBT / len(pairs)) for old, new in pairs]
+def compare_figures(saved: SavedRun, now: SavedRun) -> list[FigureOutcome]:
+    """Compare every figure that both runs have."""
+    known = {_series_key(series): series for series in saved.series}
+    pairs = [(known[_series_key(series)], series) for series in now.series if _series_key(series) in known]
+    return [_compare_series(old, new, _machine_change(saved, now, new), DOUBT / len(pairs)) for old, new in pairs]
 
 
-def _key(series: Series) -> tuple[str, str, str]:
+def _series_key(series: FigureSeries) -> tuple[str, str, str]:
     return series.name, series.unit, series.clock
 
 
-def _machine(saved: Saved, now: Saved, series: Series) -> Shift | None:
+def _machine_change(saved: SavedRun, now: SavedRun, series: FigureSeries) -> LogChange | None:
     """Return how much faster the machine is now, by the yardstick of the series. None if there are too few samples."""
     name = f"{series.machine}, {series.clock}"
     old, new = saved.yardstick.get(name, ()), now.yardstick.get(name, ())
-    return shift(new, old) if min(len(old), len(new)) >= FEWEST else None  # seconds: less is faster
+    return log_change(new, old) if min(len(old), len(new)) >= FEWEST else None  # seconds: less is faster
 
 
-def _outcome(old: Series, new: Series, machine: Shift | None, doubt: float) -> Outcome:
+def _compare_series(old: FigureSeries, new: FigureSeries, machine: LogChange | None, doubt: float) -> FigureOutcome:
+    """Compare a figure's repetitions in both runs, without the change of the `machine`. The interval misses the
+    truth with probability `doubt`.
+    """
     then, there = median(old.values), median(new.values)
-    rounds = [by_round(series.values, series.rounds) for series in (old, new)]
+    rounds = [round_medians(series.values, series.rounds) for series in (old, new)]
     if min(map(len, rounds)) < FEWEST or min(*old.values, *new.values) <= 0:
-        return Outcome(new, then, there, None, Verdict.FEW)
-    clock = _better(new.better, *rounds)
+        return FigureOutcome(new, then, there, None, FigureVerdict.FEW)
+    clock = _improvement(new.better, *rounds)
     if old.beside and new.beside:
-        engine = _better(new.better, *(by_round(_in_machines(series), series.rounds) for series in (old, new)))
+        engine = _improvement(
+            new.better, *(round_medians(_normalize_by_machine(series), series.rounds) for series in (old, new))
+        )
     else:
-        engine = clock if machine is None else clock.less(machine)
-    by_clock, change = clock.change(doubt), engine.change(doubt)
-    return Outcome(new, then, there, change, _verdict(by_clock, change))
+        engine = clock if machine is None else clock.subtract(machine)
+    by_clock, change = clock.to_figure_change(doubt), engine.to_figure_change(doubt)
+    return FigureOutcome(new, then, there, change, _judge(by_clock, change))
 
 
-def _better(better: Better, old: Sequence[float], new: Sequence[float]) -> Shift:
-    return shift(old, new) if better is Better.HIGHER else shift(new, old)
+def _improvement(better: BetterDirection, old: Sequence[float], new: Sequence[float]) -> LogChange:
+    """Return the change from `old` to `new`, above 0 if it is for the better."""
+    return log_change(old, new) if better is BetterDirection.HIGHER else log_change(new, old)
 
 
-def _in_machines(series: Series) -> list[float]:
-    """Return each repetition in units of the machine around it. A rate is multiplied by the yardstick's seconds, a time
-    divided by them.
+def _normalize_by_machine(series: FigureSeries) -> list[float]:
+    """Return each repetition in units of the machine's speed around it. A rate is multiplied by the yardstick's
+    seconds, a time divided by them.
     """
     pairs = zip(series.values, series.beside, strict=True)
-    return [value * beside if series.better is Better.HIGHER else value / beside for value, beside in pairs]
+    return [value * beside if series.better is BetterDirection.HIGHER else value / beside for value, beside in pairs]
 
 
-def _verdict(by_clock: Change, change: Change) -> Verdict:
+def _judge(by_clock: FigureChange, change: FigureChange) -> FigureVerdict:
+    """Return the verdict on a figure, from its change by the clock and its change without the machine's own."""
     if by_clock.estimate < 0 and change.high < 0 and change.estimate <= -LEAST:
-        return Verdict.SLOWER
+        return FigureVerdict.SLOWER
     if by_clock.estimate > 0 and change.low > 0 and change.estimate >= LEAST:
-        return Verdict.FASTER
+        return FigureVerdict.FASTER
     if change.low >= -WIDE and change.high <= WIDE:
-        return Verdict.SAME
+        return FigureVerdict.SAME
     differs = by_clock.high < 0 or by_clock.low > 0
-    return Verdict.MACHINE if differs and abs(change.estimate) < abs(by_clock.estimate) / 2 else Verdict.UNCLEAR
+    return (
+        FigureVerdict.MACHINE
+        if differs and abs(change.estimate) < abs(by_clock.estimate) / 2
+        else FigureVerdict.UNCLEAR
+    )
 
 
-def slower(found: Sequence[Outcome]) -> bool:
-    """Whether any figure is slower beyond the noise."""
-    return any(outcome.verdict is Verdict.SLOWER for outcome in found)
+def has_slower_figure(found: Sequence[FigureOutcome]) -> bool:
+    """Return whether any figure is slower beyond the noise."""
+    return any(outcome.verdict is FigureVerdict.SLOWER for outcome in found)
 
 
-def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> ReportSection:
-    """Return the report's section: every figure's outcome, and what a reader must know to trust it."""
-    table = Table(("figure", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 1, ("then", "now"))
+def changes_section(saved: SavedRun, now: SavedRun, found: Sequence[FigureOutcome], path: Path) -> ReportSection:
+    """Return the report's section about the comparison: every figure's outcome, and what a reader must know to trust
+    it.
+    """
+    table = ReportTable(
+        ("figure", "then", "now", "change, %", "verdict"), tuple(map(_table_row, found)), 1, ("then", "now")
+    )
     records = tuple(
         {
             "figure": o.series.name,
@@ -260,64 +275,73 @@ def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> Repo
         }
         for o in found
     )
-    return ReportSection("compare", f"Compared with {path.name}", (table,), tuple(_lines(saved, now, found)), records)
+    return ReportSection("compare", f"Compared with {path.name}", (table,), tuple(_notes(saved, now, found)), records)
 
 
-def _cells(o: Outcome) -> tuple[str, ...]:
+def _table_row(o: FigureOutcome) -> tuple[str, ...]:
+    """Return the cells of a figure's row in the table."""
     if o.change is None:
         change = ""
     else:
         estimate, low, high = (f"{100 * min(x, _MOST):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high))
         change = f"{estimate} ({low} to {high})"
     name = o.series.name if o.series.clock == "wall" else f"{o.series.name} ({o.series.clock})"
-    return (name, number(o.then), number(o.now), change, o.verdict.value)
+    return (name, format_number(o.then), format_number(o.now), change, o.verdict.value)
 
 
-def _lines(saved: Saved, now: Saved, found: Sequence[Outcome]) -> Iterator[str]:
+def _notes(saved: SavedRun, now: SavedRun, found: Sequence[FigureOutcome]) -> Iterator[str]:
+    """Yield the lines below the table: the conclusion, how to read the table, and what else differs."""
     yield _conclusion(found)
     yield (
         "(CPU): by CPU time. "
         f"change: % better (+) or worse (-) than then, without what the machine itself changed, and the interval in "
         f"which it lies with {1 - DOUBT:.0%} for all figures together. Less than {LEAST:.0%} is never called a change."
     )
-    yield from _machine_lines(saved, now)
-    yield from _differences(saved.machine, now.machine)
-    names = {_key(s): s.name for s in (*saved.series, *now.series)}
+    yield from _machine_notes(saved, now)
+    yield from _machine_differences(saved.machine, now.machine)
+    names = {_series_key(s): s.name for s in (*saved.series, *now.series)}
     for mine, others, when in ((saved, now, "only then"), (now, saved, "only now")):
-        keys = {_key(series) for series in others.series}
-        alone = dict.fromkeys(names[_key(s)] for s in mine.series if _key(s) not in keys)
+        keys = {_series_key(series) for series in others.series}
+        alone = dict.fromkeys(names[_series_key(s)] for s in mine.series if _series_key(s) not in keys)
         if alone:
             yield f"{when}: {', '.join(alone)}"
 
 
-def _conclusion(found: Sequence[Outcome]) -> str:
-    names = list(dict.fromkeys(o.series.name for o in found if o.verdict is Verdict.SLOWER))
+def _conclusion(found: Sequence[FigureOutcome]) -> str:
+    """Return which figures are slower, or that none is."""
+    names = list(dict.fromkeys(o.series.name for o in found if o.verdict is FigureVerdict.SLOWER))
     if names:
         return f"slower beyond the noise: {', '.join(names)}"
     if not found:
         return "the runs have no figure in common: nothing was compared"
-    open_ = [o for o in found if o.verdict in (Verdict.UNCLEAR, Verdict.FEW, Verdict.MACHINE)]
+    open_ = [o for o in found if o.verdict in (FigureVerdict.UNCLEAR, FigureVerdict.FEW, FigureVerdict.MACHINE)]
     more = f"; {len(open_)} of {len(found)} figures cannot be told: a quieter machine or more runs (-r) help"
     return f"nothing is slower beyond the noise{more if open_ else ''}"
 
 
-def _machine_lines(saved: Saved, now: Saved) -> Iterator[str]:
+def _machine_notes(saved: SavedRun, now: SavedRun) -> Iterator[str]:
+    """Yield lines about how the machine's own speed and load changed."""
     both = [name for name in now.yardstick if name in saved.yardstick]
-    changes = [(name, shift(now.yardstick[name], saved.yardstick[name])) for name in both if _enough(saved, now, name)]
+    changes = [
+        (name, log_change(now.yardstick[name], saved.yardstick[name]))
+        for name in both
+        if _has_enough_samples(saved, now, name)
+    ]
     if changes:
-        told = ", ".join(f"{name} {s.change(DOUBT).estimate:+.1%}" for name, s in changes)
+        told = ", ".join(f"{name} {s.to_figure_change(DOUBT).estimate:+.1%}" for name, s in changes)
         yield f"the machine itself, by work that has nothing to do with this program: {told}"
     busy = [f"{m.load} {when}" for m, when in ((saved.machine, "then"), (now.machine, "now")) if m.load > m.cpus / 2]
     if busy:
         yield f"other work was going on: load {' and '.join(busy)} on {now.machine.cpus} CPUs"
 
 
-def _enough(saved: Saved, now: Saved, name: str) -> bool:
+def _has_enough_samples(saved: SavedRun, now: SavedRun, name: str) -> bool:
+    """Return whether both runs have enough samples of a yardstick."""
     return min(len(saved.yardstick[name]), len(now.yardstick[name])) >= FEWEST
 
 
-def _differences(then: Machine, here: Machine) -> Iterator[str]:
+def _machine_differences(then: BenchMachine, here: BenchMachine) -> Iterator[str]:
     """Yield the differences of the machines that still allow a comparison. They may be the cause of a change."""
-    for name in (field.name for field in fields(Machine)):
+    for name in (field.name for field in fields(BenchMachine)):
         if name not in (*_DECISIVE, "load") and getattr(then, name) != getattr(here, name):
             yield f"{name.replace('_', '-')} was {getattr(then, name)} then, is {getattr(here, name)} now"

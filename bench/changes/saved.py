@@ -1,4 +1,4 @@
-"""A run in a file, for comparison with later runs."""
+"""Saves a benchmark run in a file, for comparison with later runs."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import BetterDirection
 from cortexmlx.bench.report.formats import as_object
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import Series
+from cortexmlx.bench.report.section import FigureSeries
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.system.files import in_place_of
+from cortexmlx.system.files import write_atomically
 
 FORMAT = "cortexmlx bench 2"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRun:
     """The data of a run that a later run is compared with."""
 
-    machine: Machine
+    machine: BenchMachine
     model: dict[str, str]
     """The properties of the model that figures depend on: its files and dtype. Also its name, for messages."""
     settings: dict[str, str]
     yardstick: dict[str, tuple[float, ...]]
-    series: tuple[Series, ...]
+    series: tuple[FigureSeries, ...]
 
 
-def of_report(report: Report) -> Saved:
-    """Return what would be saved of a report."""
+def snapshot(report: Report) -> SavedRun:
+    """Return the data of a report that a later run is compared with."""
     model = report.model
     known = {} if model is None else {"files": model.identity, "dtype": model.dtype, "name": model.name}
     series = tuple(series for part in report.parts for series in part.series)
-    return Saved(report.machine, known, report.settings, report.yardstick, series)
+    return SavedRun(report.machine, known, report.settings, report.yardstick, series)
 
 
-def check_new(path: Path) -> None:
-    """Raise InvalidRequest unless a run can be saved at `path`. It is called before anything is measured."""
+def check_save_path(path: Path) -> None:
+    """Raise InvalidRequest unless a run can be saved as a new file at `path`. Called before anything is measured."""
     if path.exists():
         raise InvalidRequest(f"{path} exists, and a saved run is not overwritten: remove it or name another file")
     if not path.parent.is_dir():
@@ -60,28 +60,28 @@ def check_writable(path: Path) -> None:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from error
 
 
-def save(report: Report, path: Path) -> None:
-    """Write the report, with what `read` needs, as JSON.
+def save_run(report: Report, path: Path) -> None:
+    """Write a report as JSON, with the data that a later run is compared with.
 
     Raises OSError, also if the file exists by now. A partial file never stays.
     """
-    kept = of_report(report)
+    kept = snapshot(report)
     compared = {"model": kept.model, "yardstick": kept.yardstick, "series": [asdict(s) for s in kept.series]}
     text = json.dumps({"format": FORMAT, **as_object(report), "compared": compared}, indent=1) + "\n"
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    with in_place_of(path) as file:
+    with write_atomically(path) as file:
         file.write(text.encode())
 
 
-def read(path: Path) -> Saved:
+def read_run(path: Path) -> SavedRun:
     """Return a saved run. Raises InvalidRequest if the file is not one, OSError if it cannot be read."""
     text = path.read_bytes()
     try:
         found = json.loads(text)
         kind = found["format"]
         if kind == FORMAT:
-            return _parsed(found)
+            return _parse_run(found)
     except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} is no run that `cortexmlx bench --save` wrote, or is damaged ({type(error).__name__}): save one"
@@ -89,34 +89,40 @@ def read(path: Path) -> Saved:
     raise InvalidRequest(f"{path} was written by another version ({kind!r}, here it is {FORMAT!r}): save a new run")
 
 
-def _parsed(found: Any) -> Saved:
+def _parse_run(found: Any) -> SavedRun:
+    """Return the run that JSON describes. Raises ValueError, TypeError or KeyError if it is damaged."""
     compared = found["compared"]
-    machine = Machine(**{field.name: _of_type(field, found["machine"][field.name]) for field in fields(Machine)})
-    yardstick = {name: _numbers(values) for name, values in compared["yardstick"].items()}
+    machine = BenchMachine(
+        **{field.name: _check_type(field, found["machine"][field.name]) for field in fields(BenchMachine)}
+    )
+    yardstick = {name: _parse_numbers(values) for name, values in compared["yardstick"].items()}
     if any(seconds <= 0 for values in yardstick.values() for seconds in values):
         raise ValueError("a yardstick that took no time")
-    series = tuple(_series(each) for each in compared["series"])
-    return Saved(machine, dict(compared["model"]), dict(found["settings"]), yardstick, series)
+    series = tuple(_parse_series(each) for each in compared["series"])
+    return SavedRun(machine, dict(compared["model"]), dict(found["settings"]), yardstick, series)
 
 
 _TYPES: dict[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 
 
-def _of_type(field: Field[Any], value: Any) -> Any:
+def _check_type(field: Field[Any], value: Any) -> Any:
+    """Return a value if it has the type of the dataclass field. Raises TypeError otherwise."""
     if not isinstance(value, _TYPES[field.type]):
         raise TypeError(f"{field.name} is {value!r}")
     return value
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
+def _parse_numbers(values: Any) -> tuple[float, ...]:
+    """Return values as a tuple. Raises ValueError if one is not a finite number."""
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise ValueError("numbers that are none")
     return tuple(values)
 
 
-def _series(found: dict[str, Any]) -> Series:
-    lists = {name: _numbers(found[name]) for name in ("values", "beside", "rounds")}
-    series = Series(**{**found, "better": Better(found["better"]), **lists})
+def _parse_series(found: dict[str, Any]) -> FigureSeries:
+    """Return the figure's repetitions that JSON describes. Raises an error if they are inconsistent."""
+    lists = {name: _parse_numbers(found[name]) for name in ("values", "beside", "rounds")}
+    series = FigureSeries(**{**found, "better": BetterDirection(found["better"]), **lists})
     texts = (series.name, series.unit, series.machine, series.clock)
     count = len(series.values)
     if not all(isinstance(text, str) for text in texts):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The settings of every test of a benchmark."""
+class BenchPlan:
+    """The settings that all tests of a benchmark share: model, KV memory, attention backend, repetitions, seed."""
 
     model: str
     notes: tuple[str, ...]
@@ -47,20 +47,20 @@ class Plan:
     rounds: int = 1
     """Rounds in which rows are measured, each with engines that were opened for it."""
 
-    def turns(self) -> list[range]:
-        """Return the repetitions of each round, numbered from 0 and divided as evenly as possible."""
+    def split_rounds(self) -> list[range]:
+        """Return the numbers of each round's repetitions, divided as evenly as possible."""
         rounds = min(self.rounds, self.repetitions)
         ends = [self.repetitions * n // rounds for n in range(rounds + 1)]
         return [range(*pair) for pair in pairwise(ends)]
 
-    def tell(self, what: str) -> None:
-        """Pass `what` to `on_run`, if it is set."""
+    def report_progress(self, what: str) -> None:
+        """Pass the line `what` to `on_run`, if it is set."""
         if self.on_run is not None:
             self.on_run(what)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The options of the engine that change figures."""
+        """The engine options that change figures, by name, for the report."""
         kv = (
             "plain" if self.kv_bits is None else f"{self.kv_bits} bits in groups of {self.kv_group_size or 'the usual'}"
         )
@@ -74,14 +74,14 @@ class Plan:
 
 
 def open_engines(
-    plan: Plan,
+    plan: BenchPlan,
     stack: ExitStack,
     sizes: Sequence[tuple[int, int]],
     max_rows: int,
     check: Callable[[ModelInfo], None] = lambda info: None,
     **options: Any,
 ) -> dict[int, Engine]:
-    """Return an engine for each (block size, tokens that it must hold), by block size, closed with `stack`.
+    """Open an engine for each (block size, tokens that it must hold), closed with `stack`. Return them by block size.
 
     The weights are in memory once, but twice while another engine opens. Without `plan.kv_memory`, an engine has its
     default memory if that is enough, else as much as it needs. `check` may raise for the model, before more memory is
@@ -94,7 +94,7 @@ def open_engines(
     for block_size, tokens in sizes:
 
         def opened(memory: int | None, block_size: int = block_size) -> Engine:
-            plan.tell(f"loading {plan.model}, block size {block_size}")
+            plan.report_progress(f"loading {plan.model}, block size {block_size}")
             return Engine(
                 plan.model,
                 adapter=plan.adapter,
@@ -106,7 +106,9 @@ def open_engines(
                 block_size=block_size,
                 max_rows=max_rows,
                 attention=plan.attention,
-                on_progress=lambda progress: plan.tell(f"{progress.what} {plan.model}: {progress.fraction:.0%}"),
+                on_progress=lambda progress: plan.report_progress(
+                    f"{progress.what} {plan.model}: {progress.fraction:.0%}"
+                ),
                 **options,
             )
 
@@ -132,16 +134,17 @@ def open_engines(
         if weights is None:
             weights = engine.inspect(lambda core: core.loaded.model.parameters())
         else:
-            _use(engine, weights)
+            _set_weights(engine, weights)
     return engines
 
 
 def share_weights(engine: Engine, other: Engine) -> None:
     """Let an engine compute with the weights of another engine of the same model, and release its own."""
-    _use(engine, other.inspect(lambda core: core.loaded.model.parameters()))
+    _set_weights(engine, other.inspect(lambda core: core.loaded.model.parameters()))
 
 
-def _use(engine: Engine, weights: Any) -> None:
+def _set_weights(engine: Engine, weights: Any) -> None:
+    """Replace the weights of an engine's model."""
 
     def share(core: EngineCore) -> None:
         core.loaded.model.update(weights)

@@ -14,7 +14,7 @@ from cortexmlx.system.machine import memory_bytes, metal_device
 
 
 @dataclass(frozen=True)
-class Machine:
+class BenchMachine:
     """The machine and the software that a benchmark ran on."""
 
     chip: str
@@ -33,10 +33,10 @@ class Machine:
     """How many processes wanted a CPU in the minute before the benchmark."""
 
     @classmethod
-    def here(cls) -> Machine:
-        """Return this machine."""
+    def detect(cls) -> BenchMachine:
+        """Return the machine that this process runs on."""
         return cls(
-            chip=_chip(),
+            chip=_chip_name(),
             cpus=blas.usable_cpus(),
             memory=memory_bytes(),
             device="CPU" if metal_device() is None else "Metal GPU",
@@ -64,7 +64,8 @@ class Machine:
         return f"{versions}, {self.system}"
 
 
-def _chip() -> str:
+def _chip_name() -> str:
+    """Return the name of the chip."""
     gpu = metal_device()
     if gpu is not None:
         return gpu

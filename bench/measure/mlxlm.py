@@ -15,13 +15,13 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
+from cortexmlx.bench.measure.trace import BenchRequest, RunTrace, Timestamp, TraceRecorder
 from cortexmlx.models import LoadedModel
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Arguments of `BatchGenerator`, with its own defaults."""
+    """Arguments of mlx-lm's `BatchGenerator`, with its own defaults."""
 
     completion_batch_size: int = 32
     prefill_batch_size: int = 8
@@ -30,8 +30,8 @@ class BatchSettings:
     """Whether to record the bytes of its caches, too."""
 
 
-class MlxLm:
-    """Runs work with mlx-lm on the calling thread, on the weights of `loaded`."""
+class MlxLmContestant:
+    """mlx-lm as a contestant: runs requests on the calling thread, on the weights of `loaded`."""
 
     name = "mlx-lm"
 
@@ -43,11 +43,11 @@ class MlxLm:
         self._settings = settings or BatchSettings()
         self._prompt_cache = prompt_cache
 
-    def run(self, work: Sequence[Work]) -> Trace:
-        """Run the requests to their end."""
+    def run(self, work: Sequence[BenchRequest]) -> RunTrace:
+        """Run the requests to their end, and return their trace."""
         return self._run_one(work[0]) if len(work) == 1 and not work[0].at else self._run_batch(work)
 
-    def chat(self, turns: Sequence[Work]) -> Trace:
+    def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
         """Run the turns of one conversation, and return the trace of the last. A turn's prompt is what the user adds.
 
         With `prompt_cache`, a turn computes only what is not in the cache, as mlx-lm's chat does. Without it, a turn
@@ -60,26 +60,28 @@ class MlxLm:
             if not self._prompt_cache:
                 cache = make_prompt_cache(self._model)
             known = cache[0].offset if self._prompt_cache else 0
-            trace = self._run_one(Work(so_far[known:], turn.max_tokens), cache)
+            trace = self._run_one(BenchRequest(so_far[known:], turn.max_tokens), cache)
             so_far += trace.tokens[0]
         return trace
 
-    def _run_one(self, work: Work, cache: list[Any] | None = None) -> Trace:
+    def _run_one(self, work: BenchRequest, cache: list[Any] | None = None) -> RunTrace:
+        """Run one request by `generate_step`, and return its trace."""
         detokenizer = self._tokenizer.detokenizer
-        recorder = Recorder([work])
+        recorder = TraceRecorder([work])
         steps = generate_step(mx.array(work.prompt), self._model, max_tokens=work.max_tokens, prompt_cache=cache)
         for token, _ in steps:
             detokenizer.add_token(token)
             _ = detokenizer.last_segment
-            if recorder.token(0, token, Stamp.now()) == work.max_tokens:
+            if recorder.record_token(0, token, Timestamp.now()) == work.max_tokens:
                 break
         steps.close()
         mx.synchronize(generation_stream)
-        return recorder.trace()
+        return recorder.make_trace()
 
-    def _run_batch(self, work: Sequence[Work]) -> Trace:
+    def _run_batch(self, work: Sequence[BenchRequest]) -> RunTrace:
+        """Run requests by mlx-lm's batch generator, and return their trace."""
         settings = self._settings
-        recorder = Recorder(work)
+        recorder = TraceRecorder(work)
         generator = BatchGenerator(
             self._model,
             completion_batch_size=settings.completion_batch_size,
@@ -92,22 +94,22 @@ class MlxLm:
 
         def insert(requests: Sequence[int]) -> None:
             for request in requests:
-                recorder.submitted(request)
+                recorder.record_submission(request)
             prompts, limits = [list(work[i].prompt) for i in requests], [work[i].max_tokens for i in requests]
             request_of.update(zip(generator.insert(prompts, limits), requests, strict=True))
 
         insert([i for i, w in enumerate(work) if not w.after and not w.at])
         running, first = len(work), 0
         while running:
-            while timed and work[timed[0]].at <= recorder.seconds():
+            while timed and work[timed[0]].at <= recorder.elapsed_seconds():
                 insert([timed.pop(0)])
             if running == len(timed):  # all others are still to arrive
-                time.sleep(max(0.0, work[timed[0]].at - recorder.seconds()))
+                time.sleep(max(0.0, work[timed[0]].at - recorder.elapsed_seconds()))
                 continue
             _, responses = generator.next()
-            stamp = Stamp.now()
+            stamp = Timestamp.now()
             for response in responses:
-                count = recorder.token(request_of[response.uid], response.token, stamp)
+                count = recorder.record_token(request_of[response.uid], response.token, stamp)
                 first = count if request_of[response.uid] == 0 else first
                 running -= response.finish_reason is not None
             if settings.watch_kv:
@@ -115,7 +117,7 @@ class MlxLm:
             while late and first >= work[late[0]].after:
                 insert([late.pop(0)])
         generator.close()
-        trace = recorder.trace()
+        trace = recorder.make_trace()
         for tokens in trace.tokens:
             self._tokenizer.decode(list(tokens))
         mx.synchronize(generation_stream)

@@ -1,5 +1,5 @@
-"""Comparison of two contestants on a noisy machine: runs in pairs that take turns to go first, and the median ratio of
-the pairs.
+"""Compares two contestants on a noisy machine: runs in pairs that take turns to go first, and the median ratio of the
+pairs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cortexmlx.bench.measure.trace import Figure, Trace
+from cortexmlx.bench.measure.trace import Figure, RunTrace
 
 MINIMUM_PAIRS = 5
 
 
-class Better(str, Enum):
-    """Which direction of a figure is better. The values are how a target for the ratio is written."""
+class BetterDirection(str, Enum):
+    """Whether a higher or a lower figure is better. The values are how a target for the ratio is written."""
 
     HIGHER = ">="
     LOWER = "<="
@@ -23,38 +23,40 @@ class Better(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a trace, the better direction, and the target for the ratio of ours to theirs."""
+    """A figure to compare: how a trace gives it, which direction is better, and the target for the ratio of ours to
+    theirs.
+    """
 
     name: str
     unit: str
-    of: Callable[[Trace], Figure]
-    better: Better
+    of: Callable[[RunTrace], Figure]
+    better: BetterDirection
     target: float
 
 
 @dataclass(frozen=True)
-class Case:
-    """One thing to compare. Each repetition has its own prompts, the same for both sides."""
+class ComparisonCase:
+    """One thing to compare with mlx-lm. Each repetition has its own prompts, the same for both sides."""
 
     name: str
     what: str
     """The case in one line."""
-    ours: Callable[[int], Trace]
+    ours: Callable[[int], RunTrace]
     """Runs a repetition, by its number, with cortexmlx."""
-    theirs: Callable[[int], Trace]
+    theirs: Callable[[int], RunTrace]
     """Runs a repetition, by its number, with mlx-lm."""
     measures: tuple[Measure, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measure over all pairs of a case, in the order in which they ran."""
+    """The result of a case for one measure: the figures of both sides, pair by pair."""
 
     case: str
     what: str
     measure: str
     unit: str
-    better: Better
+    better: BetterDirection
     target: float
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
@@ -66,7 +68,7 @@ class Comparison:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Ours over theirs, pair by pair."""
+        """The ratios of our figure to theirs, pair by pair."""
         return tuple(a / b for a, b in zip(self.ours, self.theirs, strict=True))
 
     @property
@@ -76,20 +78,20 @@ class Comparison:
 
     @property
     def cpu_ratio(self) -> float | None:
-        """The same by CPU time; None if CPU time means nothing."""
+        """The median of the pairs' ratios by CPU time; None if CPU time means nothing."""
         pairs = zip(self.ours_cpu, self.theirs_cpu, strict=True)
         return statistics.median(a / b for a, b in pairs) if self.ours_cpu else None
 
     @property
-    def met(self) -> bool:
+    def meets_target(self) -> bool:
         """Whether the median ratio meets the target."""
-        return self.ratio >= self.target if self.better is Better.HIGHER else self.ratio <= self.target
+        return self.ratio >= self.target if self.better is BetterDirection.HIGHER else self.ratio <= self.target
 
 
-def compare(case: Case, pairs: int, on_run: Callable[[str], None] | None = None) -> list[Comparison]:
+def compare_case(case: ComparisonCase, pairs: int, on_run: Callable[[str], None] | None = None) -> list[Comparison]:
     """Run a case `pairs` times on both sides: ours then theirs, theirs then ours, and so on."""
-    ours: list[Trace] = []
-    theirs: list[Trace] = []
+    ours: list[RunTrace] = []
+    theirs: list[RunTrace] = []
     for pair in range(pairs):
         order = [("cortexmlx", case.ours, ours), ("mlx-lm", case.theirs, theirs)]
         for name, run, traces in order if pair % 2 == 0 else order[::-1]:
@@ -99,12 +101,18 @@ def compare(case: Case, pairs: int, on_run: Callable[[str], None] | None = None)
     both = [
         (a, b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine.tokens, other.tokens, strict=True)
     ]
-    return [_comparison(case, m, ours, theirs, sum(a == b for a, b in both), len(both)) for m in case.measures]
+    return [_make_comparison(case, m, ours, theirs, sum(a == b for a, b in both), len(both)) for m in case.measures]
 
 
-def _comparison(
-    case: Case, measure: Measure, ours: Sequence[Trace], theirs: Sequence[Trace], same: int, requests: int
+def _make_comparison(
+    case: ComparisonCase,
+    measure: Measure,
+    ours: Sequence[RunTrace],
+    theirs: Sequence[RunTrace],
+    same: int,
+    requests: int,
 ) -> Comparison:
+    """Return the comparison of both sides' traces by one measure."""
     a, b = [measure.of(t) for t in ours], [measure.of(t) for t in theirs]
     a_cpu, b_cpu = (tuple(f.cpu for f in side if f.cpu is not None) for side in (a, b))
     complete = len(a_cpu) == len(a) and len(b_cpu) == len(b)

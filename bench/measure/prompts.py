@@ -1,4 +1,4 @@
-"""Prompts for benchmarks: random token ids, so that prompts differ and no prefix is cached by chance.
+"""Prompts for benchmarks: random token ids, so that no two begin alike and no prefix is cached by chance.
 
 The time of a forward pass does not depend on which tokens it computes.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import numpy as np
 
 
-class Prompts:
-    """A stream of unique prompts; the same `seed` gives the same stream."""
+class PromptStream:
+    """A stream of unique random prompts; the same `seed` gives the same stream."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._first = min(256, vocab_size // 2)  # the lowest ids are often control tokens
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(seed)
 
-    def take(self, tokens: int) -> tuple[int, ...]:
+    def next_prompt(self, tokens: int) -> tuple[int, ...]:
         """Return the next prompt, of `tokens` tokens."""
         return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
 
-    def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """Return `count` lengths, log-uniform: as many between 64 and 128 as between 512 and 1,024. One of them is
-        `longest`.
+    def draw_lengths(self, count: int, shortest: int, longest: int) -> list[int]:
+        """Draw `count` log-uniform lengths: as many between 64 and 128 as between 512 and 1,024. One of them is the
+        longest.
         """
         drawn = np.exp(self._random.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
         drawn[0] = longest

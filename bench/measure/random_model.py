@@ -49,6 +49,7 @@ def write_random_model(folder: Path, config: dict[str, object] | None = None) ->
 
 
 def _write_tokenizer(path: Path) -> None:
+    """Write a byte-level tokenizer.json."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,6 @@
-"""Runs requests through an Engine as its callers do, and records when each token comes out."""
+"""cortexmlx as a contestant: runs requests through an Engine as its callers do, and records when each token comes
+out.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
+from cortexmlx.bench.measure.trace import BenchRequest, RunTrace, Timestamp, TraceRecorder
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.engine import Engine
 from cortexmlx.types.request import TokenEvent
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def submit_together(
-    engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], background: bool
+    engine: Engine, requests: Sequence[tuple[BenchRequest, Callable[[TokenEvent], None]]], background: bool
 ) -> list[RequestHandle]:
     """Queue all requests at once, as `Engine.generate_batch` does. Each has a listener on the engine's thread."""
 
@@ -36,8 +38,8 @@ def submit_together(
     return engine.inspect(submit)
 
 
-class Cortex:
-    """cortexmlx as a contestant.
+class CortexContestant:
+    """cortexmlx as a contestant: runs requests on an engine.
 
     With `watch_kv`, the trace also has the KV memory in use. With `background`, requests are those of a batch: only the
     end of the batch counts.
@@ -50,15 +52,17 @@ class Cortex:
         self._watch_kv = watch_kv
         self._background = background
 
-    def run(self, work: Sequence[Work]) -> Trace:
-        """Run the requests to their end."""
+    def run(self, work: Sequence[BenchRequest]) -> RunTrace:
+        """Run the requests to their end, and return their trace."""
         return self.start(work).finish()
 
-    def start(self, work: Sequence[Work]) -> Flight:
-        """Submit the requests. Those with `after` or `at` are submitted later, without another call."""
-        return Flight(self.engine, work, self._watch_kv, self._background)
+    def start(self, work: Sequence[BenchRequest]) -> RequestsInFlight:
+        """Submit the requests without waiting for their ends. Those with `after` or `at` are submitted later, without
+        another call.
+        """
+        return RequestsInFlight(self.engine, work, self._watch_kv, self._background)
 
-    def chat(self, turns: Sequence[Work]) -> Trace:
+    def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
         """Run the turns of one conversation in order, and return the trace of the last.
 
         A turn's prompt is what the user adds. The engine gets the whole conversation each time, as a chat client sends
@@ -66,15 +70,19 @@ class Cortex:
         """
         so_far: tuple[int, ...] = ()
         for turn in turns:
-            trace = self.run([Work(so_far + turn.prompt, turn.max_tokens)])
+            trace = self.run([BenchRequest(so_far + turn.prompt, turn.max_tokens)])
             so_far += turn.prompt + trace.tokens[0]
         return trace
 
 
-class Flight:
-    """Requests in progress. Tokens get their stamps on the engine's thread, when they are handed out."""
+class RequestsInFlight:
+    """Requests of a run that are in progress. Each token is recorded on the engine's thread, with the time when it
+    came out.
+    """
 
-    def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, background: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, work: Sequence[BenchRequest], watch_kv: bool = False, background: bool = False
+    ) -> None:
         self._engine = engine
         self._background = background
         self._work = work
@@ -86,15 +94,15 @@ class Flight:
         self._all_have_tokens, self._all_done = threading.Event(), threading.Event()
         self._arrivals = {after: threading.Event() for after in {w.after for w in work}}
         self._timed = sorted((w.at, i) for i, w in enumerate(work) if w.at)
-        self._recorder = Recorder(work)
-        self._submit(0)
+        self._recorder = TraceRecorder(work)
+        self._submit_after(0)
 
     def wait_for_first_tokens(self) -> None:
         """Wait until every request has its first token."""
         self._submit_late()
         self._all_have_tokens.wait()
 
-    def finish(self) -> Trace:
+    def finish(self) -> RunTrace:
         """Wait for the end of all requests, and return their trace. Raises the error of the first request that
         failed.
         """
@@ -102,35 +110,40 @@ class Flight:
         self._all_done.wait()
         for handle in self._handles:
             handle.result(0)
-        return self._recorder.trace()
+        return self._recorder.make_trace()
 
     def _submit_late(self) -> None:
+        """Submit the requests that arrive later, each at its time."""
         for at, request in self._timed:
-            while (early := at - self._recorder.seconds()) > 0 and not self._all_done.is_set():
+            while (early := at - self._recorder.elapsed_seconds()) > 0 and not self._all_done.is_set():
                 time.sleep(min(early, 0.1))
-            self._hand_over([request])
+            self._submit_requests([request])
         self._timed = []
         while self._arrivals:
             after = min(self._arrivals)
             while not self._arrivals[after].wait(0.05):
                 if self._all_done.is_set():
                     return
-            self._submit(after)
+            self._submit_after(after)
 
-    def _submit(self, after: int) -> None:
-        self._hand_over([i for i, work in enumerate(self._work) if work.after == after and not work.at])
+    def _submit_after(self, after: int) -> None:
+        """Submit the requests that wait until the first one has `after` tokens."""
+        self._submit_requests([i for i, work in enumerate(self._work) if work.after == after and not work.at])
         self._arrivals.pop(after, None)
 
-    def _hand_over(self, requests: Sequence[int]) -> None:
+    def _submit_requests(self, requests: Sequence[int]) -> None:
+        """Record that these requests are submitted, and submit them together."""
         for request in requests:
-            self._recorder.submitted(request)
-        listened = [(self._work[i], self._listener(i)) for i in requests]
+            self._recorder.record_submission(request)
+        listened = [(self._work[i], self._make_listener(i)) for i in requests]
         self._handles += submit_together(self._engine, listened, self._background)
 
-    def _listener(self, request: int) -> Callable[[TokenEvent], None]:
+    def _make_listener(self, request: int) -> Callable[[TokenEvent], None]:
+        """Return a listener for a request's events."""
+
         def listen(event: TokenEvent) -> None:
             if event.token_id is not None:
-                self._take(request, event.token_id)
+                self._record_token(request, event.token_id)
             if event.error is not None or event.completion is not None:
                 self._running -= 1
                 if event.error is not None or not self._running:
@@ -139,8 +152,9 @@ class Flight:
 
         return listen
 
-    def _take(self, request: int, token: int) -> None:
-        count = self._recorder.token(request, token, Stamp.now())
+    def _record_token(self, request: int, token: int) -> None:
+        """Record a token of a request, and signal what waits for it."""
+        count = self._recorder.record_token(request, token, Timestamp.now())
         if count == 1:
             self._waiting_for_first -= 1
             if not self._waiting_for_first:

@@ -1,4 +1,4 @@
-"""What happened to each request of a run, token by token, and the figures that follow from it.
+"""The record of a run: what happened to each request, token by token, and the figures that follow from it.
 
 The figures of cortexmlx and of a peer are computed here, by the same formulas from the same kind of stamps. Every stamp
 has two clocks: wall time, and the CPU time of the whole process, which other programs on the machine disturb much less.
@@ -15,8 +15,10 @@ from cortexmlx.errors import CortexError, InvalidRequest
 
 
 @dataclass(frozen=True)
-class Work:
-    """One request: a prompt of token ids, and exactly `max_tokens` greedy tokens. An end token does not end it."""
+class BenchRequest:
+    """One request of a benchmark: a prompt of token ids, and exactly `max_tokens` greedy tokens. An end token does not
+    end it.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -27,21 +29,21 @@ class Work:
 
 
 @dataclass(frozen=True, order=True)
-class Stamp:
+class Timestamp:
     """A moment: seconds of wall time, and seconds of CPU time that all threads of the process have used."""
 
     wall: float
     cpu: float
 
     @classmethod
-    def now(cls) -> Stamp:
-        """Return this moment."""
+    def now(cls) -> Timestamp:
+        """Return the present moment."""
         return cls(time.perf_counter(), time.process_time())
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number by both clocks; `cpu` is None where CPU time means nothing."""
+    """One measured number, by wall time and by CPU time; `cpu` is None where CPU time means nothing."""
 
     wall: float
     cpu: float | None = None
@@ -49,33 +51,36 @@ class Figure:
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """One request: the length of its prompt, when it was submitted, its tokens, and when each came out."""
+    """The record of one request: the length of its prompt, when it was submitted, its tokens, and when each came
+    out.
+    """
 
     prompt_tokens: int
-    submitted: Stamp
+    submitted: Timestamp
     tokens: tuple[int, ...]
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[Timestamp, ...]
 
-    def rate(self, begin: Stamp, end: Stamp) -> Figure:
+    def token_rate(self, begin: Timestamp, end: Timestamp) -> Figure:
         """Return tokens per second from the token nearest to `begin` to the token nearest to `end`; 0 if they are the
         same token.
         """
-        first, last = self.span(begin, end)
+        first, last = self.token_span(begin, end)
         return per_second(last - first, self.stamps[first], self.stamps[last]) if first < last else Figure(0.0, 0.0)
 
-    def span(self, begin: Stamp, end: Stamp) -> tuple[int, int]:
-        """Return the indices of the tokens nearest to two moments."""
-        return self._nearest(begin), self._nearest(end)
+    def token_span(self, begin: Timestamp, end: Timestamp) -> tuple[int, int]:
+        """Return the indices of the tokens that came out nearest to two moments."""
+        return self._nearest_token(begin), self._nearest_token(end)
 
-    def _nearest(self, moment: Stamp) -> int:
+    def _nearest_token(self, moment: Timestamp) -> int:
+        """Return the index of the token that came out nearest to a moment."""
         return min(range(len(self.stamps)), key=lambda i: abs(self.stamps[i].wall - moment.wall))
 
 
 @dataclass(frozen=True)
-class Trace:
-    """A run: when it started, and its requests in the order of the work."""
+class RunTrace:
+    """The record of a run: when it started, and its requests in order."""
 
-    started: Stamp
+    started: Timestamp
     requests: tuple[RequestTrace, ...]
     kv_bytes: int = 0
     """The most KV memory in use, in bytes, at the moments when a token came out; 0 if it was not watched."""
@@ -86,38 +91,38 @@ class Trace:
         return tuple(r.tokens for r in self.requests)
 
     @property
-    def prefilled(self) -> Stamp:
+    def prefill_end(self) -> Timestamp:
         """The moment when every request has its first token."""
         return max(r.stamps[0] for r in self.requests)
 
     def prefill_rate(self) -> Figure:
         """Return prompt tokens per second, from the start until every request has its first token."""
-        return per_second(sum(r.prompt_tokens for r in self.requests), self.started, self.prefilled)
+        return per_second(sum(r.prompt_tokens for r in self.requests), self.started, self.prefill_end)
 
     def decode_rate(self) -> Figure:
-        """Return tokens per second while all requests decode. That is after every request has its first token, and
-        until a request has its last.
+        """Return tokens per second while all requests decode: after every request has its first token, until one has
+        its last.
 
         The rates of the requests are added. Each request is measured between its own tokens nearest to both ends. With
         the same two moments for all, a side that hands out a step's tokens one by one would lose most of the last step.
 
         Raises InvalidRequest if the requests never decode all at once.
         """
-        begin, end = self.prefilled, min(r.stamps[-1] for r in self.requests)
+        begin, end = self.prefill_end, min(r.stamps[-1] for r in self.requests)
         if end.wall <= begin.wall:
             raise InvalidRequest("the requests never decode all at once: let them generate more tokens (-n)")
-        rates = [r.rate(begin, end) for r in self.requests]
+        rates = [r.token_rate(begin, end) for r in self.requests]
         cpu = [rate.cpu for rate in rates if rate.cpu is not None]
         return Figure(sum(rate.wall for rate in rates), sum(cpu) if len(cpu) == len(rates) else None)
 
     @property
-    def decoded(self) -> int:
+    def decoded_tokens(self) -> int:
         """The number of tokens that `decode_rate` counts."""
-        begin, end = self.prefilled, min(r.stamps[-1] for r in self.requests)
-        spans = [r.span(begin, end) for r in self.requests]
+        begin, end = self.prefill_end, min(r.stamps[-1] for r in self.requests)
+        spans = [r.token_span(begin, end) for r in self.requests]
         return sum(last - first for first, last in spans)
 
-    def total(self) -> Figure:
+    def total_seconds(self) -> Figure:
         """Return seconds from the start to the last token of all requests."""
         end = max(r.stamps[-1] for r in self.requests)
         return Figure(end.wall - self.started.wall, end.cpu - self.started.cpu)
@@ -137,37 +142,37 @@ class Trace:
         return Figure(float(self.kv_bytes))
 
 
-class Recorder:
-    """Records a trace during a run."""
+class TraceRecorder:
+    """Records the trace of a run while it runs."""
 
-    def __init__(self, work: Sequence[Work]) -> None:
-        self.started = Stamp.now()
+    def __init__(self, work: Sequence[BenchRequest]) -> None:
+        self.started = Timestamp.now()
         self.kv_bytes = 0
         self._work = work
         self._submitted = [self.started] * len(work)
         self._tokens: list[list[int]] = [[] for _ in work]
-        self._stamps: list[list[Stamp]] = [[] for _ in work]
+        self._stamps: list[list[Timestamp]] = [[] for _ in work]
 
-    def submitted(self, request: int) -> None:
+    def record_submission(self, request: int) -> None:
         """Record that a request is about to be submitted.
 
         A request that arrives `at` a time waits from then on, even if its submitter was busy. Otherwise a side that is
         slow to accept requests would seem to answer fast.
         """
-        now, due = Stamp.now(), self._work[request].at
-        self._submitted[request] = Stamp(self.started.wall + due, now.cpu) if due else now
+        now, due = Timestamp.now(), self._work[request].at
+        self._submitted[request] = Timestamp(self.started.wall + due, now.cpu) if due else now
 
-    def seconds(self) -> float:
-        """Return the seconds since the start."""
+    def elapsed_seconds(self) -> float:
+        """Return the seconds since the start of the run."""
         return time.perf_counter() - self.started.wall
 
-    def token(self, request: int, token: int, stamp: Stamp) -> int:
+    def record_token(self, request: int, token: int, stamp: Timestamp) -> int:
         """Record a request's next token, and return how many it has."""
         self._tokens[request].append(token)
         self._stamps[request].append(stamp)
         return len(self._tokens[request])
 
-    def trace(self) -> Trace:
+    def make_trace(self) -> RunTrace:
         """Return the trace of the run, at its end.
 
         Raises CortexError if a request has more or fewer tokens than it asked for, because every figure counts tokens.
@@ -179,10 +184,10 @@ class Recorder:
                 )
         columns = zip(self._work, self._submitted, self._tokens, self._stamps, strict=True)
         requests = tuple(RequestTrace(len(w.prompt), s, tuple(t), tuple(m)) for w, s, t, m in columns)
-        return Trace(self.started, requests, self.kv_bytes)
+        return RunTrace(self.started, requests, self.kv_bytes)
 
 
-def per_second(tokens: int, begin: Stamp, end: Stamp) -> Figure:
-    """Return tokens per second between two moments, by both clocks."""
+def per_second(tokens: int, begin: Timestamp, end: Timestamp) -> Figure:
+    """Return tokens per second between two moments, by wall time and by CPU time."""
     wall, cpu = end.wall - begin.wall, end.cpu - begin.cpu
     return Figure(tokens / wall, tokens / cpu if cpu > 0 else None)

@@ -1,4 +1,5 @@
-"""How fast the machine itself is at the moment: fixed pieces of work that no change of this program affects.
+"""Measures how fast the machine itself is at the moment, by fixed pieces of work that no change of this program
+affects.
 
 Figures of today and of last week differ for two reasons. The program changed, or the machine was busier, hotter or on
 battery. The yardstick is measured between the repetitions, and tells which.
@@ -11,7 +12,7 @@ from collections import defaultdict
 
 import mlx.core as mx
 
-from cortexmlx.bench.measure.trace import Stamp
+from cortexmlx.bench.measure.trace import Timestamp
 
 COMPUTE, MEMORY = "products", "memory"
 """Parts of the machine: matrix products, which limit a prompt, and reading memory, which limits a decode step."""
@@ -22,7 +23,7 @@ _NUMBERS = 32 << 20
 
 
 class Yardstick:
-    """Samples of both pieces of work, in seconds."""
+    """Times two fixed pieces of work, one limited by compute and one by memory, to tell the machine's own speed."""
 
     def __init__(self) -> None:
         self._square = mx.random.normal((_SIZE, _SIZE), key=mx.random.key(0)) / _SIZE
@@ -30,36 +31,37 @@ class Yardstick:
         self._wide = mx.ones((_NUMBERS // _SIZE, _SIZE))
         mx.eval(self._square, self._column, self._wide)
         self._samples: dict[str, list[float]] = defaultdict(list)
-        self._run()
+        self._time_work()
         self._samples.clear()  # the first run is slow
 
-    def sample(self) -> None:
-        """Do both pieces of work once. It takes about a tenth of a second on two cores of a server."""
-        self._run()
+    def add_sample(self) -> None:
+        """Time both pieces of work once. It takes about a tenth of a second on two cores of a server."""
+        self._time_work()
 
-    def _run(self) -> None:
-        begin = Stamp.now()
+    def _time_work(self) -> None:
+        """Do both pieces of work, and keep their times."""
+        begin = Timestamp.now()
         product = self._square
         for _ in range(_PRODUCTS):
             product = product @ self._square
         mx.eval(product)
-        middle = Stamp.now()
+        middle = Timestamp.now()
         mx.eval(self._wide @ self._column)
-        self._note(COMPUTE, begin, middle)
-        self._note(MEMORY, middle, Stamp.now())
+        self._add_time(COMPUTE, begin, middle)
+        self._add_time(MEMORY, middle, Timestamp.now())
 
     @property
     def bytes(self) -> int:
-        """Bytes that the yardstick keeps in MLX's memory."""
+        """Bytes of MLX's memory that the yardstick's arrays take."""
         return self._square.nbytes + self._column.nbytes + self._wide.nbytes
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """The number of samples so far."""
         return len(self._samples[f"{COMPUTE}, wall"])
 
-    def beside(self, before: int) -> dict[str, float]:
-        """Return seconds around a piece of work, by part and clock.
+    def seconds_around(self, before: int) -> dict[str, float]:
+        """Return the yardstick's seconds around a measured run, by part (compute, memory) and clock.
 
         This is the geometric mean of sample number `before`, just before the work, and of the next sample if there is
         one.
@@ -67,16 +69,17 @@ class Yardstick:
         around = {name: values[before : before + 2] for name, values in self._samples.items()}
         return {name: statistics.geometric_mean(values) for name, values in around.items()}
 
-    def _note(self, part: str, begin: Stamp, end: Stamp) -> None:
+    def _add_time(self, part: str, begin: Timestamp, end: Timestamp) -> None:
+        """Keep the time of one piece of work, by both clocks."""
         self._samples[f"{part}, wall"].append(end.wall - begin.wall)
         self._samples[f"{part}, CPU"].append(end.cpu - begin.cpu)
 
-    def seconds(self) -> dict[str, tuple[float, ...]]:
-        """Return every sample in seconds, by part and clock."""
+    def all_seconds(self) -> dict[str, tuple[float, ...]]:
+        """Return the seconds of every sample, by part (compute, memory) and clock."""
         return {name: tuple(values) for name, values in self._samples.items()}
 
     def spread(self) -> float:
-        """Return how uneven the machine was: the upper quartile of the products' wall times over their median,
+        """Return how uneven the machine's speed was: the upper quartile of the compute samples over their median,
         minus 1.
         """
         walls = self._samples[f"{COMPUTE}, wall"]

@@ -1,1 +1,1 @@
-"""Replay of known texts through a real model, to measure what drafts save."""
+"""Replays known texts through a real model, to measure what speculative drafts save."""

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from cortexmlx.bench.measure.engines import Plan, open_engines, share_weights
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.replay.runs import Measured, measure, workload
-from cortexmlx.bench.replay.texts import Kind
+from cortexmlx.bench.measure.engines import BenchPlan, open_engines, share_weights
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import BetterDirection
+from cortexmlx.bench.replay.runs import WorkloadResult, make_workload, measure_workloads
+from cortexmlx.bench.replay.texts import AnswerKind
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
-from cortexmlx.bench.report.text import number
+from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.text import format_number
 from cortexmlx.stats import ModelInfo
 
 TOKENS = 256
@@ -33,12 +33,12 @@ BELOW = (
 )
 
 
-def measure_speculation(plan: Plan, rows: Sequence[int], block_size: int, tokens: int = TOKENS) -> Report:
-    """Measure answers of each kind of text with drafts and without, for each number of rows.
+def measure_speculation(plan: BenchPlan, rows: Sequence[int], block_size: int, tokens: int = TOKENS) -> Report:
+    """Measure answers of each kind of text with drafts and without, for each number of rows. Return the report.
 
     An interrupt ends it with the complete pairs, if there are any.
     """
-    machine, found, interrupted = Machine.here(), list[Measured](), False
+    machine, found, interrupted = BenchMachine.detect(), list[WorkloadResult](), False
     with ExitStack() as stack:
         sizes = [(block_size, max(rows) * (_ROOM + 2 * block_size))]
         opened = partial(open_engines, plan, stack, sizes, max(rows), token_target=None)
@@ -47,24 +47,26 @@ def measure_speculation(plan: Plan, rows: Sequence[int], block_size: int, tokens
         info: ModelInfo = plain.info
         try:
             for count in rows:
-                works = [workload(kind, plan.repetitions, count, tokens, plain) for kind in Kind]
-                found += measure(plain, speculating, works, plan.tell)
+                works = [make_workload(kind, plan.repetitions, count, tokens, plain) for kind in AnswerKind]
+                found += measure_workloads(plain, speculating, works, plan.report_progress)
         except KeyboardInterrupt:
             if not found:
                 raise
             interrupted = True
     notes = (*plan.notes, *(("interrupted: what was measured so far",) if interrupted else ()))
-    return Report(machine, info, (part(found),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, (speculation_section(found),), notes, plan.settings, interrupted=interrupted)
 
 
-def part(found: Sequence[Measured]) -> ReportSection:
-    """Return the section: a row for each kind of text and number of rows."""
-    table = Table(HEADINGS, tuple(map(_cells, found)), 1, ("most", "least", "drafted", "accepted", "without"))
-    series = tuple(Series(_name(each), "of without drafts", Better.HIGHER, each.ratios) for each in found)
+def speculation_section(found: Sequence[WorkloadResult]) -> ReportSection:
+    """Return the report's section about drafts: a row for each kind of text and number of rows."""
+    table = ReportTable(HEADINGS, tuple(map(_table_row, found)), 1, ("most", "least", "drafted", "accepted", "without"))
+    series = tuple(
+        FigureSeries(_workload_name(each), "of without drafts", BetterDirection.HIGHER, each.ratios) for each in found
+    )
     bars = tuple(
-        Bar(
+        ChartBar(
             "ratio to no drafts",
-            _name(each),
+            _workload_name(each),
             "with drafts over without",
             each.ratio,
             min(each.ratios),
@@ -73,40 +75,41 @@ def part(found: Sequence[Measured]) -> ReportSection:
         for each in found
     )
     return ReportSection(
-        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_record, found)), bars, series
+        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, found)), bars, series
     )
 
 
-def _name(found: Measured) -> str:
+def _workload_name(found: WorkloadResult) -> str:
     return f"{found.workload.kind.value} x{found.workload.rows}"
 
 
-def _cells(found: Measured) -> tuple[str, ...]:
-    figures = _record(found)
+def _table_row(found: WorkloadResult) -> tuple[str, ...]:
+    """Return the cells of a workload's row in the table."""
+    figures = _json_record(found)
     return (
         found.workload.kind.value,
         str(found.workload.rows),
         f"{figures['repeated']:.0%}",
-        number(figures["without"]),
-        number(figures["with"]),
+        format_number(figures["without"]),
+        format_number(figures["with"]),
         f"{found.ratio:.2f}x",
         f"{min(found.ratios):.2f}",
         f"{max(found.ratios):.2f}",
-        number(figures["drafted"]),
-        number(figures["accepted"]),
+        format_number(figures["drafted"]),
+        format_number(figures["accepted"]),
         f"{figures['tokens_per_step']:.2f}",
     )
 
 
-def _record(found: Measured) -> dict[str, Any]:
-    """Return the figures of a workload: speeds are medians, counts are those of a mean run."""
+def _json_record(found: WorkloadResult) -> dict[str, Any]:
+    """Return the figures of a workload for JSON: speeds are medians, counts are those of a mean run."""
     runs = found.speculating
     return {
         "text": found.workload.kind.value,
         "rows": found.workload.rows,
-        "repeated": found.workload.repetition(5),
-        "without": statistics.median(run.together.rate for run in found.plain),
-        "with": statistics.median(run.together.rate for run in runs),
+        "repeated": found.workload.mean_repetition(5),
+        "without": statistics.median(run.together.tokens_per_second for run in found.plain),
+        "with": statistics.median(run.together.tokens_per_second for run in runs),
         "ratio": found.ratio,
         "ratios": found.ratios,
         "cpu_ratio": found.cpu_ratio,

@@ -1,4 +1,6 @@
-"""What drafts save: the same scripted answers with and without speculation, in pairs that take turns to go first."""
+"""Measures what drafts save: the same scripted answers with and without speculation, in pairs that take turns to go
+first.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cortexmlx.bench.measure.trace import Stamp
-from cortexmlx.bench.replay.schema import RECORDS, as_forced
-from cortexmlx.bench.replay.scripted import scripted
-from cortexmlx.bench.replay.texts import Kind, Replayed, replayed
+from cortexmlx.bench.measure.trace import Timestamp
+from cortexmlx.bench.replay.schema import RECORDS, apply_forced_tokens
+from cortexmlx.bench.replay.scripted import use_scripts
+from cortexmlx.bench.replay.texts import AnswerKind, ReplayText, make_text
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.engine import Engine
@@ -23,8 +25,8 @@ LIVE_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
-class Span:
-    """A part of a run."""
+class TimedSpan:
+    """The tokens and the time of a part of a run."""
 
     tokens: int
     """Tokens of all rows."""
@@ -33,66 +35,66 @@ class Span:
     """Seconds of all threads of the process, which other programs disturb less."""
 
     @property
-    def rate(self) -> float:
+    def tokens_per_second(self) -> float:
         """Tokens of all rows per second."""
         return self.tokens / self.wall
 
 
 @dataclass(frozen=True)
-class Run:
-    """All answers of a workload, computed at once after their prompts."""
+class ReplayRun:
+    """The result of one run: all answers of a workload, computed at once after their prompts."""
 
     tokens: tuple[tuple[int, ...], ...]
-    whole: Span
-    together: Span
+    whole: TimedSpan
+    together: TimedSpan
     """Until the first answer ended. Drafts help some rows more than others, and afterwards fewer rows share a step. In
     a run of more requests than rows the next request takes the place.
     """
     drafts: SpeculationStats
 
     @property
-    def count(self) -> int:
-        """How many tokens all answers have."""
+    def token_count(self) -> int:
+        """The number of tokens of all answers."""
         return sum(map(len, self.tokens))
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of an answer over the steps that computed them."""
-        return self.count / max(1, self.count - self.drafts.accepted)
+        """Mean tokens that a step adds to an answer."""
+        return self.token_count / max(1, self.token_count - self.drafts.accepted)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Texts of one kind for each pair of runs."""
+    """The texts to replay for one kind of text: one set of rows for each pair of runs."""
 
-    kind: Kind
-    texts: tuple[tuple[Replayed, ...], ...]
+    kind: AnswerKind
+    texts: tuple[tuple[ReplayText, ...], ...]
     """`[pairs][rows]`"""
     live: bool
     """Whether the model's own choices are taken, and not the scripts'."""
 
-    def repetition(self, order: int) -> float:
-        """Return the mean share of n-grams of `order` tokens that are repeated."""
+    def mean_repetition(self, order: int) -> float:
+        """Return the mean share of n-grams of `order` tokens that occurred earlier in their text."""
         return statistics.fmean(row.repetition(order) for rows in self.texts for row in rows)
 
     @property
     def rows(self) -> int:
-        """How many answers are computed at once."""
+        """The number of answers that are computed at once."""
         return len(self.texts[0])
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The pairs of a workload."""
+class WorkloadResult:
+    """The runs of a workload with drafts and without, in pairs."""
 
     workload: Workload
-    plain: tuple[Run, ...]
-    speculating: tuple[Run, ...]
+    plain: tuple[ReplayRun, ...]
+    speculating: tuple[ReplayRun, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
         """Tokens per second with drafts over those without, while all answers run, pair by pair."""
-        return tuple(a.together.rate / b.together.rate for a, b in self._pairs)
+        return tuple(a.together.tokens_per_second / b.together.tokens_per_second for a, b in self._pairs)
 
     @property
     def ratio(self) -> float:
@@ -101,64 +103,64 @@ class Measured:
 
     @property
     def cpu_ratio(self) -> float:
-        """The same by CPU time."""
+        """The median of the pairs' ratios by CPU time."""
         spans = ((a.together, b.together) for a, b in self._pairs)
         return statistics.median(b.cpu / b.tokens * a.tokens / a.cpu for a, b in spans)
 
     @property
     def whole_ratio(self) -> float:
-        """The same until the last answer ended."""
-        return statistics.median(a.whole.rate / b.whole.rate for a, b in self._pairs)
+        """The median of the pairs' ratios over whole runs, until the last answer ended."""
+        return statistics.median(a.whole.tokens_per_second / b.whole.tokens_per_second for a, b in self._pairs)
 
     @property
-    def _pairs(self) -> list[tuple[Run, Run]]:
-        """Runs with drafts, and without."""
+    def _pairs(self) -> list[tuple[ReplayRun, ReplayRun]]:
+        """The pairs of a run with drafts and one without."""
         return list(zip(self.speculating, self.plain, strict=True))
 
     @property
-    def same(self) -> int:
-        """Answers that have the same tokens with drafts and without, of all pairs."""
+    def same_answers(self) -> int:
+        """The number of answers, of all pairs, that have the same tokens with drafts and without."""
         return sum(a == b for mine, other in self._pairs for a, b in zip(mine.tokens, other.tokens, strict=True))
 
 
-def workload(kind: Kind, pairs: int, rows: int, tokens: int, engine: Engine, live: bool = False) -> Workload:
-    """Return texts for pairs of runs, with answers of `tokens` tokens at most."""
-    every = [replayed(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
-    if kind is Kind.SCHEMA:
-        every = [as_forced(row, engine) for row in every]
+def make_workload(kind: AnswerKind, pairs: int, rows: int, tokens: int, engine: Engine, live: bool = False) -> Workload:
+    """Return the texts of one kind for pairs of runs, with answers of at most `tokens` tokens."""
+    every = [make_text(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
+    if kind is AnswerKind.SCHEMA:
+        every = [apply_forced_tokens(row, engine) for row in every]
     return Workload(kind, tuple(tuple(every[first : first + rows]) for first in range(0, len(every), rows)), live)
 
 
-def measure(
+def measure_workloads(
     plain: Engine, speculating: Engine, workloads: Sequence[Workload], tell: Callable[[str], None]
-) -> Iterator[Measured]:
-    """Yield the pairs of each workload. Both engines have a row for each text of a run.
+) -> Iterator[WorkloadResult]:
+    """Run each workload with drafts and without, and yield its result. Both engines have a row for each text of a run.
 
     Each pair has a client of its own: neither engine finds prompts or answers of an earlier one. A first pair is not
     counted. Raises CortexError if an answer is not its script.
     """
     for work in workloads:
-        sides: tuple[tuple[Engine, list[Run]], ...] = ((plain, []), (speculating, []))
+        sides: tuple[tuple[Engine, list[ReplayRun]], ...] = ((plain, []), (speculating, []))
         for pair in range(-1, len(work.texts)):
             rows = work.texts[max(pair, 0)]
             for engine, runs in sides if pair % 2 else sides[::-1]:
                 name = "with drafts" if engine is speculating else "without"
                 tell(f"{work.kind.value}, {work.rows} rows, pair {pair + 1} of {len(work.texts)}: {name}")
-                run = _run(engine, rows, f"{work.kind.value} {pair}", work)
+                run = _run_workload(engine, rows, f"{work.kind.value} {pair}", work)
                 if not work.live and run.tokens != tuple(row.answer for row in rows):
                     raise CortexError(f"an answer of {work.kind.value} {name} is not its script")
                 if pair >= 0:
                     runs.append(run)
-        yield Measured(work, tuple(sides[0][1]), tuple(sides[1][1]))
+        yield WorkloadResult(work, tuple(sides[0][1]), tuple(sides[1][1]))
 
 
-class _Clock:
-    """Counts the tokens of answers from its beginning on, and notes when the first of them ended."""
+class _AnswerClock:
+    """Counts the tokens of all answers from its creation on, and notes when the first answer ended."""
 
     def __init__(self) -> None:
-        self._began = Stamp.now()
+        self._began = Timestamp.now()
         self._tokens = 0
-        self.together: Span | None = None
+        self.together: TimedSpan | None = None
 
     def listen(self, event: TokenEvent) -> None:
         """Count an event of any answer."""
@@ -167,39 +169,39 @@ class _Clock:
             self.together = self.span
 
     @property
-    def span(self) -> Span:
-        """What has come so far."""
-        now = Stamp.now()
-        return Span(self._tokens, now.wall - self._began.wall, now.cpu - self._began.cpu)
+    def span(self) -> TimedSpan:
+        """The tokens and the time so far."""
+        now = Timestamp.now()
+        return TimedSpan(self._tokens, now.wall - self._began.wall, now.cpu - self._began.cpu)
 
 
-def _run(engine: Engine, rows: Sequence[Replayed], client: str, work: Workload) -> Run:
+def _run_workload(engine: Engine, rows: Sequence[ReplayText], client: str, work: Workload) -> ReplayRun:
     """Compute the answers of all rows. Prompts are computed before, so that they are found in the prefix cache."""
     scripts = {} if work.live else {seed: row.answer for seed, row in enumerate(rows)}
-    with scripted(scripts):
-        _answers(engine, rows, client, SamplingParams(max_tokens=1))
-        before, clock = engine.stats().speculation, _Clock()
+    with use_scripts(scripts):
+        _compute_answers(engine, rows, client, SamplingParams(max_tokens=1))
+        before, clock = engine.stats().speculation, _AnswerClock()
         params = SamplingParams(
             max_tokens=None,
             temperature=LIVE_TEMPERATURE if work.live else 0.0,
             ignore_eos=True,
-            structured=RECORDS if work.kind is Kind.SCHEMA else None,
+            structured=RECORDS if work.kind is AnswerKind.SCHEMA else None,
         )
-        done = _answers(engine, rows, client, params, clock.listen)
+        done = _compute_answers(engine, rows, client, params, clock.listen)
         whole, after = clock.span, engine.stats().speculation
     assert clock.together is not None
-    return Run(tuple(each.token_ids for each in done), whole, clock.together, _since(before, after))
+    return ReplayRun(tuple(each.token_ids for each in done), whole, clock.together, _stats_between(before, after))
 
 
-def _answers(
+def _compute_answers(
     engine: Engine,
-    rows: Sequence[Replayed],
+    rows: Sequence[ReplayText],
     client: str,
     params: SamplingParams,
     listener: Callable[[TokenEvent], None] | None = None,
 ) -> list[Completion]:
-    """Submit all requests between two steps, and wait for the answers, of as many tokens as the scripts if `params` do
-    not say it.
+    """Submit all requests between two steps, and return the answers. They have as many tokens as the scripts, unless
+    `params` say.
     """
 
     def submit(core: EngineCore) -> list[RequestHandle]:
@@ -216,8 +218,8 @@ def _answers(
     return [handle.result() for handle in engine.inspect(submit)]
 
 
-def _since(before: SpeculationStats, after: SpeculationStats) -> SpeculationStats:
-    """Return what was drafted from one moment to another."""
+def _stats_between(before: SpeculationStats, after: SpeculationStats) -> SpeculationStats:
+    """Return the drafted and accepted tokens between two readings of the statistics."""
     sources: Mapping[str, DraftStats] = {
         name: DraftStats(of.drafted - was.drafted, of.accepted - was.accepted)
         for name, of in after.sources.items()

@@ -1,8 +1,10 @@
-"""Answers that follow a schema: the schema of a record, and the tokens of an answer where some tokens are forced."""
+"""Answers that follow a JSON schema: the schema of a record, and the tokens of an answer where some tokens are
+forced.
+"""
 
 from __future__ import annotations
 
-from cortexmlx.bench.replay.texts import Replayed
+from cortexmlx.bench.replay.texts import ReplayText
 from cortexmlx.engine import Engine
 from cortexmlx.errors import CortexError
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -47,25 +49,25 @@ _AHEAD = 200
 """The first token of so many characters is that of the whole text."""
 
 
-def as_forced(text: Replayed, engine: Engine) -> Replayed:
-    """Return a text with the tokens that an engine gives it whose forced tokens are those of `RECORDS`. An engine
-    without forced tokens may choose them, too. Raises CortexError if the answer does not follow the schema.
+def apply_forced_tokens(text: ReplayText, engine: Engine) -> ReplayText:
+    """Return a text whose answer has the tokens that the schema forces. An engine without forced tokens may choose
+    them, too. Raises CortexError if the answer does not follow the schema.
     """
     tokenizer = SharedTokenizer(engine.inspect(lambda core: core.loaded.tokenizer))
-    matcher = GrammarCompiler(tokenizer, engine.info.vocab_size).compile(RECORDS).matcher(forced_tokens=True)
+    matcher = GrammarCompiler(tokenizer, engine.info.vocab_size).compile(RECORDS).make_matcher(forced_tokens=True)
     answer, tokens = engine.decode(text.answer), list[int]()
     written, ended = "", False
     while len(tokens) < len(text.answer) and len(written) < len(answer) and not ended:
         rest = answer[len(written) :][:_AHEAD]
-        tokens.append(matcher.forced[0] if matcher.forced else _first(rest, engine))
-        ended = matcher.take(tokens[-1])
+        tokens.append(matcher.forced_tokens[0] if matcher.forced_tokens else _first_token(rest, engine))
+        ended = matcher.accept(tokens[-1])
         written = engine.decode(tokens)
         if matcher.error or not answer.startswith(written):
             raise CortexError(f"an answer of the replay does not follow its schema at {rest[:20]!r}")
-    return Replayed(text.prompt, tuple(tokens))
+    return ReplayText(text.prompt, tuple(tokens))
 
 
-def _first(text: str, engine: Engine) -> int:
+def _first_token(text: str, engine: Engine) -> int:
     """Return the first token of a text."""
     begin = engine.encode("")  # what the tokenizer puts before each text
     written = engine.encode(text)

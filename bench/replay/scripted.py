@@ -1,4 +1,5 @@
-"""Scripted answers: a real model computes all steps and chooses tokens, and then a script's tokens are taken instead.
+"""Scripted answers: a real model computes all steps and samples tokens, and then a script's tokens replace the sampled
+ones.
 
 A small model left alone soon repeats itself, which flatters whoever guesses its next tokens.
 """
@@ -14,7 +15,7 @@ import numpy as np
 
 from cortexmlx.execution import runner
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.sampling import BatchSampler, Sampled, TokenIndex
+from cortexmlx.execution.sampling import BatchSampler, SampledTokens, TokenIndex
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.arrays import IntArray
@@ -27,8 +28,8 @@ _FREE = -1
 
 
 class ScriptedSampler:
-    """Computes the choice of a `BatchSampler`, and takes the script's token at each row's index. Penalties would count
-    the model's own tokens.
+    """A `BatchSampler` whose sampled tokens are replaced by a script's. Penalties would count the model's own
+    tokens.
     """
 
     def __init__(
@@ -47,20 +48,23 @@ class ScriptedSampler:
         token_index: TokenIndex,
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         """See `BatchSampler`. The tokens stay lazy, and depend on the choice that was computed."""
         sampled = self._own(logits, token_index, live, mask)
-        written = mx.array(self._written(token_index))
+        written = mx.array(self._script_tokens(token_index))
         return replace(sampled, tokens=mx.where(written == _FREE, sampled.tokens, written))
 
-    def _written(self, token_index: TokenIndex) -> IntArray:
+    def _script_tokens(self, token_index: TokenIndex) -> IntArray:
+        """Return each row's next script token, or `_FREE` where its script has ended."""
         places = zip(self._scripts, token_index.tolist(), strict=True)
         return np.array([script[at] if at < len(script) else _FREE for script, at in places], np.int32)
 
 
 @contextmanager
-def scripted(scripts: Scripts) -> Iterator[None]:
-    """Let all engines of this process take the scripts' tokens in this context. No request may run at its ends."""
+def use_scripts(scripts: Scripts) -> Iterator[None]:
+    """Make all engines of this process take the scripts' tokens in this context. No request may run when it begins or
+    ends.
+    """
     names = vars(runner)
     own = names["BatchSampler"]
     names["BatchSampler"] = lambda *arguments: ScriptedSampler(scripts, *arguments)

@@ -1,4 +1,4 @@
-"""Texts for a replay: prompts, and the answers that a good model could give, of kinds that repeat more or less.
+"""Texts to replay: prompts, and the answers that a good model could give, of kinds that repeat more or less.
 
 They are made from this package's own source, always in the same way. Each row has texts of its own.
 """
@@ -26,8 +26,8 @@ _ROW, _FREE, _PROSE = 101, 50, 70
 _NAME = re.compile(r"\b[a-z_]{4,}\b")
 
 
-class Kind(str, Enum):
-    """What an answer is."""
+class AnswerKind(str, Enum):
+    """The kind of an answer's text, which decides how much of it repeats earlier text."""
 
     EDIT = "edit"
     """A file of the prompt with three changed lines."""
@@ -42,8 +42,8 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """A prompt and its answer, in tokens."""
+class ReplayText:
+    """A prompt and its known answer, in tokens."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -60,18 +60,19 @@ class Replayed:
         return known / max(1, len(self.answer))
 
 
-def replayed(kind: Kind, row: int, tokens: int, encode: Encode) -> Replayed:
-    """Return the texts of one row: an answer of `tokens` tokens at most."""
+def make_text(kind: AnswerKind, row: int, tokens: int, encode: Encode) -> ReplayText:
+    """Make the prompt and answer of one row: an answer of at most `tokens` tokens."""
     prompt, answer = _MAKERS[kind](row, tokens, encode)
     begin = tuple(encode(""))  # what the tokenizer puts before each text
     written = tuple(encode(answer))
     written = written[len(begin) :] if begin and written[: len(begin)] == begin else written
-    return Replayed(tuple(encode(prompt)), written[:tokens])
+    return ReplayText(tuple(encode(prompt)), written[:tokens])
 
 
-def _edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    files = _files()
-    lines = list(_as_long_as(files[row * len(files) // 17 % len(files)].splitlines(), tokens, encode))
+def _make_edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt with a source file, and the file with three changed lines."""
+    files = _source_files()
+    lines = list(_take_tokens(files[row * len(files) // 17 % len(files)].splitlines(), tokens, encode))
     changed = list(lines)
     words = [(place, *found) for place, line in enumerate(lines) if (found := _NAME.findall(line))]
     for number in range(3):
@@ -81,29 +82,34 @@ def _edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
     return f"A file:\n\n{file}\n\nThe file with three lines changed:\n\n", "\n".join(changed)
 
 
-def _quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    page = list(_as_long_as(_sentences(row), 2 * tokens, encode))
+def _make_quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt, and an answer that quotes two of three sentences from it."""
+    page = list(_take_tokens(_endless_sentences(row), 2 * tokens, encode))
     places = random.Random(row).sample(range(len(page)), len(page))
     quotes = (f"{page[place - 1]} {page[place]}" for place in places)
-    said = (f'The page says: "{quote}" {free}' for quote, free in zip(quotes, _sentences(row, _FREE), strict=False))
+    said = (
+        f'The page says: "{quote}" {free}' for quote, free in zip(quotes, _endless_sentences(row, _FREE), strict=False)
+    )
     return f"A page:\n\n{' '.join(page)}\n\nWhat does it say, and what follows?\n\n", "\n".join(said)
 
 
-def _json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    records = _records(row, 2 + tokens // 40)
+def _make_json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt, and an answer of JSON records with the same keys."""
+    records = _make_records(row, 2 + tokens // 40)
     fields = ", ".join(f"{name} ({type(value).__name__})" for name, value in records[0].items())
     return f"Shop number {row}. Its customers as JSON, with the fields {fields}:\n\n", json.dumps(records)
 
 
-def _schema(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    prompt, _ = _json(row, 0, encode)
-    return prompt, json.dumps(_records(row, 2 + tokens // 30), separators=(",", ":"))
+def _make_schema(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt, and an answer of JSON records without blanks, as a schema forces them."""
+    prompt, _ = _make_json(row, 0, encode)
+    return prompt, json.dumps(_make_records(row, 2 + tokens // 30), separators=(",", ":"))
 
 
-def _records(row: int, count: int) -> list[dict[str, object]]:
-    """Return records that `RECORD` describes."""
+def _make_records(row: int, count: int) -> list[dict[str, object]]:
+    """Return records that follow the schema `RECORD`."""
     chance = random.Random(row)
-    words = [word for sentence in islice(_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
+    words = [word for sentence in islice(_endless_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
 
     def record() -> dict[str, object]:
         return {
@@ -122,22 +128,23 @@ def _records(row: int, count: int) -> list[dict[str, object]]:
     return [record() for _ in range(count)]
 
 
-def _prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
-    said = _as_long_as(_sentences(row, _PROSE), tokens + 20, encode)
+def _make_prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    """Return a prompt, and an answer of sentences that are in no prompt."""
+    said = _take_tokens(_endless_sentences(row, _PROSE), tokens + 20, encode)
     return f"Write chapter {row + 1} of the manual, without a heading.\n\n", " ".join(said)
 
 
-_MAKERS: dict[Kind, Callable[[int, int, Encode], tuple[str, str]]] = {
-    Kind.EDIT: _edit,
-    Kind.QUOTES: _quotes,
-    Kind.JSON: _json,
-    Kind.SCHEMA: _schema,
-    Kind.PROSE: _prose,
+_MAKERS: dict[AnswerKind, Callable[[int, int, Encode], tuple[str, str]]] = {
+    AnswerKind.EDIT: _make_edit,
+    AnswerKind.QUOTES: _make_quotes,
+    AnswerKind.JSON: _make_json,
+    AnswerKind.SCHEMA: _make_schema,
+    AnswerKind.PROSE: _make_prose,
 }
 
 
-def _as_long_as(pieces: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
-    """Yield pieces of a text until they have so many tokens, about."""
+def _take_tokens(pieces: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
+    """Yield pieces of a text until they have about `tokens` tokens."""
     for piece in pieces:
         yield piece
         tokens -= max(1, len(encode(piece)))
@@ -145,9 +152,9 @@ def _as_long_as(pieces: Iterable[str], tokens: int, encode: Encode) -> Iterator[
             return
 
 
-def _sentences(row: int, offset: int = 0) -> Iterator[str]:
-    """Yield sentences, from another place for each row, for ever."""
-    every = _prose_of_the_source()
+def _endless_sentences(row: int, offset: int = 0) -> Iterator[str]:
+    """Yield sentences without end, beginning at another place for each row."""
+    every = _source_sentences()
     place = row * _ROW + offset
     while True:
         yield every[place % len(every)]
@@ -155,18 +162,18 @@ def _sentences(row: int, offset: int = 0) -> Iterator[str]:
 
 
 @cache
-def _files() -> tuple[str, ...]:
-    """Return the modules of this package that are long enough for an edit."""
+def _source_files() -> tuple[str, ...]:
+    """Return the texts of this package's modules that are long enough for an edit."""
     folder = Path(cortexmlx.__file__).parent
     texts = (path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/*.py")))
     return tuple(text for text in texts if len(text) > 4_000)
 
 
 @cache
-def _prose_of_the_source() -> tuple[str, ...]:
-    """Return the sentences of the modules' documentation, each once."""
+def _source_sentences() -> tuple[str, ...]:
+    """Return the sentences of the modules' docstrings, each once."""
     found: dict[str, None] = {}
-    for text in _files():
+    for text in _source_files():
         for node in ast.walk(ast.parse(text)):
             said = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
             for sentence in re.split(r"(?<=\.)\s+", " ".join(said.split())) if isinstance(said, str) else ():

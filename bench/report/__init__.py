@@ -1,1 +1,1 @@
-"""The results of a benchmark: for people, for programs, and as a picture."""
+"""The report of a benchmark: for people, for programs, and as a picture."""

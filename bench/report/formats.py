@@ -1,4 +1,4 @@
-"""A report for programs: JSON, JSON lines or CSV."""
+"""Writes a report for programs: JSON, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from cortexmlx.bench.report.report import Report
 
 
 def as_object(report: Report) -> dict[str, Any]:
-    """Return machine, model, notes, and the records of each part under its key."""
+    """Return a report as a JSON object: machine, model, notes, and the records of each section under its key."""
     model = None if report.model is None else asdict(report.model)
     shell = {"machine": asdict(report.machine), "model": model, "notes": report.notes, "settings": report.settings}
     return {**shell, "interrupted": report.interrupted, **{part.key: part.records for part in report.parts}}
 
 
 def as_json(report: Report) -> str:
-    """Return one JSON object."""
+    """Return a report as JSON text."""
     return json.dumps(as_object(report), indent=2)
 
 
-def json_lines(report: Report) -> str:
-    """Return one object per record, each with machine and model."""
-    around = {"machine": asdict(report.machine), "model": _name(report), "notes": report.notes}
-    return "\n".join(json.dumps({**record, **around}) for record in _records(report))
+def as_json_lines(report: Report) -> str:
+    """Return a JSON object per record, one a line, each with machine and model."""
+    around = {"machine": asdict(report.machine), "model": _model_name(report), "notes": report.notes}
+    return "\n".join(json.dumps({**record, **around}) for record in _all_records(report))
 
 
 def as_csv(report: Report) -> str:
-    """Return one line per record. Lists are joined by spaces."""
-    around = {"model": _name(report), "chip": report.machine.chip, "blas": report.machine.blas}
-    records = [{**record, **around} for record in _records(report)]
+    """Return a report as CSV, a line per record. Lists are joined by spaces."""
+    around = {"model": _model_name(report), "chip": report.machine.chip, "blas": report.machine.blas}
+    records = [{**record, **around} for record in _all_records(report)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
     writer.writeheader()
@@ -43,11 +43,11 @@ def as_csv(report: Report) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def _name(report: Report) -> str | None:
+def _model_name(report: Report) -> str | None:
     return None if report.model is None else report.model.name
 
 
-def _records(report: Report) -> list[Mapping[str, Any]]:
-    """Return all records. With several parts, each record has the key of its part."""
+def _all_records(report: Report) -> list[Mapping[str, Any]]:
+    """Return the records of all sections. With several sections, each record has the key of its section."""
     several = len(report.parts) > 1
     return [{"part": part.key, **record} if several else record for part in report.parts for record in part.records]

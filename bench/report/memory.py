@@ -1,38 +1,38 @@
-"""The sections about KV memory in a report: its writes, its allocation, its reads."""
+"""The report's sections about KV memory: its writes, its allocation, its reads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.pairs import BetterDirection
 from cortexmlx.bench.measure.yardstick import MEMORY
-from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
-from cortexmlx.bench.report.text import number
-from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
-from cortexmlx.bench.suites.kernels import Speed
-from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
+from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.text import format_number
+from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, ReplayResult
+from cortexmlx.bench.suites.kernels import KernelSpeed
+from cortexmlx.bench.suites.pool import NAIVE, POOL, PoolSizes, WriterResult
 from cortexmlx.stats import TimedChoice
 
 TARGET = 3.0
 """How many times as fast as a buffer for each block a pool should be."""
 
 
-def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
-    """Return the section with the tokens per second of each way to write keys and values."""
+def pool_section(found: Sequence[WriterResult], sizes: PoolSizes) -> ReportSection:
+    """Return the section about writing keys and values: the tokens per second of each way."""
     naive = next(median(w.rates) for w in found if w.name == NAIVE)
     ours = next(median(w.rates) for w in found if w.name == POOL)
     rows = tuple(
         (
             w.name,
-            number(median(w.rates)),
-            f"{number(min(w.rates))} to {number(max(w.rates))}",
+            format_number(median(w.rates)),
+            f"{format_number(min(w.rates))} to {format_number(max(w.rates))}",
             f"{median(w.rates) / naive:.2f}x",
             f"{w.grown / 2**20:.1f}",
         )
         for w in found
     )
-    table = Table(
+    table = ReportTable(
         ("keys and values in", "tokens/s", "of all runs", "of naive", "MiB added"),
         rows,
         1,
@@ -51,13 +51,17 @@ def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
         {"way": w.name, "tokens_per_second": w.rates, "of_naive": median(w.rates) / naive, "bytes_added": w.grown}
         for w in found
     )
-    bars = tuple(Bar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in found)
-    series = tuple(Series(f"pool, {w.name}", "t/s", Better.HIGHER, w.rates, MEMORY) for w in found if w.name == POOL)
+    bars = tuple(
+        ChartBar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in found
+    )
+    series = tuple(
+        FigureSeries(f"pool, {w.name}", "t/s", BetterDirection.HIGHER, w.rates, MEMORY) for w in found if w.name == POOL
+    )
     return ReportSection("pool", "Pool of blocks", (table,), what, records, bars, series)
 
 
-def allocator(found: Sequence[Replay]) -> ReportSection:
-    """Return the section with the microseconds per call of each allocator, and the runs that it needed."""
+def allocator_section(found: Sequence[ReplayResult]) -> ReportSection:
+    """Return the section about allocators: the microseconds per call of each, and the runs that it needed."""
     ours = {r.trace: median(r.microseconds) for r in found if r.allocator == OURS}
     rows = tuple(
         (
@@ -69,7 +73,7 @@ def allocator(found: Sequence[Replay]) -> ReportSection:
         )
         for r in found
     )
-    table = Table(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2, ("of ours",))
+    table = ReportTable(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2, ("of ours",))
     counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in found}
     below = (
         f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
@@ -84,41 +88,52 @@ def allocator(found: Sequence[Replay]) -> ReportSection:
         for r in found
     )
     bars = tuple(
-        Bar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_ends(r.microseconds))
+        ChartBar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_min_max(r.microseconds))
         for r in found
     )
     return ReportSection("allocator", "Block allocator", (table,), below, records, bars)
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
+def _min_max(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest value."""
     return min(values), max(values)
 
 
-def _share(speed: Speed) -> str:
+def _peak_share(speed: KernelSpeed) -> str:
+    """Return the share of the memory's peak bandwidth that a kernel reached."""
     return f"{median(speed.rates) / speed.peak:.0%}"
 
 
-def _range(found: Sequence[Speed]) -> str:
-    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _ends([speed.peak for speed in found])))
+def _peak_range(found: Sequence[KernelSpeed]) -> str:
+    """Return the lowest and the highest peak bandwidth as text."""
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _min_max([speed.peak for speed in found])))
 
 
-def kernel(found: Sequence[Speed], peak: str, gpu: bool) -> ReportSection:
-    """Return the section with the bandwidth of each kernel."""
+def kernel_section(found: Sequence[KernelSpeed], peak: str, gpu: bool) -> ReportSection:
+    """Return the section about decode attention: the bandwidth of each kernel."""
     rows = tuple(
-        (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
+        (
+            s.shape.name,
+            s.kernel,
+            f"{median(s.rates):.1f}",
+            "{:.1f} to {:.1f}".format(*_min_max(s.rates)),
+            _peak_share(s),
+        )
         for s in found
     )
-    table = Table(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))
+    table = ReportTable(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))
     where = "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
     below = (
-        f"GB/s of keys and values, median run; peak: {_range(found)} GB/s, {peak}. cortexmlx: {where}, on blocks in "
+        f"GB/s of keys and values, median run; peak: {_peak_range(found)} GB/s, {peak}. cortexmlx: {where}, on "
+        "blocks in "
         "random order; MLX: its scaled_dot_product_attention on contiguous arrays."
     )
     records = tuple(
         {"shape": s.shape.name, "kernel": s.kernel, "gigabytes_per_second": s.rates, "peak": s.peak} for s in found
     )
     bars = tuple(
-        Bar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_ends(s.rates)) for s in found
+        ChartBar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_min_max(s.rates))
+        for s in found
     )
     return ReportSection("kernel", "Decode attention", (table,), (below,), records, bars)
 
@@ -126,8 +141,10 @@ def kernel(found: Sequence[Speed], peak: str, gpu: bool) -> ReportSection:
 # The ways of decode attention in a report.
 
 
-def choices(found: Sequence[TimedChoice]) -> ReportSection:
-    """Return the section with the time of each way, the fastest first, and the one that an engine would take."""
+def choices_section(found: Sequence[TimedChoice]) -> ReportSection:
+    """Return the section about autotuning: the time of each candidate, the fastest first, and the one that an engine
+    would use.
+    """
     rows = tuple(
         (choice.batch, name, f"{seconds * 1e6:,.0f}", "serves" if name == choice.chosen else "")
         for choice in found
@@ -149,5 +166,5 @@ def choices(found: Sequence[TimedChoice]) -> ReportSection:
         }
         for choice in found
     )
-    table = Table(("decode attention", "way", "us", ""), rows, 2)
+    table = ReportTable(("decode attention", "way", "us", ""), rows, 2)
     return ReportSection("choices", "Ways of decode attention", (table,), below, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.report.section import ReportSection
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import ModelInfo
@@ -14,9 +14,9 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured."""
+    """Everything that one `cortexmlx bench` measured, with the machine and the model."""
 
-    machine: Machine
+    machine: BenchMachine
     model: ModelInfo | None
     parts: tuple[ReportSection, ...] = ()
     notes: tuple[str, ...] = ()
@@ -29,12 +29,12 @@ class Report:
     """Whether something that was asked for is missing."""
 
     def header(self) -> list[str]:
-        """Return machine, model and notes, one item each."""
+        """Return lines about the machine, the model, and notes."""
         return [*self.machine.lines(), *model_lines(self.model), *self.notes]
 
 
 def model_lines(model: ModelInfo | None) -> list[str]:
-    """Return the model in one line, and its notes."""
+    """Return a line that describes the model, and its notes."""
     if model is None:
         return []
     count = f"{model.parameters / 1e6:,.0f} M" if model.parameters >= 1e6 else f"{model.parameters:,}"

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.pairs import BetterDirection
 
 
 @dataclass(frozen=True)
-class Table:
-    """Headings and rows of text."""
+class ReportTable:
+    """A table of a report: headings and rows of text."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -24,8 +24,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A figure to draw, with the lowest and the highest of its repetitions."""
+class ChartBar:
+    """A figure to draw as a bar, with the lowest and the highest of its repetitions."""
 
     group: str
     """Bars of one group share a scale."""
@@ -37,12 +37,12 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Series:
+class FigureSeries:
     """The repetitions of one figure, for comparison with those of another run."""
 
     name: str
     unit: str
-    better: Better
+    better: BetterDirection
     values: tuple[float, ...]
     machine: str = ""
     """The part of the machine that limits the figure, as `measure.yardstick` names it. "" if the machine's speed does
@@ -58,15 +58,15 @@ class Series:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A section of a report."""
+    """A section of a report: its tables, and the same figures as records and bars."""
 
     key: str
     """Its key in JSON."""
     title: str
-    tables: tuple[Table, ...]
+    tables: tuple[ReportTable, ...]
     below: tuple[str, ...] = ()
     """Lines below the tables."""
     records: tuple[Mapping[str, Any], ...] = ()
     """The figures for programs."""
-    bars: tuple[Bar, ...] = ()
-    series: tuple[Series, ...] = field(default=())
+    bars: tuple[ChartBar, ...] = ()
+    series: tuple[FigureSeries, ...] = field(default=())

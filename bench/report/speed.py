@@ -1,4 +1,4 @@
-"""The rows of `cortexmlx bench` in a report: a table in the form of llama-bench's."""
+"""The report's section about speed: a table in the form of llama-bench's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.measure.pairs import BetterDirection
 from cortexmlx.bench.measure.yardstick import COMPUTE, MEMORY
 from cortexmlx.bench.report.report import GIB
-from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
+from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
 from cortexmlx.bench.suites.rows import TestResult
 from cortexmlx.stats import ModelInfo
 
@@ -21,12 +21,12 @@ BELOW = (
 )
 
 
-def part(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSection:
-    """Return the rows in the columns of llama-bench, and below them their memory."""
+def speed_section(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSection:
+    """Return the section about speed, with the columns of llama-bench, and below it a table of memory."""
     core = (
         model.name.rstrip("/").rpartition("/")[2],
         f"{model.weight_bytes / 2**20:,.1f} MiB",
-        _count(model.parameters),
+        _format_count(model.parameters),
         backend,
     )
     batches = any(row.test.batch > 1 for row in rows)
@@ -36,8 +36,8 @@ def part(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSe
         cells.append((*core, *sizes, row.test.name, f"{row.mean:.2f} ± {row.deviation:.2f}"))
     spare = ("model", "size", "params", "backend")
     headings = (*spare, "block", *(("batch",) if batches else ()), "test", "t/s")
-    speed = Table(headings, tuple(cells), 1, spare)
-    memory = Table(
+    speed = ReportTable(headings, tuple(cells), 1, spare)
+    memory = ReportTable(
         ("test", "block", "batch", "KV MiB", "peak GiB"),
         tuple(
             (
@@ -53,15 +53,23 @@ def part(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSe
         ("peak GiB",),
     )
     return ReportSection(
-        "rows", "Speed", (speed, memory), BELOW, tuple(map(_record, rows)), _bars(rows), _series(rows, backend)
+        "rows",
+        "Speed",
+        (speed, memory),
+        BELOW,
+        tuple(map(_json_record, rows)),
+        _make_bars(rows),
+        _make_series(rows, backend),
     )
 
 
-def _count(parameters: int) -> str:
+def _format_count(parameters: int) -> str:
+    """Return a number of parameters in millions or billions."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
 
 
-def _record(row: TestResult) -> dict[str, Any]:
+def _json_record(row: TestResult) -> dict[str, Any]:
+    """Return the result of a test for JSON."""
     return {
         "test": row.test.name,
         "prompt": row.test.prompt,
@@ -80,10 +88,11 @@ def _record(row: TestResult) -> dict[str, Any]:
     }
 
 
-def _bars(rows: Sequence[TestResult]) -> tuple[Bar, ...]:
+def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
+    """Return a bar for each test."""
     sizes = len({row.block_size for row in rows}) > 1
     return tuple(
-        Bar(
+        ChartBar(
             "prompt" if row.test.prompt else "generation",
             f"{row.test.label}, block {row.block_size}" if sizes else row.test.label,
             "tokens per second",
@@ -95,7 +104,8 @@ def _bars(rows: Sequence[TestResult]) -> tuple[Bar, ...]:
     )
 
 
-def _series(rows: Sequence[TestResult], backend: str) -> tuple[Series, ...]:
+def _make_series(rows: Sequence[TestResult], backend: str) -> tuple[FigureSeries, ...]:
+    """Return the repetitions of each test by wall time and, on a CPU, by CPU time."""
     found = []
     for row in rows:
         name, unit = f"{row.test.label}, block {row.block_size}", "t/s"
@@ -105,5 +115,5 @@ def _series(rows: Sequence[TestResult], backend: str) -> tuple[Series, ...]:
             clocks["CPU"] = row.cpu_rates
         for clock, rates in clocks.items():
             beside = row.beside.get(f"{machine}, {clock}", ())
-            found.append(Series(name, unit, Better.HIGHER, rates, machine, clock, beside, row.rounds))
+            found.append(FigureSeries(name, unit, BetterDirection.HIGHER, rates, machine, clock, beside, row.rounds))
     return tuple(found)

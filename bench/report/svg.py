@@ -1,4 +1,4 @@
-"""The figures of a report as a picture in SVG: bars with whiskers from the lowest to the highest repetition."""
+"""Draws the figures of a report in SVG: bars with whiskers from the lowest to the highest repetition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 from xml.sax.saxutils import escape
 
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import Bar
+from cortexmlx.bench.report.section import ChartBar
 
 WIDTH = 760
 _LEFT, _RIGHT, _LINE, _BAR, _TOP = 250, 90, 26, 16, 58
@@ -21,39 +21,40 @@ rect { fill: #4078c0 } .whisker { stroke: #24292f; stroke-width: 1.5 } .page { f
 }"""
 
 
-def picture(report: Report) -> str:
-    """Return an SVG document. Bars of one unit and kind share a scale that begins at 0."""
+def as_svg(report: Report) -> str:
+    """Return a report's bars as an SVG document. Bars of one unit and kind share a scale that begins at 0."""
     bars = sorted((bar for part in report.parts for bar in part.bars), key=lambda bar: bar.group)
     model = "" if report.model is None else f"{report.model.name}, "
-    top = [_text(16, 24, f"cortexmlx bench: {model}{report.machine.chip}", "title")]
-    top.append(_text(16, 42, report.machine.software(), "small"))
+    top = [_text_element(16, 24, f"cortexmlx bench: {model}{report.machine.chip}", "title")]
+    top.append(_text_element(16, 42, report.machine.software(), "small"))
     y, drawn = _TOP, list[str]()
     for name, group in groupby(bars, key=lambda bar: bar.group):
-        lines, y = _group(name, list(group), y)
+        lines, y = _draw_group(name, list(group), y)
         drawn += lines
     page = f'<rect class="page" width="{WIDTH}" height="{y}"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}">'
     return "\n".join([head, f"<style>{_STYLE}</style>", page, *top, *drawn, "</svg>", ""])
 
 
-def _group(name: str, bars: Sequence[Bar], y: int) -> tuple[list[str], int]:
-    """Return the elements of a group that begins at `y`, and the `y` of the next group."""
+def _draw_group(name: str, bars: Sequence[ChartBar], y: int) -> tuple[list[str], int]:
+    """Return the SVG elements of a group of bars that begins at `y`, and the `y` of the next group."""
     most = max(max(bar.value, bar.high) for bar in bars) or 1.0
     scale = (WIDTH - _LEFT - _RIGHT) / most
-    lines = [_text(16, y + 18, f"{name}, {bars[0].unit}", "small")]
+    lines = [_text_element(16, y + 18, f"{name}, {bars[0].unit}", "small")]
     y += _LINE
     for bar in bars:
         middle = y + _BAR / 2
         low, high = (_LEFT + scale * end for end in (bar.low, bar.high))
-        lines.append(_text(_LEFT - 8, middle + 4, bar.label, "", "end"))
+        lines.append(_text_element(_LEFT - 8, middle + 4, bar.label, "", "end"))
         lines.append(f'<rect x="{_LEFT}" y="{y}" width="{scale * bar.value:.1f}" height="{_BAR}"/>')
         if bar.high > bar.low:
             lines.append(f'<path class="whisker" d="M{low:.1f} {middle}H{high:.1f}"/>')
-        lines.append(_text(WIDTH - 16, middle + 4, f"{bar.value:,.1f}", "", "end"))
+        lines.append(_text_element(WIDTH - 16, middle + 4, f"{bar.value:,.1f}", "", "end"))
         y += _LINE
     return lines, y + 10
 
 
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+def _text_element(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    """Return an SVG text element. `kind` is its CSS class."""
     named = f' class="{kind}"' if kind else ""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{named}>{escape(text)}</text>'

@@ -1,4 +1,4 @@
-"""A report for people: Markdown that fits 80 columns, and narrower terminals if it can."""
+"""Writes a report for people: Markdown that fits 80 columns, and narrower terminals if it can."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import textwrap
 from collections.abc import Sequence
 
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ReportSection, Table
+from cortexmlx.bench.report.section import ReportSection, ReportTable
 
 WIDTH = 80
 
 
-def markdown(report: Report, width: int = WIDTH) -> str:
-    """Return the header's lines, and for each part its title, its tables, and the lines below them."""
-    return "\n\n".join([items(report.header(), width), *(of_part(part, width) for part in report.parts)])
+def as_markdown(report: Report, width: int = WIDTH) -> str:
+    """Return a report as Markdown: the header's lines, and the title, tables and notes of each section."""
+    return "\n\n".join(
+        [list_markdown(report.header(), width), *(section_markdown(part, width) for part in report.parts)]
+    )
 
 
-def of_part(part: ReportSection, width: int = WIDTH) -> str:
-    """Return one section."""
-    tables = [table(each, width) for each in part.tables]
-    return "\n\n".join([f"## {part.title}", *tables, *([items(part.below, width)] if part.below else [])])
+def section_markdown(part: ReportSection, width: int = WIDTH) -> str:
+    """Return one section as Markdown."""
+    tables = [table_markdown(each, width) for each in part.tables]
+    return "\n\n".join([f"## {part.title}", *tables, *([list_markdown(part.below, width)] if part.below else [])])
 
 
-def items(lines: Sequence[str], width: int = WIDTH) -> str:
-    """Return a Markdown list."""
+def list_markdown(lines: Sequence[str], width: int = WIDTH) -> str:
+    """Return lines as a Markdown list."""
     return "\n".join(
         textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
         for line in lines
     )
 
 
-def table(given: Table, width: int = WIDTH) -> str:
+def table_markdown(given: ReportTable, width: int = WIDTH) -> str:
     """Return a Markdown table with aligned columns. A table that is too wide loses `spare` columns."""
     shown = given
     for gone in given.spare:
-        if _width(shown) <= width:
+        if _table_width(shown) <= width:
             break
-        shown = _without(shown, gone)
-    widths = _widths(shown)
+        shown = _drop_column(shown, gone)
+    widths = _column_widths(shown)
 
     def line(cells: Sequence[str]) -> str:
         both = zip(cells, widths, strict=True)
@@ -48,23 +50,26 @@ def table(given: Table, width: int = WIDTH) -> str:
     return "\n".join([line(shown.headings), f"|{rule}|", *map(line, shown.rows)])
 
 
-def number(value: float) -> str:
-    """Return the value with four digits, or all digits of a large value."""
+def format_number(value: float) -> str:
+    """Return the value as text with four digits, or all digits of a large value."""
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
-def _widths(shown: Table) -> list[int]:
+def _column_widths(shown: ReportTable) -> list[int]:
+    """Return the width of each column in characters."""
     return [max(len(line[i]) for line in (shown.headings, *shown.rows)) for i in range(len(shown.headings))]
 
 
-def _width(shown: Table) -> int:
-    return sum(_widths(shown)) + 3 * len(shown.headings) + 1
+def _table_width(shown: ReportTable) -> int:
+    """Return the width of a table in characters."""
+    return sum(_column_widths(shown)) + 3 * len(shown.headings) + 1
 
 
-def _without(shown: Table, heading: str) -> Table:
+def _drop_column(shown: ReportTable, heading: str) -> ReportTable:
+    """Return a table without one column."""
     at = shown.headings.index(heading)
 
     def cut(cells: tuple[str, ...]) -> tuple[str, ...]:
         return cells[:at] + cells[at + 1 :]
 
-    return Table(cut(shown.headings), tuple(map(cut, shown.rows)), max(1, shown.left - (at < shown.left)))
+    return ReportTable(cut(shown.headings), tuple(map(cut, shown.rows)), max(1, shown.left - (at < shown.left)))

@@ -1,4 +1,4 @@
-"""The serving trace in a report: what users saw, with a column for each side."""
+"""The report's section about random arrivals: the waits of users, with a column for each side."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
-from cortexmlx.bench.report.text import number
-from cortexmlx.bench.suites.arrivals import PERCENTILES, Served, Traffic
+from cortexmlx.bench.measure.pairs import BetterDirection
+from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.text import format_number
+from cortexmlx.bench.suites.arrivals import PERCENTILES, Traffic, TrafficResult
 
 KEEPS_UP = 0.6
 """The lowest share of the requests' rate at which the engine keeps up. It is below 1 because the last answers take time
@@ -23,41 +23,43 @@ BELOW = (
 )
 
 
-def part(sides: Sequence[Served], traffic: Traffic) -> ReportSection:
-    """Return the section, with the figures of all runs together."""
+def traffic_section(sides: Sequence[TrafficResult], traffic: Traffic) -> ReportSection:
+    """Return the section about random arrivals, with the figures of all runs together."""
     promise = sides[0].promise
-    figures = [_figures(side) for side in sides]
+    figures = [_side_figures(side) for side in sides]
     names = list(figures[0])
     rows = []
     for name in names:
         values = [found[name] for found in figures]
         ratio = (f"{values[0] / values[1]:.2f}x",) if len(values) > 1 and values[1] else ("",) * (len(values) - 1)
-        rows.append((name, *map(number, values), *ratio))
-    table = Table(("", *(side.name for side in sides), *(("ratio",) if len(sides) > 1 else ())), tuple(rows))
+        rows.append((name, *map(format_number, values), *ratio))
+    table = ReportTable(("", *(side.name for side in sides), *(("ratio",) if len(sides) > 1 else ())), tuple(rows))
     shared = f"{traffic.sharing:.0%} behind one of {traffic.systems} system prompts of {traffic.system} tokens"
     what = (
         f"{len(sides[0].requests)} requests in {len(sides[0].traces)} run(s), at random times, {traffic.rate:g} a "
         f"second: prompts of {traffic.prompt[0]} to {traffic.prompt[1]} tokens, {shared}; answers of "
         f"{traffic.answer[0]} to {traffic.answer[1]}",
         f"goodput: requests per second with TTFT at most {promise.ttft * 1e3:g} ms and TPOT at most "
-        f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good} of {len(s.requests)}' for s in sides)}",
-        *_same(sides),
-        *_behind(sides[0], traffic),
+        f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good_count} of {len(s.requests)}' for s in sides)}",
+        *_same_tokens_note(sides),
+        *_overload_warning(sides[0], traffic),
     )
-    records = tuple(_record(side, found) for side, found in zip(sides, figures, strict=True))
+    records = tuple(_json_record(side, found) for side, found in zip(sides, figures, strict=True))
     bars = tuple(
-        Bar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
+        ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
         for p in PERCENTILES
         for side, found in zip(sides, figures, strict=True)
     )
-    return ReportSection("trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _series(sides[0]))
+    return ReportSection(
+        "trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _make_series(sides[0])
+    )
 
 
-def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:
+def _overload_warning(side: TrafficResult, traffic: Traffic) -> tuple[str, ...]:
     """Return a warning if requests arrived faster than they were answered. Then they wait for each other, and the wait
     depends more on the rate than on an answer.
     """
-    served = len(side.requests) / sum(trace.total().wall for trace in side.traces)
+    served = len(side.requests) / sum(trace.total_seconds().wall for trace in side.traces)
     if served > KEEPS_UP * traffic.rate:
         return ()
     return (
@@ -66,7 +68,7 @@ def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:
     )
 
 
-def _same(sides: Sequence[Served]) -> tuple[str, ...]:
+def _same_tokens_note(sides: Sequence[TrafficResult]) -> tuple[str, ...]:
     """Return a line with the number of requests that have the same tokens on both sides."""
     if len(sides) < 2:
         return ()
@@ -74,7 +76,8 @@ def _same(sides: Sequence[Served]) -> tuple[str, ...]:
     return (f"same tokens on both sides in {sum(a.tokens == b.tokens for a, b in both)} of {len(both)} requests",)
 
 
-def _figures(side: Served) -> dict[str, float]:
+def _side_figures(side: TrafficResult) -> dict[str, float]:
+    """Return throughput, goodput and the percentiles of waits for one side."""
     found = {"tokens per second": float(np.mean(side.throughput())), "goodput": float(np.mean(side.goodput()))}
     for name, waits in side.waits().items():
         for percentile in PERCENTILES:
@@ -82,15 +85,22 @@ def _figures(side: Served) -> dict[str, float]:
     return found
 
 
-def _record(side: Served, figures: dict[str, float]) -> dict[str, Any]:
-    return {"side": side.name, "requests": len(side.requests), "good": side.good, "tokens": side.tokens, **figures}
+def _json_record(side: TrafficResult, figures: dict[str, float]) -> dict[str, Any]:
+    """Return the figures of one side for JSON."""
+    return {
+        "side": side.name,
+        "requests": len(side.requests),
+        "good": side.good_count,
+        "tokens": side.tokens,
+        **figures,
+    }
 
 
-def _series(side: Served) -> tuple[Series, ...]:
+def _make_series(side: TrafficResult) -> tuple[FigureSeries, ...]:
     """Return one figure for each run. Requests of one run depend on each other, so they are not repetitions."""
     runs = [side.waits(trace.requests) for trace in side.traces]
-    found = [Series("trace, tokens per second", "t/s", Better.HIGHER, tuple(side.throughput()))]
+    found = [FigureSeries("trace, tokens per second", "t/s", BetterDirection.HIGHER, tuple(side.throughput()))]
     for name in ("TTFT", "TPOT"):
         medians = tuple(float(np.median(run[name])) for run in runs)
-        found.append(Series(f"trace, {name} p50", "s", Better.LOWER, medians))
+        found.append(FigureSeries(f"trace, {name} p50", "s", BetterDirection.LOWER, medians))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The cost of a call to the KV block allocator: by the size of the arena, and compared with scans of it.
+"""Measures the cost of a call to the KV block allocator: by the size of the arena, and compared with scans of it.
 
 `python -m cortexmlx.bench.studies.allocator` prints both tables; `measure()` returns them as data. Only calls to the
 allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
@@ -25,7 +25,9 @@ CALLS = 20_000
 
 @dataclass(frozen=True)
 class ChurnCost:
-    """Microseconds per `allocate` or `free` call in a half-full, fragmented arena, one figure per repeat."""
+    """The cost of random `allocate` and `free` calls in a half-full, fragmented arena: microseconds per call, one
+    figure per repeat.
+    """
 
     total_blocks: int
     fragmentation: float
@@ -33,30 +35,34 @@ class ChurnCost:
 
     @property
     def median_us(self) -> float:
+        """Median microseconds per call."""
         return statistics.median(self.repeats_us)
 
 
 @dataclass(frozen=True)
 class ScanCost:
-    """Microseconds for one `allocate` and the `free` that undoes it, when only the arena's last run is long enough."""
+    """The cost of one `allocate` and the `free` that undoes it, in microseconds, when only the arena's last run is
+    long enough.
+    """
 
     name: str
     repeats_us: tuple[float, ...]
 
     @property
     def median_us(self) -> float:
+        """Median microseconds per pair of calls."""
         return statistics.median(self.repeats_us)
 
 
 @dataclass(frozen=True)
 class AllocatorBench:
-    """All figures of one benchmark run; the first entry of `scans` is KVBlockAllocator itself."""
+    """All figures of the study; the first entry of `scans` is KVBlockAllocator itself."""
 
     churn: tuple[ChurnCost, ...]
     scans: tuple[ScanCost, ...]
 
     @property
-    def growth(self) -> float:
+    def cost_growth(self) -> float:
         """Cost of a call in the largest arena over the cost in the smallest."""
         return self.churn[-1].median_us / self.churn[0].median_us
 
@@ -70,9 +76,9 @@ SCANS: tuple[tuple[str, Callable[[int], Allocator]], ...] = (
 
 
 @dataclass(frozen=True)
-class _Trace:
-    """Calls drawn beforehand; run i is the i-th allocated run. The allocator returns the same blocks for the same
-    history. So every call of a trace succeeds again in a replay.
+class _CallTrace:
+    """Allocator calls drawn beforehand; run i is the i-th allocated run. The allocator returns the same blocks for the
+    same history. So every call of a trace succeeds again in a replay.
     """
 
     fill: tuple[int, ...]  # lengths that fill the arena
@@ -80,7 +86,8 @@ class _Trace:
     churn: tuple[int, ...]  # n > 0: allocate n blocks; otherwise free run -n
 
 
-def _draw_trace(total_blocks: int, calls: int, seed: int) -> _Trace:
+def _draw_trace(total_blocks: int, calls: int, seed: int) -> _CallTrace:
+    """Draw random calls that fill an arena, fragment it, and then allocate and free."""
     rng = random.Random(seed)
     allocator = KVBlockAllocator(total_blocks)
     runs: list[KVHandle] = []
@@ -105,10 +112,10 @@ def _draw_trace(total_blocks: int, calls: int, seed: int) -> _Trace:
             live[at], live[-1] = live[-1], live[at]
             churn.append(-live.pop())
             allocator.free(runs[-churn[-1]])
-    return _Trace(fill, tuple(holes), tuple(churn))
+    return _CallTrace(fill, tuple(holes), tuple(churn))
 
 
-def _replay(total_blocks: int, trace: _Trace) -> tuple[float, float]:
+def _replay_trace(total_blocks: int, trace: _CallTrace) -> tuple[float, float]:
     """Return the microseconds of the trace's churn, and the fragmentation of the arena after it."""
     allocator = KVBlockAllocator(total_blocks)
     runs = [allocator.allocate(n) for n in trace.fill]
@@ -139,14 +146,14 @@ def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: i
     for _ in range(repeats):
         for total in sizes:
             gc.collect()
-            rounds = [_replay(total, trace) for trace in traces[total]]
+            rounds = [_replay_trace(total, trace) for trace in traces[total]]
             times[total].append(sum(us for us, _ in rounds) / sum(len(trace.churn) for trace in traces[total]))
             fragmentation[total] = statistics.mean(end for _, end in rounds)
     return tuple(ChurnCost(total, fragmentation[total], tuple(times[total])) for total in sizes)
 
 
 def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
-    """Measure each contestant when every second block is free, and so are the last 64. It allocates those 64 and frees
+    """Measure each allocator in an arena where only the last 64 blocks are contiguous: it allocates those and frees
     them again.
     """
     results = []
@@ -162,7 +169,9 @@ def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[Sc
 
 
 def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
-    """Return the microseconds to allocate and free the last run, from pairs that take at least 50 ms together."""
+    """Return the microseconds to allocate and free the last run, from pairs of calls that take at least 50 ms
+    together.
+    """
     pairs, spent = 0, 0.0
     started = time.perf_counter()
     while spent < 0.05:
@@ -175,8 +184,8 @@ def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
     return spent * 1e6 / pairs
 
 
-def measure(repeats: int = 5) -> AllocatorBench:
-    """Measure both tables, in about ten seconds."""
+def measure_costs(repeats: int = 5) -> AllocatorBench:
+    """Measure the costs of churn and of scans, in about ten seconds."""
     return AllocatorBench(measure_churn(repeats=repeats), measure_scans(repeats=repeats))
 
 
@@ -208,9 +217,12 @@ def report(bench: AllocatorBench) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.allocator", description=measure.__doc__)
+    """Run the study, and print its tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cortexmlx.bench.studies.allocator", description=measure_costs.__doc__
+    )
     parser.add_argument("--repeats", type=int, default=5, help="repeats, of which the median counts (default 5)")
-    print(report(measure(parser.parse_args(argv).repeats)))
+    print(report(measure_costs(parser.parse_args(argv).repeats)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The host's work per decode step on the Metal path: `python -m cortexmlx.bench.studies.host_cost [MODEL]`.
+"""Measures the host's work per decode step on the Metal path: `python -m cortexmlx.bench.studies.host_cost [MODEL]`.
 
 The kernel calls are stubs, so it runs without a GPU. The work list, the metadata and the graph of every layer are real.
 In the same run, mlx-lm builds its graph of the same model with its own caches, for comparison.
@@ -27,14 +27,14 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
-from cortexmlx.attention.selfcheck_problems import DecodeProblem, make_problem  # noqa: E402
+from cortexmlx.attention.selfcheck_problems import DecodeProblem, make_decode_problem  # noqa: E402
 from cortexmlx.core.config import EngineConfig  # noqa: E402
 from cortexmlx.core.core import EngineCore  # noqa: E402
 from cortexmlx.core.handle import RequestHandle  # noqa: E402
-from cortexmlx.core.text import Stops  # noqa: E402
+from cortexmlx.core.text import StopConditions  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.metal.kernels import REDUCE_ENTRY, DecodeKernels, kernel_text  # noqa: E402
-from cortexmlx.metal.results import whole  # noqa: E402
+from cortexmlx.metal.results import make_whole_entry  # noqa: E402
 from cortexmlx.metal.rules import GEOMETRIES, Variant  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
 from cortexmlx.types.request import QueuedRequest, RequestId  # noqa: E402
@@ -43,8 +43,8 @@ PROMPT = 64
 STEPS = 32
 
 
-def stub_factory(**_: Any) -> Callable[..., Sequence[mx.array]]:
-    """A stand-in for `mx.fast.metal_kernel`: its calls return zeros of the right shapes."""
+def make_stub_kernel(**_: Any) -> Callable[..., Sequence[mx.array]]:
+    """Return a stand-in for a kernel of `mx.fast.metal_kernel`: its calls return zeros of the right shapes."""
 
     def call(*, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
         return [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
@@ -53,13 +53,14 @@ def stub_factory(**_: Any) -> Callable[..., Sequence[mx.array]]:
 
 
 @dataclass
-class _Timed:
+class _TimedAttention:
     """An attention backend, and the seconds spent in it."""
 
     attention: MetalAttention
     seconds: float = 0.0
 
     def attend(self, *args: Any, **options: Any) -> mx.array:
+        """Compute attention by the backend, and add the time that the call takes."""
         started = time.perf_counter()
         out = self.attention.attend(*args, **options)
         self.seconds += time.perf_counter() - started
@@ -68,7 +69,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class HostCost:
-    """Seconds of host work per decode step within a window.
+    """Seconds of the host's work per decode step, ours and mlx-lm's.
 
     Each figure is the lower quartile of the steps, because other work on the machine only adds time.
     """
@@ -82,17 +83,19 @@ class HostCost:
     """Building mlx-lm's graph."""
 
 
-def measure(model: str, rows: int) -> HostCost:
-    """Decode `rows` rows with both, for about `STEPS` steps in which all rows decode."""
+def measure_host_cost(model: str, rows: int) -> HostCost:
+    """Decode `rows` rows with cortexmlx and with mlx-lm, for about `STEPS` steps in which all rows decode."""
     core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False, speculate=False))
-    timed = _Timed(MetalAttention(stub_factory, check=False))
+    timed = _TimedAttention(MetalAttention(make_stub_kernel, check=False))
     assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
     core.runner._attend = timed.attend
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
         handle = RequestHandle(RequestId(row), core.cancel)
         core.add(
-            QueuedRequest(tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter()), handle, Stops()
+            QueuedRequest(tuple(range(row + 1, row + PROMPT + 1)), params, row, time.perf_counter()),
+            handle,
+            StopConditions(),
         )
     builds, attentions = [], []
     while not core.idle:
@@ -102,12 +105,12 @@ def measure(model: str, rows: int) -> HostCost:
         if plan is not None and plan.kind is StepKind.DECODE and plan.flush is None and len(plan.segments) == rows:
             builds.append(core.runner.build_seconds - before[0])
             attentions.append(timed.seconds - before[1])
-    theirs = _mlx_lm(core.loaded.model, rows)
+    theirs = _mlx_lm_build_seconds(core.loaded.model, rows)
     return HostCost(rows, *(statistics.quantiles(times[1:])[0] for times in (builds, attentions, theirs)))
 
 
-def _mlx_lm(model: Any, rows: int) -> list[float]:
-    """Return the seconds that building each decode step's graph takes, with sampling."""
+def _mlx_lm_build_seconds(model: Any, rows: int) -> list[float]:
+    """Return the seconds that mlx-lm takes to build each decode step's graph, with sampling."""
     layers = len(make_prompt_cache(model))
     cache = make_prompt_cache(model) if rows == 1 else [BatchKVCache([0] * rows) for _ in range(layers)]
     tokens = mx.broadcast_to(mx.arange(1, PROMPT + 1), (rows, PROMPT))
@@ -124,7 +127,9 @@ def _mlx_lm(model: Any, rows: int) -> list[float]:
 
 @dataclass(frozen=True)
 class TextCost:
-    """The text of a kernel, in bytes, and the seconds of a call: as it is written, and as it is sent."""
+    """The bytes of a kernel's Metal text and the seconds of a call, with comments (`written`, `before`) and minified
+    (`sent`, `now`).
+    """
 
     kernel: str
     written: int
@@ -142,9 +147,9 @@ SHAPES = (
 PAIRS, CALLS = 40, 25
 
 
-def text_costs() -> list[TextCost]:
-    """Return the costs of each decode kernel, and of the reduce kernel: the medians of pairs of runs in turns."""
-    written, sent_texts, costs = _written_texts(), dict[str, int](), dict[str, TextCost]()
+def measure_text_costs() -> list[TextCost]:
+    """Measure what minifying saves for each decode kernel and the reduce kernel: medians of pairs of runs in turns."""
+    written, sent_texts, costs = _unminified_texts(), dict[str, int](), dict[str, TextCost]()
 
     def as_written(*, name: str, header: str, source: str, **options: Any) -> Any:
         sent_texts[name] = len(header) + len(source)
@@ -153,29 +158,29 @@ def text_costs() -> list[TextCost]:
 
     before, now = DecodeKernels(as_written), DecodeKernels(mx.fast.metal_kernel)
     for variant in SHAPES:
-        problem, geometry = make_problem(variant, None), variant.geometry
+        problem, geometry = make_decode_problem(variant, None), variant.geometry
         decode = f"cortex_{geometry.name}" + ("_quantized" if variant.kv_bits else "")
         for name in (decode, "cortex_paged_reduce"):
-            seconds = _in_pairs(before, now, variant, problem, reduce=name != decode)
+            seconds = _time_pairs(before, now, variant, problem, reduce=name != decode)
             costs.setdefault(name, TextCost(name, sum(map(len, written[name])), sent_texts[name], *seconds))
     return list(costs.values())
 
 
-def _written_texts() -> dict[str, tuple[str, str]]:
-    """Return the header and the entry of each kernel as they are written, with all headers."""
+def _unminified_texts() -> dict[str, tuple[str, str]]:
+    """Return the header and the entry of each kernel before they are minified."""
     texts = {"cortex_paged_reduce": (kernel_text("paged_reduce.metal"), REDUCE_ENTRY)}
     for geometry in GEOMETRIES.values():
         text = kernel_text(geometry.file)
         for kind, entry in (("", geometry.entry), ("_quantized", geometry.quantized_entry or "")):
             texts[f"cortex_{geometry.name}{kind}"] = (text, entry)
-            texts[f"cortex_{geometry.name}_whole{kind}"] = (text, whole(entry))
+            texts[f"cortex_{geometry.name}_whole{kind}"] = (text, make_whole_entry(entry))
     return texts
 
 
-def _in_pairs(
+def _time_pairs(
     before: DecodeKernels, now: DecodeKernels, variant: Variant, problem: DecodeProblem, *, reduce: bool
 ) -> tuple[float, float]:
-    """Return the seconds of one call with each."""
+    """Return the median seconds of one call with the kernels of `before`, and with those of `now`."""
     times: tuple[list[float], list[float]] = ([], [])
 
     def traced(queries: mx.array) -> mx.array:
@@ -197,23 +202,23 @@ def _in_pairs(
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def text_table() -> str:
-    """Return these costs as text."""
+def text_cost_table() -> str:
+    """Measure the costs of kernel texts, and return them as a table."""
     lines = ["kernel                       written    sent  microseconds of a call: before     now   ratio"]
     lines += [
         f"{cost.kernel.removeprefix('cortex_'):<27}{cost.written:>9}{cost.sent:>8}{cost.before * 1e6:>31.1f}"
         f"{cost.now * 1e6:>8.1f}{cost.now / cost.before:>8.2f}"
-        for cost in text_costs()
+        for cost in measure_text_costs()
     ]
     return "\n".join(lines)
 
 
-def table(model: str) -> str:
-    """Return the costs at 1 and 16 rows as text."""
+def host_cost_table(model: str) -> str:
+    """Measure the host's work at 1 and 16 rows, and return it as a table."""
     lines = [f"{model}: milliseconds of host work per decode step, kernel calls stubbed"]
     lines.append("rows    build    of it attention    mlx-lm's graph    ratio")
     for rows in (1, 16):
-        cost = measure(model, rows)
+        cost = measure_host_cost(model, rows)
         lines.append(
             f"{rows:>4}{cost.build * 1e3:>9.2f}{cost.attention * 1e3:>19.2f}{cost.mlx_lm * 1e3:>18.2f}"
             f"{cost.build / cost.mlx_lm:>9.2f}"
@@ -222,4 +227,6 @@ def table(model: str) -> str:
 
 
 if __name__ == "__main__":
-    print(text_table() if "--texts" in sys.argv else table(sys.argv[1] if len(sys.argv) > 1 else "smollm2"))
+    print(
+        text_cost_table() if "--texts" in sys.argv else host_cost_table(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
+    )

@@ -1,6 +1,6 @@
-"""The time of `import cortexmlx`, beyond that of a Python that imports nothing:
+"""Measures the time of `import cortexmlx`, beyond that of a Python that imports nothing:
 
-    python -m cortexmlx.bench.studies.import_time [PROGRAM ...]
+python -m cortexmlx.bench.studies.import_time [PROGRAM ...]
 
 The programs take turns, each in its own process. CPU time is the figure that counts, because it excludes the work of
 other programs. The best wall time is the time on an idle machine.
@@ -22,8 +22,8 @@ TURNS = 15
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Milliseconds more than a Python that imports nothing."""
+class ImportCost:
+    """Milliseconds that a program of imports takes longer than a Python that imports nothing."""
 
     program: str
     cpu: float
@@ -32,31 +32,32 @@ class Cost:
     """The shortest wall time."""
 
 
-def measure(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) -> list[Cost]:
-    """Return the cost of each program; the programs and an empty one take turns. Raises CalledProcessError if one
+def measure_imports(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) -> list[ImportCost]:
+    """Return the cost of each program of imports. All take turns with an empty one. Raises CalledProcessError if one
     fails.
     """
     runs: dict[str, list[tuple[float, float]]] = {program: [] for program in ("pass", *programs)}
     for _ in range(turns):
         for program, taken in runs.items():
-            taken.append(_run(program))
+            taken.append(_time_program(program))
     cpu = {program: statistics.median(c for c, _ in taken) for program, taken in runs.items()}
     wall = {program: min(w for _, w in taken) for program, taken in runs.items()}
-    return [Cost(p, 1e3 * (cpu[p] - cpu["pass"]), 1e3 * (wall[p] - wall["pass"])) for p in programs]
+    return [ImportCost(p, 1e3 * (cpu[p] - cpu["pass"]), 1e3 * (wall[p] - wall["pass"])) for p in programs]
 
 
-def _run(program: str) -> tuple[float, float]:
+def _time_program(program: str) -> tuple[float, float]:
     """Return the seconds of CPU time and of wall time that `program` takes in its own process."""
-    before, began = _of_children(), time.perf_counter()
+    before, began = _children_cpu_seconds(), time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True)
-    return _of_children() - before, time.perf_counter() - began
+    return _children_cpu_seconds() - before, time.perf_counter() - began
 
 
-def _of_children() -> float:
+def _children_cpu_seconds() -> float:
+    """Return the CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
-    for cost in measure(tuple(sys.argv[1:]) or PROGRAMS):
+    for cost in measure_imports(tuple(sys.argv[1:]) or PROGRAMS):
         print(f"{cost.program:32} {cost.cpu:7.0f} ms of CPU time, {cost.wall:7.0f} ms at best")

@@ -1,4 +1,4 @@
-"""Compare with mlx-lm on a model of each kind of layer.
+"""Compares with mlx-lm on a random model of each kind of layer: attention with windows, experts, recurrent, and so on.
 
 `python -m cortexmlx.bench.studies.layer_kinds [KIND ...] [--pairs N]`
 
@@ -19,17 +19,17 @@ from cortexmlx.cpu import blas
 
 blas.preload()  # before mlx is imported
 
-from cortexmlx.bench.measure.engines import Plan  # noqa: E402
-from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS, Case  # noqa: E402
+from cortexmlx.bench.measure.engines import BenchPlan  # noqa: E402
+from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS, ComparisonCase  # noqa: E402
 from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
 from cortexmlx.bench.report.report import Report  # noqa: E402
-from cortexmlx.bench.report.text import markdown  # noqa: E402
+from cortexmlx.bench.report.text import as_markdown  # noqa: E402
 from cortexmlx.bench.session import compare_sections  # noqa: E402
-from cortexmlx.bench.suites.against import Contest, Section, Shape, decode_cases, prefill_cases  # noqa: E402
+from cortexmlx.bench.suites.against import CaseSection, ComparisonSizes, Contest, decode_cases, prefill_cases  # noqa: E402
 from cortexmlx.bench.suites.serving import second_turn  # noqa: E402
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE  # noqa: E402
 
-_SHAPE = Shape((512,), 128, (64,))
+_SHAPE = ComparisonSizes((512,), 128, (64,))
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4_096,
@@ -112,25 +112,25 @@ generator does not accept its own caches for them.
 """
 
 
-def sections() -> list[Section]:
-    """Return the cases that every kind has to pass."""
+def comparison_sections() -> list[CaseSection]:
+    """Return the cases that are run for every kind of layer."""
 
-    def turns(contest: Contest) -> list[Case]:
+    def turns(contest: Contest) -> list[ComparisonCase]:
         return [*prefill_cases(contest, _SHAPE)[:1], second_turn(contest, prompt_cache=False, target=0.15)]
 
-    return [Section(turns), Section(lambda contest: decode_cases(contest, _SHAPE)[1:], token_target=False)]
+    return [CaseSection(turns), CaseSection(lambda contest: decode_cases(contest, _SHAPE)[1:], token_target=False)]
 
 
-def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> Report:
-    """Run all cases for one kind. `config` replaces entries of its configuration."""
+def compare_kind(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> Report:
+    """Compare with mlx-lm on a random model of one kind. `config` replaces entries of its configuration."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
         path = write_random_model(Path(folder), {**COMMON, **KINDS[kind], **(config or {})})
-        plan = Plan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)
-        return compare_sections(plan, sections(), _SHAPE, (), DEFAULT_BLOCK_SIZE)
+        plan = BenchPlan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)
+        return compare_sections(plan, comparison_sections(), _SHAPE, (), DEFAULT_BLOCK_SIZE)
 
 
 def main() -> None:
-    """Print a table for each kind."""
+    """Run the comparison of each kind, and print its table."""
     parser = argparse.ArgumentParser(
         prog="python -m cortexmlx.bench.studies.layer_kinds", description=(__doc__ or "").split("\n")[0]
     )
@@ -141,7 +141,7 @@ def main() -> None:
     if unknown:
         parser.error(f"{unknown[0]!r} is no kind; there are: {', '.join(KINDS)}")
     for kind in asked.kinds or KINDS:
-        print(f"## {kind}\n\n{markdown(compare(kind, asked.pairs))}\n", flush=True)
+        print(f"## {kind}\n\n{as_markdown(compare_kind(kind, asked.pairs))}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The memory that `cortexmlx plan` predicts for a run, compared with what the run took.
+"""Compares the memory that `cortexmlx plan` predicts for a run with what the run took.
 
 `python -m cortexmlx.bench.studies.plan_accuracy [SETTING ...]`.
 
@@ -35,8 +35,8 @@ COMMAND = "from cortexmlx.cli import main; main()"
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One run."""
+class RunSetting:
+    """A run to predict and measure: the model, the KV memory and the rows."""
 
     kind: str
     """The model: a kind of `bench.studies.layer_kinds`, or the starter."""
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """How the setting is named in the table."""
+        """The setting's name in the table."""
         return (
             f"{self.kind}, {self.kv_memory}, {self.max_rows} rows of {self.tokens:,}, blocks of {self.block_size}, "
             f"pieces of {self.prefill_budget}{f', {self.kv_bits} bits' if self.kv_bits else ''}"
@@ -65,24 +65,24 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(STARTER, "60MB", 4, 300),
-    Setting(STARTER, "60MB", 2, 640, block_size=64, prefill_budget=256),
-    Setting(STARTER, "50MB", 8, 120, block_size=16, prefill_budget=128),
-    Setting("full", "30MB", 2, 1_500),
-    Setting("full", "10MB", 2, 1_500, kv_bits=8),
-    Setting("full", "40MB", 16, 250, block_size=8, prefill_budget=256),
-    Setting("windows", "40MB", 4, 1_000),
-    Setting("experts and sinks", "40MB", 4, 800, block_size=16),
-    Setting("latent", "60MB", 4, 800),
-    Setting("hybrid", "16MB", 4, 300, prefill_budget=128),
-    Setting("hybrid of convolutions", "40MB", 8, 500),
-    Setting("recurrent", "30MB", 4, 200, prefill_budget=64),
+    RunSetting(STARTER, "60MB", 4, 300),
+    RunSetting(STARTER, "60MB", 2, 640, block_size=64, prefill_budget=256),
+    RunSetting(STARTER, "50MB", 8, 120, block_size=16, prefill_budget=128),
+    RunSetting("full", "30MB", 2, 1_500),
+    RunSetting("full", "10MB", 2, 1_500, kv_bits=8),
+    RunSetting("full", "40MB", 16, 250, block_size=8, prefill_budget=256),
+    RunSetting("windows", "40MB", 4, 1_000),
+    RunSetting("experts and sinks", "40MB", 4, 800, block_size=16),
+    RunSetting("latent", "60MB", 4, 800),
+    RunSetting("hybrid", "16MB", 4, 300, prefill_budget=128),
+    RunSetting("hybrid of convolutions", "40MB", 8, 500),
+    RunSetting("recurrent", "30MB", 4, 200, prefill_budget=64),
 )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result of a setting. All sizes are in bytes."""
+class PlanOutcome:
+    """The predicted and the measured memory of a setting. All sizes are in bytes."""
 
     name: str
     planned: int
@@ -96,37 +96,38 @@ class Outcome:
     seconds: float
 
     @property
-    def share(self) -> float:
+    def relative_error(self) -> float:
         """The difference of the peak from the plan, as a fraction of the plan."""
         return (self.peak - self.planned) / self.planned
 
     @property
-    def kept(self) -> bool:
-        """Whether the peak is not above the plan by more than 2 % and the constant."""
+    def is_within_plan(self) -> bool:
+        """Whether the peak is not above the plan by more than 2 % and `CONSTANT`."""
         return self.peak - self.planned <= 0.02 * self.planned + CONSTANT
 
 
-def measure(setting: Setting) -> Outcome:
-    """Plan a run, and run it."""
+def measure_setting(setting: RunSetting) -> PlanOutcome:
+    """Predict the memory of a run, run it, and return both figures."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-promise-") as folder:
-        model = _model(setting.kind, Path(folder))
-        planned = _plan(model, setting)
+        model = _make_model(setting.kind, Path(folder))
+        planned = _predict_memory(model, setting)
         began = time.perf_counter()
-        peak = _run(model, setting, planned["rows"])
+        peak = _measure_peak(model, setting, planned["rows"])
         process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         parts = {name: size for name, size in planned.items() if name.endswith("_bytes") and name != "peak_bytes"}
-        return Outcome(setting.name, planned["peak_bytes"], peak, parts, process, time.perf_counter() - began)
+        return PlanOutcome(setting.name, planned["peak_bytes"], peak, parts, process, time.perf_counter() - began)
 
 
-def _model(kind: str, folder: Path) -> str:
+def _make_model(kind: str, folder: Path) -> str:
+    """Return the starter's name, or write a random model of a kind and return its path."""
     from cortexmlx.bench.measure.random_model import write_random_model
     from cortexmlx.bench.studies.layer_kinds import COMMON, KINDS
 
     return kind if kind == STARTER else str(write_random_model(folder, {**COMMON, **KINDS[kind]}))
 
 
-def _plan(model: str, setting: Setting) -> dict[str, int]:
-    """Return what the command predicts, from its own process."""
+def _predict_memory(model: str, setting: RunSetting) -> dict[str, int]:
+    """Return what `cortexmlx plan` predicts, from its own process."""
     command = [sys.executable, "-c", COMMAND, "plan", model, "--json", "--context", str(setting.tokens)]
     for option, value in setting.options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
@@ -135,7 +136,7 @@ def _plan(model: str, setting: Setting) -> dict[str, int]:
     return dict(run)
 
 
-def _run(model: str, setting: Setting, rows: int) -> int:
+def _measure_peak(model: str, setting: RunSetting, rows: int) -> int:
     """Return MLX's peak memory, in bytes, while three times as many requests as fit are answered."""
     import mlx.core as mx
     import numpy as np
@@ -143,7 +144,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     from cortexmlx.core.config import EngineConfig
     from cortexmlx.core.core import EngineCore
     from cortexmlx.core.handle import RequestHandle
-    from cortexmlx.core.text import Stops
+    from cortexmlx.core.text import StopConditions
     from cortexmlx.types.request import QueuedRequest, RequestId
     from cortexmlx.types.sampling_params import SamplingParams
 
@@ -156,7 +157,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
         prompt = tuple(random.integers(0, core.info.vocab_size, max(1, setting.tokens - answer)).tolist())
         handles.append(RequestHandle(RequestId(number), core.cancel))
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
-        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1], Stops())
+        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1], StopConditions())
     while not core.idle:
         core.step()
     for handle in handles:
@@ -164,8 +165,8 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     return int(mx.get_peak_memory())
 
 
-def table(outcomes: Iterable[Outcome]) -> str:
-    """Return the figures as a Markdown table, in MB."""
+def outcome_table(outcomes: Iterable[PlanOutcome]) -> str:
+    """Return the predicted and measured memory of each setting as a Markdown table, in MB."""
     lines = [
         "| setting | weights | arena | states, snapshots | prefill step | decode step | planned | peak | differs by |",
         "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -182,12 +183,14 @@ def table(outcomes: Iterable[Outcome]) -> str:
             o.peak,
         )
         figures = " | ".join(f"{size / 1e6:.1f}" for size in each)
-        lines.append(f"| {o.name} | {figures} | {100 * o.share:+.2f} %{'' if o.kept else ' **too far**'} |")
+        lines.append(
+            f"| {o.name} | {figures} | {100 * o.relative_error:+.2f} %{'' if o.is_within_plan else ' **too far**'} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Print the table. The exit code is 1 if a peak is too far from its plan."""
+    """Measure the settings, and print the table. The exit code is 1 if a peak is too far from its plan."""
     parser = argparse.ArgumentParser(
         prog="python -m cortexmlx.bench.studies.plan_accuracy", description=(__doc__ or "").split("\n")[0]
     )
@@ -195,19 +198,19 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one is not None:
-        print(json.dumps(asdict(measure(SETTINGS[asked.one]))))
+        print(json.dumps(asdict(measure_setting(SETTINGS[asked.one]))))
         return
-    outcomes = [_apart(number) for number in asked.settings or range(len(SETTINGS))]
-    print(table(outcomes))
-    sys.exit(not all(outcome.kept for outcome in outcomes))
+    outcomes = [_measure_in_process(number) for number in asked.settings or range(len(SETTINGS))]
+    print(outcome_table(outcomes))
+    sys.exit(not all(outcome.is_within_plan for outcome in outcomes))
 
 
-def _apart(number: int) -> Outcome:
+def _measure_in_process(number: int) -> PlanOutcome:
     """Measure a setting in its own process."""
     command = [sys.executable, "-m", "cortexmlx.bench.studies.plan_accuracy", "--one", str(number)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout)
-    return Outcome(**figures)
+    return PlanOutcome(**figures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The scheduler's cost per step, without a model: `python -m cortexmlx.bench.studies.scheduler`.
+"""Measures the scheduler's cost per step, without a model: `python -m cortexmlx.bench.studies.scheduler`.
 
 Rows decode one step ahead of what is committed, as in the engine. A step's cost is its `plan` and its `commit`. It must
 not grow with the size of the pool or of the prefix cache.
@@ -33,7 +33,7 @@ STEPS = 512
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of `plan` and `commit` together, one figure for each step."""
+    """Milliseconds of the scheduler's `plan` and `commit` together, for each decode step."""
 
     rows: int
     blocks: int
@@ -51,12 +51,12 @@ class StepCost:
         return statistics.median(self.milliseconds)
 
     @property
-    def worst(self) -> float:
-        """The 99th percentile in milliseconds: a step that flushes the tail and opens a window."""
+    def p99(self) -> float:
+        """The 99th percentile in milliseconds: a step that flushes the tail and opens a decode window."""
         return sorted(self.milliseconds)[int(len(self.milliseconds) * 0.99)]
 
 
-def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
+def measure_steps(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
     """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     groups = group_layers([KVSpec(8, 128, 128, "float16")])
     cache = KVCache(BlockPools(groups, blocks, DEFAULT_BLOCK_SIZE))
@@ -65,26 +65,27 @@ def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost
     longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
     filled = 0
     while filled < cached:
-        _add(scheduler, -1 - filled, random, longest, 1)
-        _run(scheduler)
+        _add_request(scheduler, -1 - filled, random, longest, 1)
+        _run_to_end(scheduler)
         filled += longest // DEFAULT_BLOCK_SIZE
     for row in range(rows):
-        _add(scheduler, 1 + row, random, CONTEXT, steps)
-    return StepCost(rows, blocks, cached, tuple(_run(scheduler)))
+        _add_request(scheduler, 1 + row, random, CONTEXT, steps)
+    return StepCost(rows, blocks, cached, tuple(_run_to_end(scheduler)))
 
 
-def _add(scheduler: Scheduler, request: int, random: np.random.Generator, prompt: int, tokens: int) -> None:
+def _add_request(scheduler: Scheduler, request: int, random: np.random.Generator, prompt: int, tokens: int) -> None:
+    """Add a request with a random prompt to the scheduler."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     ids = tuple(random.integers(0, 50_000, prompt).tolist())
     scheduler.add(JobId(request), QueuedRequest(ids, params), frozenset())
 
 
-def _run(scheduler: Scheduler) -> list[float]:
+def _run_to_end(scheduler: Scheduler) -> list[float]:
     """Plan and commit until nothing is left. Return the milliseconds of each step in which all rows decode."""
     in_flight: deque[StepPlan] = deque()
     costs: list[float] = []
     spent, tokens = 0.0, [7] * scheduler.config.max_rows
-    while not scheduler.idle:
+    while not scheduler.is_idle:
         started = time.perf_counter()
         plan = scheduler.plan(len(in_flight))
         if plan is not None:
@@ -103,7 +104,7 @@ def _run(scheduler: Scheduler) -> list[float]:
 
 
 def report(costs: Sequence[StepCost]) -> str:
-    """Return the figures as a Markdown table."""
+    """Return the costs of a step as a Markdown table."""
     lines = [
         f"plan and commit of a decode step, milliseconds, {STEPS} steps from a context of {CONTEXT} tokens:",
         "",
@@ -111,17 +112,19 @@ def report(costs: Sequence[StepCost]) -> str:
         "|---:|---:|---:|---:|---:|---:|",
     ]
     for c in costs:
-        figures = f"{c.median:.3f} | {c.mean:.3f} | {c.worst:.3f}"
+        figures = f"{c.median:.3f} | {c.mean:.3f} | {c.p99:.3f}"
         lines.append(f"| {c.rows} | {c.blocks:,} | {c.cached_blocks:,} | {figures} |")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.scheduler", description=measure.__doc__)
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cortexmlx.bench.studies.scheduler", description=measure_steps.__doc__
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help=f"decode steps (default {STEPS})")
     steps = parser.parse_args(argv).steps
-    print(report([measure(rows, blocks, cached, steps) for blocks, cached in POOLS for rows in ROWS]))
+    print(report([measure_steps(rows, blocks, cached, steps) for blocks, cached in POOLS for rows in ROWS]))
 
 
 if __name__ == "__main__":

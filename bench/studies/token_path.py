@@ -1,4 +1,4 @@
-"""The Python work for one more token: `python -m cortexmlx.bench.studies.token_path [MODEL]`.
+"""Counts the Python calls for one more token: `python -m cortexmlx.bench.studies.token_path [MODEL]`.
 
 It counts the files, functions and calls of this project in one step of `EngineCore`. The step is a later step of a
 decode window on reference attention. It contains its plan, its dispatch and the tokens of the step before. Calls inside
@@ -22,7 +22,7 @@ from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.core.config import EngineConfig  # noqa: E402
 from cortexmlx.core.core import EngineCore  # noqa: E402
 from cortexmlx.core.handle import RequestHandle  # noqa: E402
-from cortexmlx.core.text import Stops  # noqa: E402
+from cortexmlx.core.text import StopConditions  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
 from cortexmlx.types.request import QueuedRequest, RequestId  # noqa: E402
 
@@ -36,22 +36,22 @@ Function = tuple[str, str]
 
 @dataclass(frozen=True)
 class TokenPath:
-    """The calls of one decode step for `rows` rows."""
+    """The Python functions called in one decode step of `rows` rows, and how often."""
 
     rows: int
     calls: Counter[Function]
 
     @property
-    def files(self) -> int:
-        """The number of files with a function that is called."""
+    def file_count(self) -> int:
+        """The number of source files with a function that is called."""
         return len({file for file, _ in self.calls})
 
     def __str__(self) -> str:
-        return f"{self.rows:>4} {self.files:>7} {len(self.calls):>11} {self.calls.total():>7}"
+        return f"{self.rows:>4} {self.file_count:>7} {len(self.calls):>11} {self.calls.total():>7}"
 
 
-def measure(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
-    """Count the calls of one decode step with `rows` rows. With `drafts`, those who draft are asked for the rows."""
+def count_step_calls(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
+    """Count the calls of one decode step with `rows` rows. With `drafts`, speculation is on."""
     options = {"max_rows": rows, "prefill_budget": 4096, "speculate": drafts, "forced_tokens": drafts}
     core = EngineCore(EngineConfig(model, attention="reference", **options))  # type: ignore[arg-type]
     try:
@@ -59,10 +59,10 @@ def measure(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
         for row in range(rows):
             prompt = tuple(range(row + 1, row + 1 + PROMPT))
             request = QueuedRequest(prompt, params, row, time.perf_counter())
-            core.add(request, RequestHandle(RequestId(row), core.cancel), Stops())
+            core.add(request, RequestHandle(RequestId(row), core.cancel), StopConditions())
         for _ in range(WARM_UP):
             core.step()
-        calls = _calls_of_a_step(core)
+        calls = _profile_step(core)
         plan = core._in_flight[-1]
         assert plan.kind is StepKind.DECODE and plan.groups is None and len(plan.segments) == rows
         return TokenPath(rows, calls)
@@ -70,7 +70,8 @@ def measure(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
         core.release()
 
 
-def _calls_of_a_step(core: EngineCore) -> Counter[Function]:
+def _profile_step(core: EngineCore) -> Counter[Function]:
+    """Run one step, and return the calls of this program's functions in it."""
     calls: Counter[Function] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -90,4 +91,4 @@ if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     print("rows   files   functions   calls")
     for count in (1, 16):
-        print(measure(name, count))
+        print(count_step_calls(name, count))

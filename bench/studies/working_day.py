@@ -1,4 +1,4 @@
-"""Measure whether memory stays flat through hours of mixed work.
+"""Measures whether memory stays flat through hours of mixed work.
 
 `python -m cortexmlx.bench.studies.working_day [MODEL ...] [--hours H] [--seed S]`
 
@@ -71,8 +71,8 @@ def process_bytes() -> int:
 
 
 @dataclass
-class Day:
-    """What was done, and the memory that it took."""
+class WorkingDay:
+    """The work done so far in a run of some hours, its faults, and samples of the memory."""
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
@@ -87,15 +87,15 @@ class Day:
         return time.monotonic() - self.began
 
     @property
-    def over(self) -> bool:
-        """Whether the time has passed."""
+    def is_over(self) -> bool:
+        """Whether the day's time has passed."""
         return self.elapsed >= self.seconds
 
-    def sample(self) -> None:
-        """Note the memory of now."""
+    def sample_memory(self) -> None:
+        """Record how much memory is in use now."""
         self.samples.append((self.elapsed, process_bytes(), mx.get_active_memory(), mx.get_cache_memory()))
 
-    def slopes(self) -> dict[str, tuple[float, float, float]]:
+    def memory_trends(self) -> dict[str, tuple[float, float, float]]:
         """Return for each kind of memory its mean in MB, its growth in MB an hour, and that growth's standard error.
 
         Models come and go, so neighbouring samples are alike. The error is that of means over a twentieth of the time.
@@ -104,7 +104,7 @@ class Day:
         table = np.array([sample for sample in self.samples if sample[0] >= settled])
         told = {}
         for kind, column in zip(("process", "active", "cached"), table.T[1:], strict=True):
-            parts = [(h.mean(), y.mean()) for h, y in _parts(table[:, 0] / 3600, column / 1e6)]
+            parts = [(h.mean(), y.mean()) for h, y in _split_in_twenty(table[:, 0] / 3600, column / 1e6)]
             hours, megabytes = np.array(parts).T
             spread = hours - hours.mean()
             slope = float(spread @ megabytes / (spread @ spread))
@@ -113,27 +113,30 @@ class Day:
             told[kind] = (float(megabytes.mean()), slope, error)
         return told
 
-    def grows(self) -> list[str]:
+    def growing_kinds(self) -> list[str]:
         """Return the kinds of memory that grow by more than `MOST_GROWTH` an hour, and more than chance would."""
-        return [k for k, (mean, slope, error) in self.slopes().items() if slope > max(MOST_GROWTH * mean, 3 * error)]
+        return [
+            k for k, (mean, slope, error) in self.memory_trends().items() if slope > max(MOST_GROWTH * mean, 3 * error)
+        ]
 
     def report(self) -> str:
-        """Return what was done and measured, as Markdown."""
+        """Return what was done, the memory trends and the faults, as Markdown."""
         work = ", ".join(f"{count:,} {what}" for what, count in sorted(self.done.items()))
         lines = [f"{self.elapsed / 3600:.2f} hours: {work}; {len(self.faults)} faults.", ""]
         lines += ["| memory | mean MB | MB an hour | standard error |", "|---|---:|---:|---:|"]
-        lines += [f"| {k} | {m:,.0f} | {s:+.1f} | {e:.1f} |" for k, (m, s, e) in self.slopes().items()]
+        lines += [f"| {k} | {m:,.0f} | {s:+.1f} | {e:.1f} |" for k, (m, s, e) in self.memory_trends().items()]
         return "\n".join([*lines, *(f"- {fault}" for fault in self.faults[:20])])
 
 
-def _parts(hours: Any, column: Any) -> Iterator[tuple[Any, Any]]:
+def _split_in_twenty(hours: Any, column: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield twenty parts of the times and of a column of samples."""
     return zip(np.array_split(hours, 20), np.array_split(column, 20), strict=True)
 
 
-class Client:
-    """One client, which chooses what to ask next by its own dice."""
+class RandomClient:
+    """A client of the server that sends random kinds of requests."""
 
-    def __init__(self, day: Day, url: str, models: list[str], embedder: str, seed: int) -> None:
+    def __init__(self, day: WorkingDay, url: str, models: list[str], embedder: str, seed: int) -> None:
         import httpx2
 
         self._day, self._models, self._embedder = day, models, embedder
@@ -142,19 +145,21 @@ class Client:
         self._chats: dict[str, list[dict[str, str]]] = {}
 
     def run(self) -> None:
-        """Ask until the day is over."""
+        """Send requests until the day is over."""
         acts: list[tuple[int, Callable[[str], None]]] = [
-            (8, self.chat), (3, self.cut), (3, self.choices), (3, self.form), (3, self.vectors), (1, self.refused)
+            (8, self.continue_chat), (3, self.abandon_stream), (3, self.ask_several_answers), (3, self.ask_for_json),
+            (3, self.ask_for_embeddings), (1, self.send_overlong_prompt)
         ]  # fmt: skip
         weights, functions = zip(*acts, strict=True)
         with self._http:
-            while not self._day.over:
+            while not self._day.is_over:
                 act = self._dice.choices(functions, weights)[0]
                 model = self._dice.choice(self._models)
                 for _ in range(self._dice.randrange(2, 9)):  # of one model, or there would be nothing but loads
-                    self._try(act, model)
+                    self._run_act(act, model)
 
-    def _try(self, act: Callable[[str], None], model: str) -> None:
+    def _run_act(self, act: Callable[[str], None], model: str) -> None:
+        """Do one act, and count it, or record its fault."""
         try:
             act(model)
             self._day.done[act.__name__] += 1
@@ -162,60 +167,67 @@ class Client:
             self._day.faults.append(f"{self._day.elapsed:.0f} s, {act.__name__} of {model}: {error!r:.300}")
             self._chats.pop(model, None)
 
-    def _text(self, words: int) -> str:
+    def _random_text(self, words: int) -> str:
+        """Return a text of random words."""
         return " ".join(self._dice.choice(WORDS) for _ in range(words))
 
-    def _ask(self, path: str, expected: int = 200, **body: Any) -> Any:
+    def _post(self, path: str, expected: int = 200, **body: Any) -> Any:
+        """Send a request and return the JSON of its answer. Raises RuntimeError if the status is not as expected."""
         reply = self._http.post(path, json=body)
         if reply.status_code != expected:
             raise RuntimeError(f"{path}: {reply.status_code} {reply.text[:200]}")
         return reply.json()
 
-    def chat(self, model: str) -> None:
+    def continue_chat(self, model: str) -> None:
         """Take the next turn of a chat, which begins anew when it is long."""
-        turns = self._chats.setdefault(model, [{"role": "system", "content": self._text(60)}])
-        turns.append({"role": "user", "content": self._text(self._dice.randrange(3, 40))})
-        told = self._ask("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
+        turns = self._chats.setdefault(model, [{"role": "system", "content": self._random_text(60)}])
+        turns.append({"role": "user", "content": self._random_text(self._dice.randrange(3, 40))})
+        told = self._post("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
         turns.append({"role": "assistant", "content": told["choices"][0]["message"]["content"] or "-"})
         if sum(len(turn["content"].encode()) for turn in turns) > 5_000:  # a byte is a token of the random models
             del self._chats[model]
 
-    def cut(self, model: str) -> None:
-        """Go away in the midst of a stream."""
-        messages = [{"role": "user", "content": self._text(20)}]
+    def abandon_stream(self, model: str) -> None:
+        """Disconnect in the middle of a stream."""
+        messages = [{"role": "user", "content": self._random_text(20)}]
         body = {"model": model, "messages": messages, "max_tokens": 200, "stream": True}
         with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
             for _, _line in zip(range(self._dice.randrange(1, 30)), reply.iter_lines(), strict=False):
                 pass
 
-    def choices(self, model: str) -> None:
-        """Ask for several answers, with their likeliest tokens."""
-        self._ask(
-            "/v1/completions", model=model, prompt=[self._text(9), self._text(30)], n=3, logprobs=2, max_tokens=16
+    def ask_several_answers(self, model: str) -> None:
+        """Ask for several answers, with the log-probabilities of their tokens."""
+        self._post(
+            "/v1/completions",
+            model=model,
+            prompt=[self._random_text(9), self._random_text(30)],
+            n=3,
+            logprobs=2,
+            max_tokens=16,
         )
 
-    def form(self, model: str) -> None:
-        """Ask for JSON of a schema."""
+    def ask_for_json(self, model: str) -> None:
+        """Ask for JSON that follows a schema."""
         form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
-        messages = [{"role": "user", "content": self._text(9)}]
-        told = self._ask("/v1/chat/completions", model=model, messages=messages, response_format=form, max_tokens=120)
+        messages = [{"role": "user", "content": self._random_text(9)}]
+        told = self._post("/v1/chat/completions", model=model, messages=messages, response_format=form, max_tokens=120)
         choice = told["choices"][0]
         if choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) != {"name", "kind"}:
             raise RuntimeError(f"not of the schema: {choice['message']['content']!r}")
 
-    def vectors(self, model: str) -> None:
+    def ask_for_embeddings(self, model: str) -> None:
         """Ask for embeddings of some texts."""
-        texts = [self._text(self._dice.randrange(1, 60)) for _ in range(8)]
-        if len(self._ask("/v1/embeddings", model=self._embedder, input=texts)["data"]) != len(texts):
+        texts = [self._random_text(self._dice.randrange(1, 60)) for _ in range(8)]
+        if len(self._post("/v1/embeddings", model=self._embedder, input=texts)["data"]) != len(texts):
             raise RuntimeError("a vector is missing")
 
-    def refused(self, model: str) -> None:
-        """Ask for what no context holds."""
-        self._ask("/v1/completions", 400, model=model, prompt="a" * 200_000, max_tokens=9)
+    def send_overlong_prompt(self, model: str) -> None:
+        """Send a prompt that is longer than any context, and expect a refusal."""
+        self._post("/v1/completions", 400, model=model, prompt="a" * 200_000, max_tokens=9)
 
 
 def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
-    """Write the random models, and return the options of an engine for each."""
+    """Write the random models, and return the engine options for each."""
     options: dict[str, dict[str, Any]] = {}
     for kind in ("full", "windows", "hybrid"):
         path = write_random_model(folder / kind, {**SMALL, **KINDS[kind], "max_position_embeddings": 8_192})
@@ -238,10 +250,10 @@ def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
-    """Serve the models, of which two are in memory at a time, and yield the address and the engines that are open."""
+def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
+    """Serve the models, of which two are in memory at a time. Yield the address, and the engines that are open."""
     from cortexmlx.server import ModelPool, ServedModel, app
-    from cortexmlx.server.listening import Listening, bound
+    from cortexmlx.server.listening import HttpServer, open_listener
 
     engines: dict[str, Engine] = {}
 
@@ -259,7 +271,9 @@ def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str
         for name, given in options.items()
     ]
     with ModelPool(models, memory=2, idle=30) as pool:
-        listening = Listening(app(pool, stored_count=64, transcripts=TRANSCRIPTS), bound("127.0.0.1", 0), grace=1)
+        listening = HttpServer(
+            app(pool, stored_count=64, transcripts=TRANSCRIPTS), open_listener("127.0.0.1", 0), grace=1
+        )
         thread = threading.Thread(target=listening.run)
         thread.start()
         try:
@@ -269,8 +283,10 @@ def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str
             thread.join()
 
 
-def _press(day: Day, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
-    """Report pressure to an open engine: the system's own on a Mac when it changes, and now and then some of ours."""
+def _apply_pressure(day: WorkingDay, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
+    """Report memory pressure to the open engines: the system's own on a Mac when it changes, and now and then some of
+    ours. Return the system's level.
+    """
     from cortexmlx.errors import EngineClosed
 
     level = last
@@ -289,22 +305,22 @@ def _press(day: Day, engines: dict[str, Engine], dice: random.Random, last: int)
     return level
 
 
-def work(hours: float, seed: int, given: list[str], folder: Path) -> Day:
-    """Do the day's work in `folder`, and return it."""
+def run_day(hours: float, seed: int, given: list[str], folder: Path) -> WorkingDay:
+    """Serve models to four random clients for some hours, and return the record of the day."""
     options = _write_models(folder)
     options |= {name: {"model": name, "kv_store": str(folder / "disk-given")} for name in given}
     asked = [*(name for name in options if name != "embedder"), "full:a", "full:b"]
-    day = Day(hours * 3600)
+    day = WorkingDay(hours * 3600)
     dice = random.Random(seed)
-    with _serving(day, options) as (url, engines):
-        clients = [threading.Thread(target=Client(day, url, asked, "embedder", seed + i).run) for i in range(4)]
+    with _serve_models(day, options) as (url, engines):
+        clients = [threading.Thread(target=RandomClient(day, url, asked, "embedder", seed + i).run) for i in range(4)]
         for client in clients:
             client.start()
         level, wall, steady, tenths = 1, time.time(), time.monotonic(), 0
-        while not day.over:
+        while not day.is_over:
             time.sleep(min(SAMPLE_SECONDS, max(day.seconds / 100, 0.05)))
-            day.sample()
-            level = _press(day, engines, dice, level)
+            day.sample_memory()
+            level = _apply_pressure(day, engines, dice, level)
             day.done["sleeps"] += time.time() - wall > time.monotonic() - steady + 60  # the other clock stood still
             wall, steady = time.time(), time.monotonic()
             if (reached := int(day.elapsed / day.seconds * 10)) > tenths:
@@ -317,7 +333,7 @@ def work(hours: float, seed: int, given: list[str], folder: Path) -> Day:
 
 
 def main() -> int:
-    """Work, and print the report."""
+    """Run the day, and print its report."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.working_day",
                                      description=(__doc__ or "").split("\n")[0])  # fmt: skip
     parser.add_argument("models", nargs="*", metavar="MODEL")
@@ -330,9 +346,9 @@ def main() -> int:
         print("Meanwhile let the Mac sleep and wake, open large apps, and run: sudo memory_pressure -S -l critical")
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")  # clients do not learn why a load failed
     with tempfile.TemporaryDirectory(prefix="cortexmlx-day-") as folder:
-        day = work(asked.hours, asked.seed, asked.models, Path(folder))
+        day = run_day(asked.hours, asked.seed, asked.models, Path(folder))
     print(day.report())
-    if grows := day.grows():
+    if grows := day.growing_kinds():
         print(f"Memory grows: {', '.join(grows)}.")
     return int(bool(day.faults or grows))
 

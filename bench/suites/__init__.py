@@ -1,1 +1,1 @@
-"""What `cortexmlx bench` can measure, one module for each part."""
+"""What `cortexmlx bench` can measure, one module for each suite."""

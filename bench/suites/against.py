@@ -1,4 +1,4 @@
-"""The cases of `cortexmlx bench --against mlx-lm`: prefill and decode, alone and in batches."""
+"""The cases of `cortexmlx bench --against mlx-lm`: prefill and decode, one row and batches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cortexmlx.bench.measure.mlxlm import BatchSettings, MlxLm
-from cortexmlx.bench.measure.pairs import Better, Case, Measure
-from cortexmlx.bench.measure.prompts import Prompts
-from cortexmlx.bench.measure.subject import Cortex
-from cortexmlx.bench.measure.trace import Figure, Trace, Work, per_second
-from cortexmlx.bench.suites.rows import Test
+from cortexmlx.bench.measure.mlxlm import BatchSettings, MlxLmContestant
+from cortexmlx.bench.measure.pairs import BetterDirection, ComparisonCase, Measure
+from cortexmlx.bench.measure.prompts import PromptStream
+from cortexmlx.bench.measure.subject import CortexContestant
+from cortexmlx.bench.measure.trace import BenchRequest, Figure, RunTrace, per_second
+from cortexmlx.bench.suites.rows import SpeedTest
 from cortexmlx.engine import Engine
 
 ROWS = 16
@@ -22,8 +22,8 @@ _DECODING = (1, 8, ROWS)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of the cases, in tokens."""
+class ComparisonSizes:
+    """The sizes of the comparison's cases, in tokens."""
 
     prompts: tuple[int, ...] = (512,)
     """The long prompts."""
@@ -31,17 +31,17 @@ class Shape:
     """The context at which decoding begins."""
     generates: tuple[int, ...] = (128,)
     """The generated tokens."""
-    rows: tuple[Test, ...] = ()
+    rows: tuple[SpeedTest, ...] = ()
     """If given, the cases are these rows, as without a peer, and the other sizes are ignored."""
 
     @property
     def batch(self) -> int:
-        """Rows that the engine needs."""
+        """The most rows that the engine needs."""
         return max([ROWS, *(test.batch for test in self.rows)])
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
+        """The tokens of the longest request."""
         if self.rows:
             return max(test.tokens // test.batch for test in self.rows)
         return max(2 + max(self.prompts), self.context + max(self.generates))
@@ -55,7 +55,7 @@ class Shape:
 
 
 class Contest:
-    """Both sides on one engine's weights, and the source of prompts: the same prompts for both sides of a pair.
+    """Both contestants on one engine's weights, and the prompts: the same for both sides of a pair.
 
     `open_engine` is called when the first case runs.
     """
@@ -69,143 +69,148 @@ class Contest:
         """The engine, opened at the first use."""
         return self._open_engine()
 
-    def prompts(self, case: str, repetition: int) -> Prompts:
+    def make_prompts(self, case: str, repetition: int) -> PromptStream:
         """Return a new stream of prompts for a repetition of a case."""
         seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self._seed
-        return Prompts(self.engine.info.vocab_size, seed)
+        return PromptStream(self.engine.info.vocab_size, seed)
 
-    def cortex(self, *, watch_kv: bool = False, background: bool = False) -> Cortex:
-        """Return cortexmlx as a contestant: see `Cortex`."""
-        return Cortex(self.engine, watch_kv=watch_kv, background=background)
+    def make_cortex(self, *, watch_kv: bool = False, background: bool = False) -> CortexContestant:
+        """Return cortexmlx as a contestant, on the engine."""
+        return CortexContestant(self.engine, watch_kv=watch_kv, background=background)
 
-    def mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLm:
-        """Return mlx-lm on the engine's weights."""
-        return MlxLm(self.engine.inspect(lambda core: core.loaded), settings, prompt_cache=prompt_cache)
+    def make_mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLmContestant:
+        """Return mlx-lm as a contestant, on the engine's weights."""
+        return MlxLmContestant(self.engine.inspect(lambda core: core.loaded), settings, prompt_cache=prompt_cache)
 
-    def case(
+    def make_case(
         self,
         name: str,
         what: str,
-        work: Callable[[Prompts], Sequence[Work]],
+        work: Callable[[PromptStream], Sequence[BenchRequest]],
         measures: Sequence[Measure],
         settings: BatchSettings | None = None,
         *,
         background: bool = False,
-    ) -> Case:
-        """Return a case in which both sides run the same work.
+    ) -> ComparisonCase:
+        """Return a case in which both sides run the same requests, made by `work`.
 
         `settings` watch the KV memory on both sides or on neither. With `background`, only the end of all requests
         counts, as in `Engine.generate_batch`.
         """
         watch_kv = settings is not None and settings.watch_kv
-        return Case(
+        return ComparisonCase(
             name,
             what,
-            lambda repetition: self.cortex(watch_kv=watch_kv, background=background).run(
-                work(self.prompts(name, repetition))
+            lambda repetition: self.make_cortex(watch_kv=watch_kv, background=background).run(
+                work(self.make_prompts(name, repetition))
             ),
-            lambda repetition: self.mlx_lm(settings).run(work(self.prompts(name, repetition))),
+            lambda repetition: self.make_mlx_lm(settings).run(work(self.make_prompts(name, repetition))),
             tuple(measures),
         )
 
 
 @dataclass(frozen=True)
-class Section:
+class CaseSection:
     """Cases that share an engine."""
 
-    cases: Callable[[Contest], list[Case]]
+    cases: Callable[[Contest], list[ComparisonCase]]
     token_target: bool = True
     """Whether the engine has its default target for the time between two tokens. Without it, prompts are computed in
     full chunks even while other rows decode.
     """
 
 
-def prefill(target: float) -> Measure:
+def prefill_measure(target: float) -> Measure:
     """Return the measure of prompt tokens per second, until all requests have a token."""
-    return Measure("prefill", "tok/s", Trace.prefill_rate, Better.HIGHER, target)
+    return Measure("prefill", "tok/s", RunTrace.prefill_rate, BetterDirection.HIGHER, target)
 
 
-def decode(target: float) -> Measure:
+def decode_measure(target: float) -> Measure:
     """Return the measure of tokens per second while all rows decode."""
-    return Measure("decode", "tok/s", Trace.decode_rate, Better.HIGHER, target)
+    return Measure("decode", "tok/s", RunTrace.decode_rate, BetterDirection.HIGHER, target)
 
 
-def together(rows: int) -> BatchSettings:
+def simultaneous_settings(rows: int) -> BatchSettings:
     """Return mlx-lm's best settings for requests that arrive together: one prefill for all of them."""
     return BatchSettings(completion_batch_size=rows, prefill_batch_size=rows)
 
 
-def basic_sections(shape: Shape) -> list[Section]:
-    """Return prefill of one long prompt and of many short ones, and decode with 1, 8 and 16 rows."""
+def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
+    """Return the basic cases: prefill of one long prompt and of many short ones, and decode with 1, 8 and 16 rows."""
     return [
-        Section(lambda contest: prefill_cases(contest, shape)),
-        Section(lambda contest: decode_cases(contest, shape), token_target=False),
+        CaseSection(lambda contest: prefill_cases(contest, shape)),
+        CaseSection(lambda contest: decode_cases(contest, shape), token_target=False),
     ]
 
 
-def prefill_cases(contest: Contest, shape: Shape) -> list[Case]:
-    """Return a case for each long prompt, and one for sixteen short prompts. If the shape has rows, return those with a
-    prompt.
+def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
+    """Return a case for each long prompt, and one for sixteen short prompts. If the sizes name rows, return those with
+    a prompt.
     """
     if shape.rows:
-        return [_prefill_row(contest, test) for test in shape.rows if test.prompt]
-    long = [_prefill(contest, Test(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
-    return [*long, _prefill(contest, Test(20, 0, 16, 0))] if long else []
+        return [_prefill_row_case(contest, test) for test in shape.rows if test.prompt]
+    long = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
+    return [*long, _prefill_case(contest, SpeedTest(20, 0, 16, 0))] if long else []
 
 
-def _prefill_row(contest: Contest, test: Test) -> Case:
-    return _prefill_behind(contest, test) if test.depth else _prefill(contest, test)
+def _prefill_row_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
+    """Return the prefill case of a row, with cached tokens before the prompt if it has a depth."""
+    return _cached_prefill_case(contest, test) if test.depth else _prefill_case(contest, test)
 
 
-def _prefill(contest: Contest, test: Test) -> Case:
+def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
+    """Return a case that computes the prompts of a row's test."""
     many = test.batch > 1
     what = f"{test.batch} prompts of {test.prompt} tokens to all first tokens"
-    return contest.case(
+    return contest.make_case(
         test.label,
         what if many else f"one prompt of {test.prompt} tokens to its first token",
-        lambda prompts: [Work(prompts.take(test.prompt), 2) for _ in range(test.batch)],
-        [prefill(1.0)],
-        together(test.batch) if many else None,
+        lambda prompts: [BenchRequest(prompts.next_prompt(test.prompt), 2) for _ in range(test.batch)],
+        [prefill_measure(1.0)],
+        simultaneous_settings(test.batch) if many else None,
     )
 
 
-def _prefill_behind(contest: Contest, test: Test) -> Case:
-    """Return a turn of a conversation as a case. The turn before has an answer of one token, because mlx-lm's cache
-    continues after an answer.
+def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
+    """Return a case that computes a prompt after `depth` cached tokens. The turn before has an answer of one token,
+    because mlx-lm's cache continues after an answer.
 
     mlx-lm has computed that token ahead. cortexmlx computes it now, one token more than is counted.
     """
 
-    def turns(repetition: int) -> list[Work]:
-        prompts = contest.prompts(test.label, repetition)
-        return [Work(prompts.take(test.depth), 1), Work(prompts.take(test.prompt), 2)]
+    def turns(repetition: int) -> list[BenchRequest]:
+        prompts = contest.make_prompts(test.label, repetition)
+        return [BenchRequest(prompts.next_prompt(test.depth), 1), BenchRequest(prompts.next_prompt(test.prompt), 2)]
 
-    def rate(trace: Trace) -> Figure:
-        return per_second(test.prompt, trace.started, trace.prefilled)
+    def rate(trace: RunTrace) -> Figure:
+        return per_second(test.prompt, trace.started, trace.prefill_end)
 
-    return Case(
+    return ComparisonCase(
         test.label,
         f"a prompt of {test.prompt} tokens to its first token, behind {test.depth} that are cached",
-        lambda repetition: contest.cortex().chat(turns(repetition)),
-        lambda repetition: contest.mlx_lm().chat(turns(repetition)),
-        (Measure("prefill", "tok/s", rate, Better.HIGHER, 1.0),),
+        lambda repetition: contest.make_cortex().chat(turns(repetition)),
+        lambda repetition: contest.make_mlx_lm().chat(turns(repetition)),
+        (Measure("prefill", "tok/s", rate, BetterDirection.HIGHER, 1.0),),
     )
 
 
-def decode_cases(contest: Contest, shape: Shape) -> list[Case]:
-    """Return 1, 8 and 16 rows at the same context. If the shape has rows, return those that generate."""
+def decode_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
+    """Return cases that decode 1, 8 and 16 rows at the same context. If the sizes name rows, return those that
+    generate.
+    """
     if shape.rows:
         rows = [test for test in shape.rows if test.generate]
-        return [_decode(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]
+        return [_decode_case(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]
     usual = [(generate, rows) for generate in shape.generates if generate for rows in _DECODING]
-    return [_decode(contest, f"tg{generate} x{rows}", rows, shape.context, generate) for generate, rows in usual]
+    return [_decode_case(contest, f"tg{generate} x{rows}", rows, shape.context, generate) for generate, rows in usual]
 
 
-def _decode(contest: Contest, name: str, rows: int, context: int, tokens: int) -> Case:
-    return contest.case(
+def _decode_case(contest: Contest, name: str, rows: int, context: int, tokens: int) -> ComparisonCase:
+    """Return a case in which `rows` rows decode after prompts of `context` tokens."""
+    return contest.make_case(
         name,
         f"{rows} row{'s' * (rows > 1)} decode behind prompts of {context} token{'s' * (context > 1)}",
-        lambda prompts: [Work(prompts.take(context), tokens) for _ in range(rows)],
-        [decode(0.95 if rows == 1 else 1.0)],
-        together(rows),
+        lambda prompts: [BenchRequest(prompts.next_prompt(context), tokens) for _ in range(rows)],
+        [decode_measure(0.95 if rows == 1 else 1.0)],
+        simultaneous_settings(rows),
     )

@@ -1,4 +1,5 @@
-"""The allocator's calls in real schedules, recorded and replayed: on itself, on a buddy allocator and on scans.
+"""Records the block allocator's calls in real schedules, and replays them: on itself, on a buddy allocator and on
+scans.
 
 The scheduler and the cache run as in an engine, without a model, and every call to the allocator is recorded. Replays
 make the same calls in the same order. An allocator may have enough free blocks, but no run of the length. Then the
@@ -14,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cortexmlx.bench.measure.prompts import Prompts
-from cortexmlx.bench.suites.allocators import Allocator, Buddy, LoopScan, SubstringScan
+from cortexmlx.bench.measure.prompts import PromptStream
+from cortexmlx.bench.suites.allocators import Allocator, BuddyAllocator, LoopScan, SubstringScan
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.cache import KVCache
@@ -33,13 +34,13 @@ ANSWER = 48
 OURS = "cortexmlx"
 ALLOCATORS: dict[str, Callable[[int], Allocator]] = {
     OURS: KVBlockAllocator,
-    "buddy": Buddy,
+    "buddy": BuddyAllocator,
     "linear scan, C search": SubstringScan,
     "linear scan, loop": LoopScan,
 }
 
 
-class Call(NamedTuple):
+class AllocatorCall(NamedTuple):
     """A recorded call: `allocate` or `extend` returned `run`, or `free` took it. Block numbers are the recorded
     ones.
     """
@@ -50,41 +51,44 @@ class Call(NamedTuple):
     """Whether the call was `extend`. `run` is then the added part."""
 
 
-class Recorded:
+class RecordingAllocator:
     """An allocator that records the calls that change it, and forwards all calls."""
 
     def __init__(self, allocator: KVBlockAllocator) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[AllocatorCall] = []
         self._allocator = allocator
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._allocator, name)
 
     def allocate(self, n: int) -> KVHandle:
+        """Allocate `n` blocks, and record the call."""
         run = self._allocator.allocate(n)
-        self.calls.append(Call("allocate", run))
+        self.calls.append(AllocatorCall("allocate", run))
         return run
 
     def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
+        """Extend a run by `n` blocks if it can grow, and record the call."""
         grown = self._allocator.extend(handle, n)
         if grown is not None:
-            self.calls.append(Call("allocate", KVHandle(handle.stop, n), longer=True))
+            self.calls.append(AllocatorCall("allocate", KVHandle(handle.stop, n), longer=True))
         return grown
 
     def free(self, handle: KVHandle) -> None:
+        """Free a run, and record the call."""
         self._allocator.free(handle)
-        self.calls.append(Call("free", handle))
+        self.calls.append(AllocatorCall("free", handle))
 
 
-def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> list[Call]:
-    """Return the allocator's calls when `requests` (prompt, tokens to generate) run in an engine's number of rows."""
+def record_calls(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> list[AllocatorCall]:
+    """Schedule `requests` (prompt, tokens to generate), and return the allocator's calls."""
     groups = group_layers([KVSpec(1, 8, 8, "float16")])
     cache = KVCache(BlockPools(groups, BLOCKS, block_size))
-    recorded = Recorded(cache.pools[0].allocator)
+    recorded = RecordingAllocator(cache.pools[0].allocator)
     cache.pools[0].allocator = recorded  # type: ignore[assignment]
     scheduler = Scheduler(cache, SchedulerConfig(max_rows=ROWS, prefill_budget=512, context_length=1 << 20))
     waiting = list(reversed(requests))
-    while waiting or not scheduler.idle:
+    while waiting or not scheduler.is_idle:
         while waiting and scheduler.rows_waiting < ROWS:
             prompt, tokens = waiting.pop()
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -97,25 +101,25 @@ def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> li
     return recorded.calls
 
 
-def traces(seed: int, block_size: int, requests: int) -> dict[str, list[Call]]:
-    """Return two traces: requests that share nothing, and turns of chats. The beginnings of chats stay cached until
-    others need room.
+def record_traces(seed: int, block_size: int, requests: int) -> dict[str, list[AllocatorCall]]:
+    """Record two traces of calls: requests that share nothing, and turns of chats. The beginnings of chats stay cached
+    until others need room.
     """
-    prompts, chosen = Prompts(50_000, seed), random.Random(seed)
-    ragged = [(prompts.take(n), ANSWER) for n in prompts.lengths(requests, 32, 2_048)]
+    prompts, chosen = PromptStream(50_000, seed), random.Random(seed)
+    ragged = [(prompts.next_prompt(n), ANSWER) for n in prompts.draw_lengths(requests, 32, 2_048)]
     chats: list[tuple[int, ...]] = [() for _ in range(max(1, requests // 8))]
     turns = []
-    for length in prompts.lengths(requests, 32, 512):
+    for length in prompts.draw_lengths(requests, 32, 512):
         chat = chosen.randrange(len(chats))
-        chats[chat] += prompts.take(length)
+        chats[chat] += prompts.next_prompt(length)
         turns.append((chats[chat], ANSWER))
         chats[chat] += (7,) * (ANSWER - 1)
-    return {"ragged requests": record(ragged, block_size), "chat turns": record(turns, block_size)}
+    return {"ragged requests": record_calls(ragged, block_size), "chat turns": record_calls(turns, block_size)}
 
 
 @dataclass(frozen=True)
-class Replay:
-    """An allocator on a trace."""
+class ReplayResult:
+    """The result of an allocator on a trace: microseconds per call, and runs needed."""
 
     trace: str
     allocator: str
@@ -129,9 +133,9 @@ class Replay:
     """Runs that the allocator needed for them."""
 
 
-def measure(
-    found: dict[str, list[Call]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
-) -> list[Replay]:
+def measure_allocators(
+    found: dict[str, list[AllocatorCall]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
+) -> list[ReplayResult]:
     """Replay every trace on every allocator, in turns."""
     chosen = names or tuple(ALLOCATORS)
     times: dict[tuple[str, str], list[float]] = {(trace, name): [] for trace in found for name in chosen}
@@ -140,33 +144,35 @@ def measure(
         for trace, name in times if repetition % 2 == 0 else reversed(times):
             on_run(f"allocator, run {repetition + 1} of {repetitions}: {name} on {trace}")
             gc.collect()
-            seconds, runs[trace, name] = replay(ALLOCATORS[name](BLOCKS), found[trace])
+            seconds, runs[trace, name] = replay_calls(ALLOCATORS[name](BLOCKS), found[trace])
             times[trace, name].append(seconds * 1e6 / len(found[trace]))
     asked = {trace: sum(call.what == "allocate" for call in calls) for trace, calls in found.items()}
     return [
-        Replay(trace, name, tuple(values), len(found[trace]), asked[trace], runs[trace, name])
+        ReplayResult(trace, name, tuple(values), len(found[trace]), asked[trace], runs[trace, name])
         for (trace, name), values in times.items()
     ]
 
 
-def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
-    """Return the seconds spent in the allocator, and how many runs it returned."""
+def replay_calls(allocator: Allocator, calls: Sequence[AllocatorCall]) -> tuple[float, int]:
+    """Replay calls on an allocator. Return the seconds spent in it, and how many runs it returned."""
     lies = [0] * BLOCKS  # for each recorded block, the block that stands for it here
     seconds, given, clock = 0.0, 0, time.perf_counter
-    extend = getattr(allocator, "extend", None)
+    extend = getattr(allocator, "extend_table", None)
     for call in calls:
         start, stop = call.run.start, call.run.stop
         if call.what == "allocate":
             begin = clock()
             grown = extend(KVHandle(lies[start - 1], 1), stop - start) if call.longer and extend is not None else None
             runs = (
-                [KVHandle(grown.start + 1, stop - start)] if grown is not None else _allocate(allocator, stop - start)
+                [KVHandle(grown.start + 1, stop - start)]
+                if grown is not None
+                else _allocate_in_pieces(allocator, stop - start)
             )
             seconds += clock() - begin
             given += len(runs)
             lies[start:stop] = [block for run in runs for block in range(run.start, run.stop)]
         else:
-            pieces = _runs(lies[start:stop])
+            pieces = _group_into_runs(lies[start:stop])
             begin = clock()
             for piece in pieces:
                 allocator.free(piece)
@@ -174,17 +180,17 @@ def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
     return seconds, given
 
 
-def _allocate(allocator: Allocator, n: int) -> list[KVHandle]:
+def _allocate_in_pieces(allocator: Allocator, n: int) -> list[KVHandle]:
     """Allocate one run. If there is no run of the length, allocate two of half the length, and so on."""
     try:
         return [allocator.allocate(n)]
     except KVCacheFull:
         if n == 1:
             raise
-    return _allocate(allocator, n // 2) + _allocate(allocator, n - n // 2)
+    return _allocate_in_pieces(allocator, n // 2) + _allocate_in_pieces(allocator, n - n // 2)
 
 
-def _runs(blocks: Sequence[int]) -> list[KVHandle]:
+def _group_into_runs(blocks: Sequence[int]) -> list[KVHandle]:
     """Return blocks as runs of consecutive blocks."""
     runs = [KVHandle(blocks[0], 1)]
     for block in blocks[1:]:

@@ -1,4 +1,4 @@
-"""Allocators of contiguous runs of blocks, for comparison: scans over all blocks, and a buddy allocator."""
+"""Contiguous block allocators for comparison: first-fit scans over all blocks, and a buddy allocator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.kv.allocator import KVHandle
 
 
 class Allocator(Protocol):
-    """The methods that all contestants have."""
+    """The interface of all allocators that are compared."""
 
     def allocate(self, n: int) -> KVHandle: ...
 
@@ -19,12 +19,13 @@ class Allocator(Protocol):
 
 
 class LoopScan:
-    """First fit by a loop over all blocks: the simplest allocator that works."""
+    """First-fit allocator by a loop over all blocks: the simplest that works."""
 
     def __init__(self, total_blocks: int) -> None:
         self._is_free = [True] * total_blocks
 
     def allocate(self, n: int) -> KVHandle:
+        """Return the first run of `n` free blocks, found by a loop."""
         length = 0
         for block, free in enumerate(self._is_free):
             if not free:
@@ -42,13 +43,14 @@ class LoopScan:
 
 
 class NumpyScan:
-    """The same first fit, vectorised: the differences of the flags give all run boundaries at once."""
+    """First-fit allocator by NumPy: the differences of the free flags give all run boundaries at once."""
 
     def __init__(self, total_blocks: int) -> None:
         self._used = np.ones(total_blocks + 2, dtype=np.int8)
         self._used[1:-1] = 0
 
     def allocate(self, n: int) -> KVHandle:
+        """Return the first run of `n` free blocks, found by NumPy."""
         edges = np.diff(self._used)
         starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         long_enough = np.flatnonzero(stops - starts >= n)
@@ -63,12 +65,13 @@ class NumpyScan:
 
 
 class SubstringScan:
-    """The same first fit by the fastest scan that Python has: a search for n zero bytes, in C."""
+    """First-fit allocator by the fastest scan that Python has: a search for n zero bytes, in C."""
 
     def __init__(self, total_blocks: int) -> None:
         self._used = bytearray(total_blocks)
 
     def allocate(self, n: int) -> KVHandle:
+        """Return the first run of `n` free blocks, found by a substring search."""
         start = self._used.find(bytes(n))
         if start == -1:
             raise KVCacheFull(f"no run of {n} blocks: free some first")
@@ -79,9 +82,9 @@ class SubstringScan:
         self._used[handle.start : handle.stop] = bytes(handle.count)
 
 
-class Buddy:
-    """Binary buddies (Knuth, TAOCP vol. 1, 2.5). Free runs are powers of two at multiples of their length. Two halves
-    of a run merge when both are free.
+class BuddyAllocator:
+    """Allocator of binary buddies (Knuth, TAOCP vol. 1, 2.5). Free runs are powers of two at multiples of their
+    length. Two halves of a run merge when both are free.
 
     A request is rounded up to a power of two, and the surplus is freed at once. Any part of a run may be freed. So
     nothing is wasted except by the limit on where a run may begin.
@@ -90,21 +93,22 @@ class Buddy:
     def __init__(self, total_blocks: int) -> None:
         self._levels = max(1, total_blocks.bit_length())
         self._free: list[dict[int, None]] = [{} for _ in range(self._levels)]  # for each level, where its runs begin
-        self._give(0, total_blocks)
+        self._free_range(0, total_blocks)
 
     def allocate(self, n: int) -> KVHandle:
+        """Return a run of `n` blocks, from a free run of the next power of two."""
         wanted = (n - 1).bit_length()
         level = next((i for i in range(wanted, self._levels) if self._free[i]), None)
         if level is None:
             raise KVCacheFull(f"no run of {n} blocks: free some first")
         start, _ = self._free[level].popitem()
-        self._give(start + n, start + (1 << level))
+        self._free_range(start + n, start + (1 << level))
         return KVHandle(start, n)
 
     def free(self, handle: KVHandle) -> None:
-        self._give(handle.start, handle.stop)
+        self._free_range(handle.start, handle.stop)
 
-    def _give(self, start: int, stop: int) -> None:
+    def _free_range(self, start: int, stop: int) -> None:
         """Free `start .. stop - 1` in the largest runs that lie at multiples of their length."""
         while start < stop:
             level = (stop - start).bit_length() - 1
@@ -114,6 +118,7 @@ class Buddy:
             start += 1 << level
 
     def _merge(self, start: int, level: int) -> None:
+        """Free a run of 2^level blocks, and merge it with its buddies while they are free."""
         while level + 1 < self._levels and start ^ (1 << level) in self._free[level]:
             del self._free[level][start ^ (1 << level)]
             start &= ~(1 << level)

@@ -1,4 +1,4 @@
-"""Requests that arrive at random, as people and programs send them: a seeded trace, and what its users saw.
+"""Requests that arrive at random, as people and programs send them: a seeded trace, and the waits of its users.
 
 Arrivals are a Poisson process. Prompts and answers have ragged lengths. Most prompts begin with one of a few system
 prompts. The terms are those of vLLM's serving benchmark: TTFT, TPOT, ITL, and goodput, the requests per second that met
@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from cortexmlx.bench.measure.mlxlm import BatchSettings, MlxLm
-from cortexmlx.bench.measure.prompts import Prompts
-from cortexmlx.bench.measure.subject import Cortex
-from cortexmlx.bench.measure.trace import RequestTrace, Trace, Work
+from cortexmlx.bench.measure.mlxlm import BatchSettings, MlxLmContestant
+from cortexmlx.bench.measure.prompts import PromptStream
+from cortexmlx.bench.measure.subject import CortexContestant
+from cortexmlx.bench.measure.trace import BenchRequest, RequestTrace, RunTrace
 from cortexmlx.engine import Engine
 
 ROWS = 16
@@ -25,7 +25,9 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Traffic:
-    """The requests that arrive. Lengths are log-uniform between two ends, in tokens."""
+    """The random requests of a serving benchmark: their number, rate and lengths. Lengths are log-uniform between two
+    ends, in tokens.
+    """
 
     requests: int = 32
     rate: float = 1.0
@@ -41,48 +43,48 @@ class Traffic:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
+        """The tokens of the longest request."""
         return self.system + self.prompt[1] + self.answer[1]
 
-    def draw(self, prompts: Prompts, seed: int) -> list[Work]:
-        """Return the requests of one run, in the order of their arrival."""
+    def draw_requests(self, prompts: PromptStream, seed: int) -> list[BenchRequest]:
+        """Draw the requests of one run, in the order of their arrival."""
         random = np.random.default_rng(seed)
-        systems = [prompts.take(self.system) for _ in range(self.systems)]
+        systems = [prompts.next_prompt(self.system) for _ in range(self.systems)]
         arrivals = np.cumsum(random.exponential(1 / self.rate, self.requests))
-        lengths = prompts.lengths(self.requests, *self.prompt)
-        answers = prompts.lengths(self.requests, *self.answer)
+        lengths = prompts.draw_lengths(self.requests, *self.prompt)
+        answers = prompts.draw_lengths(self.requests, *self.answer)
         work = []
         for at, length, answer in zip(arrivals, lengths, answers, strict=True):
             shared = systems[random.integers(self.systems)] if random.random() < self.sharing else ()
-            work.append(Work(shared + prompts.take(length), answer, at=float(at)))
+            work.append(BenchRequest(shared + prompts.next_prompt(length), answer, at=float(at)))
         return work
 
 
 @dataclass(frozen=True)
-class Promise:
-    """The limits for a good request: seconds to its first token, and seconds per token after it."""
+class LatencyLimits:
+    """The latency limits that a good request keeps: seconds to its first token, and seconds per token after it."""
 
     ttft: float = 2.0
     tpot: float = 0.2
 
 
 def tpot(request: RequestTrace) -> float:
-    """Return seconds per token after the first."""
+    """Return the time per output token: seconds per token after the first."""
     return (request.stamps[-1].wall - request.stamps[0].wall) / (len(request.stamps) - 1)
 
 
 def ttft(request: RequestTrace) -> float:
-    """Return seconds from the arrival to the first token."""
+    """Return the time to first token: seconds from the arrival."""
     return request.stamps[0].wall - request.submitted.wall
 
 
 @dataclass
-class Served:
-    """The runs of one side, and the figures of all of them together."""
+class TrafficResult:
+    """The runs of one contestant, and the figures of all of them together."""
 
     name: str
-    promise: Promise
-    traces: list[Trace] = field(default_factory=list)
+    promise: LatencyLimits
+    traces: list[RunTrace] = field(default_factory=list)
 
     @property
     def requests(self) -> list[RequestTrace]:
@@ -96,35 +98,36 @@ class Served:
 
     def throughput(self) -> list[float]:
         """Return generated tokens per second for each run, from its start to its last token."""
-        return [sum(map(len, trace.tokens)) / trace.total().wall for trace in self.traces]
+        return [sum(map(len, trace.tokens)) / trace.total_seconds().wall for trace in self.traces]
 
     def goodput(self) -> list[float]:
-        """Return good requests per second for each run."""
-        return [sum(map(self._good, trace.requests)) / trace.total().wall for trace in self.traces]
+        """Return the requests per second that keep the latency limits, for each run."""
+        return [sum(map(self._is_good, trace.requests)) / trace.total_seconds().wall for trace in self.traces]
 
-    def _good(self, request: RequestTrace) -> bool:
+    def _is_good(self, request: RequestTrace) -> bool:
+        """Return whether a request kept the latency limits."""
         return ttft(request) <= self.promise.ttft and tpot(request) <= self.promise.tpot
 
     @property
-    def good(self) -> int:
-        """The number of requests that met the promise."""
-        return sum(map(self._good, self.requests))
+    def good_count(self) -> int:
+        """The number of requests that kept the latency limits."""
+        return sum(map(self._is_good, self.requests))
 
     def waits(self, requests: Sequence[RequestTrace] | None = None) -> dict[str, list[float]]:
-        """Return the seconds of each kind of wait, for some requests or for all."""
+        """Return the seconds of each kind of wait (TTFT, TPOT, ITL), for some requests or for all."""
         chosen = self.requests if requests is None else requests
         gaps = [b.wall - a.wall for request in chosen for a, b in pairwise(request.stamps)]
         return {"TTFT": [ttft(r) for r in chosen], "TPOT": [tpot(r) for r in chosen], "ITL": gaps}
 
 
-def serve(
+def run_traffic(
     engine: Engine,
     traffic: Traffic,
-    promise: Promise,
+    promise: LatencyLimits,
     repetitions: int,
     seed: int,
     against: bool,
-    into: list[Served],
+    into: list[TrafficResult],
     on_run: Callable[[str], None],
     before: Callable[[], None] = lambda: None,
 ) -> None:
@@ -133,28 +136,30 @@ def serve(
     With `against`, mlx-lm's batch generator gets the same requests on the same weights. The sides take turns to go
     first. After an interrupt, the list has whole repetitions only. `before` is called before each run.
     """
-    sides: list[Cortex | MlxLm] = [Cortex(engine)]
+    sides: list[CortexContestant | MlxLmContestant] = [CortexContestant(engine)]
     if against:
-        sides.append(MlxLm(engine.inspect(lambda core: core.loaded), BatchSettings(completion_batch_size=ROWS)))
-    into += [Served(side.name, promise) for side in sides]
+        sides.append(
+            MlxLmContestant(engine.inspect(lambda core: core.loaded), BatchSettings(completion_batch_size=ROWS))
+        )
+    into += [TrafficResult(side.name, promise) for side in sides]
     for repetition in range(-1, repetitions):
-        found: list[tuple[Served, Trace]] = []
+        found: list[tuple[TrafficResult, RunTrace]] = []
         order = list(zip(sides, into, strict=True))
         for side, served in order if repetition % 2 == 0 else order[::-1]:
             what = "warming up" if repetition < 0 else f"trace, run {repetition + 1} of {repetitions}"
             on_run(f"{what}: {side.name}, {traffic.requests} requests at {traffic.rate:g} a second")
             before()
-            found.append((served, side.run(_requests(engine, traffic, seed, repetition))))
+            found.append((served, side.run(_make_requests(engine, traffic, seed, repetition))))
         for served, trace in found if repetition >= 0 else ():
             served.traces.append(trace)
 
 
-def _requests(engine: Engine, traffic: Traffic, seed: int, repetition: int) -> list[Work]:
+def _make_requests(engine: Engine, traffic: Traffic, seed: int, repetition: int) -> list[BenchRequest]:
     """Return a run's requests, the same for both sides. The first run is not counted, and has a few requests that
     arrive at once.
     """
     number = 1_000_003 * (seed + 1) + repetition
-    prompts = Prompts(engine.info.vocab_size, number)
+    prompts = PromptStream(engine.info.vocab_size, number)
     if repetition < 0:
-        return [Work(prompts.take(n), 8) for n in (20, 100, 20, 100)]
-    return traffic.draw(prompts, number)
+        return [BenchRequest(prompts.next_prompt(n), 8) for n in (20, 100, 20, 100)]
+    return traffic.draw_requests(prompts, number)

@@ -1,4 +1,4 @@
-"""The ways of decode attention against each other, as an engine times them when it opens: see `autotune/`."""
+"""Times the candidates for decode attention against each other, as an engine does when it opens: see `autotune/`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import mlx.core as mx
 from cortexmlx.attention.autotuning import attention_jobs
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.decode_methods import LayerAttention
-from cortexmlx.autotune.chooser import Chooser
-from cortexmlx.bench.suites.kernels import Shape
+from cortexmlx.autotune.chooser import Autotuner
+from cortexmlx.bench.suites.kernels import KernelShape
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import TimedChoice
 from cortexmlx.types.arrays import dtype_name
@@ -19,10 +19,11 @@ SECONDS = 10.0
 """How long the ways of a shape are timed at most."""
 
 
-def measure(
-    shapes: Sequence[Shape], block_size: int, attention: str, on_run: Callable[[str], None]
+def time_attention(
+    shapes: Sequence[KernelShape], block_size: int, attention: str, on_run: Callable[[str], None]
 ) -> tuple[TimedChoice, ...]:
-    """Time the ways of the heads of `shapes`, in classes of steps up to the largest shape. Nothing is kept.
+    """Time the candidates for decode attention with the heads of `shapes`, up to the largest shape. Nothing is kept on
+    disk.
 
     Not in the simulator, whose times are its own.
     """
@@ -30,11 +31,11 @@ def measure(
     if backend.choosing is None or backend.name == "sim":
         return ()
     dtype = dtype_name(mx.float16 if mx.default_device() == mx.gpu else mx.float32)
-    chooser = Chooser(None)
+    chooser = Autotuner(None)
     for kv_heads, group, dim in dict.fromkeys((s.kv_heads, s.group, s.dim) for s in shapes):
         on_run(f"ways of decode attention, head_dim {dim}, {group} query heads per KV head")
         spec = KVSpec(kv_heads, dim, dim, dtype)
         layer = LayerAttention(dtype, kv_heads * group, spec, block_size, dim**-0.5, None, None, False, None)
         most = max(shape.rows for shape in shapes), max(shape.tokens for shape in shapes)
-        chooser.decide(attention_jobs({(dim, group): layer}, backend.choosing, *most).values(), seconds=SECONDS)
+        chooser.choose(attention_jobs({(dim, group): layer}, backend.choosing, *most).values(), seconds=SECONDS)
     return chooser.choices()

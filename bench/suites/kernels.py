@@ -1,4 +1,5 @@
-"""Decode attention alone: our paged kernel on scattered blocks, and MLX's kernel on contiguous keys and values.
+"""Measures decode attention alone: our paged kernel on scattered blocks, and MLX's kernel on contiguous keys and
+values.
 
 Reading keys and values limits both. So a figure is GB/s of keys and values, and its share of the memory's peak. The
 peak is the published bandwidth of the GPU if it is known, else the speed of reading an array of that size in the same
@@ -40,8 +41,8 @@ BANDWIDTHS = {
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Rows that each decode one token after `tokens` others, in a model with these heads."""
+class KernelShape:
+    """A decode attention to measure: `rows` rows that each attend to `tokens` tokens, with these heads."""
 
     rows: int
     tokens: int
@@ -52,47 +53,49 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """How the shape is named in the table."""
+        """The shape's name in the table."""
         return f"{self.rows} x {self.tokens:,} tokens"
 
 
-SHAPES = (Shape(1, 4_096), Shape(8, 1_024), Shape(16, 1_024))
+SHAPES = (KernelShape(1, 4_096), KernelShape(8, 1_024), KernelShape(16, 1_024))
 
 
 @dataclass(frozen=True)
-class Speed:
-    """A kernel on a shape: GB/s (10^9 bytes) of keys and values for each repetition, and the memory's peak."""
+class KernelSpeed:
+    """The speed of a kernel on a shape: GB/s (10^9 bytes) of keys and values for each repetition, and the memory's
+    peak.
+    """
 
-    shape: Shape
+    shape: KernelShape
     kernel: str
     rates: tuple[float, ...]
     peak: float
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakBandwidth:
     """The most GB/s that the memory reaches, and the source of the figure."""
 
     rate: float
     source: str
 
 
-def peak(size: int) -> Peak:
+def find_peak_bandwidth(size: int) -> PeakBandwidth:
     """Return the published bandwidth of this GPU, or what reading an array of `size` bytes reaches now. Caches hold
     some of the array, as they hold some keys and values.
     """
     name = (metal_device() or "").removeprefix("Apple ")
     if mx.default_device() == mx.gpu and name in BANDWIDTHS:
-        return Peak(BANDWIDTHS[name], f"published for the {name}")
+        return PeakBandwidth(BANDWIDTHS[name], f"published for the {name}")
     numbers = mx.zeros((max(1, size // 4 // _COLUMNS), _COLUMNS), mx.float32)
     row = mx.zeros((1, len(numbers)), mx.float32)
     mx.eval(numbers, row)
     ways = (lambda: mx.max(numbers), lambda: row @ numbers)
-    best = max(numbers.nbytes / 1e9 / _seconds(read) for _ in range(5) for read in ways)
-    return Peak(best, "what reading an array of that size reaches in this run")
+    best = max(numbers.nbytes / 1e9 / _seconds_per_call(read) for _ in range(5) for read in ways)
+    return PeakBandwidth(best, "what reading an array of that size reaches in this run")
 
 
-def _seconds(make: Callable[[], mx.array], times: int = 1) -> float:
+def _seconds_per_call(make: Callable[[], mx.array], times: int = 1) -> float:
     """Return the seconds per evaluation, for `times` evaluations with one wait."""
     started = time.perf_counter()
     mx.eval([make() for _ in range(times)])
@@ -100,9 +103,9 @@ def _seconds(make: Callable[[], mx.array], times: int = 1) -> float:
 
 
 class KernelInputs:
-    """The same numbers for both kernels: in blocks in random order, and contiguous."""
+    """The same queries, keys and values for both kernels: in blocks in random order, and contiguous."""
 
-    def __init__(self, shape: Shape, block_size: int, dtype: mx.Dtype, attention: str) -> None:
+    def __init__(self, shape: KernelShape, block_size: int, dtype: mx.Dtype, attention: str) -> None:
         random = np.random.default_rng(0)
         blocks = shape.rows * -(-shape.tokens // block_size)
         tables = random.permutation(blocks).astype(np.int32).reshape(shape.rows, -1)
@@ -124,26 +127,28 @@ class KernelInputs:
         self.bytes = 2 * self._keys.nbytes
         mx.eval(self._keys, self._values, self._queries)
 
-    def ours(self) -> mx.array:
-        """Return paged attention, `[rows, heads, 1, dim]`."""
+    def attend_paged(self) -> mx.array:
+        """Return our paged attention, `[rows, heads, 1, dim]`."""
         return paged_attention(self._queries, self._kv, AttentionParams(self._scale))
 
-    def theirs(self) -> mx.array:
-        """Return MLX's attention of the same shape."""
+    def attend_contiguous(self) -> mx.array:
+        """Return MLX's attention, of the same shape."""
         return mx.fast.scaled_dot_product_attention(self._queries, self._keys, self._values, scale=self._scale)
 
     def check(self) -> None:
         """Raise CortexError unless the results of both kernels differ by less than 0.01."""
-        difference = float(np.abs(np.array(self.ours(), np.float32) - np.array(self.theirs(), np.float32)).max())
+        difference = float(
+            np.abs(np.array(self.attend_paged(), np.float32) - np.array(self.attend_contiguous(), np.float32)).max()
+        )
         if not difference < 1e-2:
             raise CortexError(
                 f"paged attention and MLX's differ by {difference:.2g}: no figure. See `cortexmlx doctor`"
             )
 
 
-def measure(
-    shapes: Sequence[Shape], block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]
-) -> tuple[list[Speed], str]:
+def measure_kernels(
+    shapes: Sequence[KernelShape], block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]
+) -> tuple[list[KernelSpeed], str]:
     """Run both kernels on every shape, in turns. Return their speeds, and the source of their peaks.
 
     On a GPU, submitting a call takes longer than the kernel. So there as many calls as read a gigabyte have one wait.
@@ -155,12 +160,12 @@ def measure(
         problem = KernelInputs(shape, block_size, dtype, attention)
         problem.check()
         times = max(1, (1 << 30) // problem.bytes) if gpu else 1
-        most = peak(problem.bytes)
+        most = find_peak_bandwidth(problem.bytes)
         rates: dict[str, list[float]] = {OURS: [], THEIRS: []}
         for repetition in range(repetitions):
-            sides = [(OURS, problem.ours), (THEIRS, problem.theirs)]
+            sides = [(OURS, problem.attend_paged), (THEIRS, problem.attend_contiguous)]
             for name, make in sides if repetition % 2 == 0 else sides[::-1]:
                 on_run(f"kernel, run {repetition + 1} of {repetitions}: {name}, {shape.name}")
-                rates[name].append(problem.bytes / 1e9 / _seconds(make, times))
-        found += [Speed(shape, name, tuple(values), most.rate) for name, values in rates.items()]
+                rates[name].append(problem.bytes / 1e9 / _seconds_per_call(make, times))
+        found += [KernelSpeed(shape, name, tuple(values), most.rate) for name, values in rates.items()]
     return found, most.source

@@ -1,5 +1,5 @@
-"""Writing keys and values a token at a time, as decoding does: into a preallocated pool of blocks, and without one.
-What was written is read back and compared.
+"""Measures writing keys and values a token at a time, as decoding does: into a preallocated pool of blocks, and
+without one. What was written is read back and compared.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much is written: `tokens` for each of `rows` sequences, in every layer."""
+class PoolSizes:
+    """How much is written: `tokens` tokens for each of `rows` sequences, in every layer."""
 
     layers: int = 8
     rows: int = 16
@@ -33,8 +33,8 @@ class Sizes:
     """Tokens of a block."""
 
 
-class Writer(Protocol):
-    """One way to store keys and values.
+class KVWriter(Protocol):
+    """One way to store keys and values, which is measured.
 
     `append` takes `[rows, heads, 1, dim]` for the token at `place` of every row. `evaluate` waits until it is written.
     `read` returns a layer's `[rows, heads, tokens, dim]`.
@@ -47,12 +47,12 @@ class Writer(Protocol):
     def read(self, layer: int) -> tuple[mx.array, mx.array]: ...
 
 
-class ArenaPool:
-    """The way of cortexmlx. Each token of a row is a column of a small tail. Every 16 columns are written to their
+class ArenaWriter:
+    """Writes as cortexmlx does: each token is a column of a small tail, and every 16 columns are written to their
     blocks, in one write per layer. Nothing is allocated meanwhile.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: PoolSizes) -> None:
         self._sizes = sizes
         per_row = -(-sizes.tokens // sizes.block)
         spec = KVSpec(sizes.heads, sizes.dim, sizes.dim, "float16")
@@ -68,22 +68,25 @@ class ArenaPool:
         mx.eval(self._tail)
 
     def _slots(self, places: np.ndarray) -> mx.array:
-        """Return where tokens are in a slab, `[rows, places]`."""
+        """Return the arena slots of tokens, `[rows, places]`."""
         block, offset = np.divmod(places, self._sizes.block)
         return mx.array((self._tables[:, block] * self._sizes.block + offset).astype(np.int32))
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        """Write the keys and values of every row's token at `place` into the tail."""
         for tail in self._tail:
             for kept, new in zip(tail, (keys, values), strict=True):
                 kept[:, :, self._live] = new[:, :, 0]
         self._live, self._end = self._live + 1, place + 1
 
     def evaluate(self) -> None:
+        """Wait until the token is in the tail, and flush a full tail."""
         mx.eval(self._tail)
         if self._live == TAIL_COLUMNS:
             self._flush()
 
     def _flush(self) -> None:
+        """Write the tail's columns to their blocks."""
         if not self._live:
             return
         sizes, slots = self._sizes, self._slots(np.arange(self._end - self._live, self._end)).reshape(-1)
@@ -94,21 +97,23 @@ class ArenaPool:
         self._live = 0
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Return a layer's keys and values from the arena, `[rows, heads, tokens, dim]`."""
         self._flush()
         slots = self._slots(np.arange(self._sizes.tokens))
         keys, values = (array[:, slots].swapaxes(0, 1) for array in self._arena.slab(layer))
         return keys, values
 
 
-class BlockBuffers:
-    """Paged without a pool: a buffer for each block, created for its first token."""
+class BlockBufferWriter:
+    """Writes into blocks without a pool: a buffer for each block, created for its first token."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: PoolSizes) -> None:
         self._sizes = sizes
         self._blocks: dict[tuple[int, int], list[tuple[mx.array, mx.array]]] = {}
         self._newest: list[mx.array] = []
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        """Write the keys and values of every row's token at `place` into the rows' newest blocks."""
         sizes, offset = self._sizes, place % self._sizes.block
         self._newest = []
         for layer in range(sizes.layers):
@@ -122,21 +127,24 @@ class BlockBuffers:
                 self._newest += blocks[-1]
 
     def evaluate(self) -> None:
+        """Wait until the newest blocks are written."""
         mx.eval(self._newest)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Return a layer's keys and values, joined from all blocks."""
         rows = [self._blocks[layer, row] for row in range(self._sizes.rows)]
         keys, values = (mx.stack([mx.concatenate([b[i] for b in row], axis=1) for row in rows]) for i in (0, 1))
         return keys[:, :, : self._sizes.tokens], values[:, :, : self._sizes.tokens]
 
 
-class Grown:
-    """One array that is copied into a longer array at every token."""
+class GrowingArrayWriter:
+    """Writes into one array that is copied into a longer array at every token."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: PoolSizes) -> None:
         self._layers: list[tuple[mx.array, mx.array] | None] = [None] * sizes.layers
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        """Copy each layer's keys and values into arrays that are a token longer."""
         for layer, kept in enumerate(self._layers):
             if kept is None:
                 self._layers[layer] = (keys, values)
@@ -146,44 +154,49 @@ class Grown:
                 )
 
     def evaluate(self) -> None:
+        """Wait until the longer arrays are written."""
         mx.eval(self._layers)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Return a layer's keys and values."""
         kept = self._layers[layer]
         assert kept is not None
         return kept
 
 
-class Theirs:
-    """mlx-lm's cache for rows of the same length. It grows by 256 tokens at a time."""
+class MlxLmCacheWriter:
+    """Writes into mlx-lm's cache for rows of the same length. It grows by 256 tokens at a time."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: PoolSizes) -> None:
         self._caches = [MlxLmCache() for _ in range(sizes.layers)]
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+        """Add a token's keys and values to the cache of every layer."""
         for cache in self._caches:
             cache.update_and_fetch(keys, values)
 
     def evaluate(self) -> None:
+        """Wait until the caches are written."""
         mx.eval([(cache.keys, cache.values) for cache in self._caches])
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
+        """Return a layer's keys and values from its cache."""
         cache = self._caches[layer]
         return cache.keys[:, :, : cache.offset], cache.values[:, :, : cache.offset]
 
 
 POOL, NAIVE = "a pool of blocks", "a buffer for each block"
-WRITERS: dict[str, Callable[[Sizes], Writer]] = {
-    POOL: ArenaPool,
-    NAIVE: BlockBuffers,
-    "copied at each token": Grown,
-    "mlx-lm's cache": Theirs,
+WRITERS: dict[str, Callable[[PoolSizes], KVWriter]] = {
+    POOL: ArenaWriter,
+    NAIVE: BlockBufferWriter,
+    "copied at each token": GrowingArrayWriter,
+    "mlx-lm's cache": MlxLmCacheWriter,
 }
 
 
 @dataclass(frozen=True)
-class Writing:
-    """The result of one way."""
+class WriterResult:
+    """The measured speed of one way to write, and the memory that it added."""
 
     name: str
     rates: tuple[float, ...]
@@ -192,21 +205,22 @@ class Writing:
     """Bytes that MLX held after the tokens, minus the bytes before them."""
 
 
-def measure(
-    sizes: Sizes, repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = tuple(WRITERS)
-) -> list[Writing]:
-    """Measure all ways, in turns. Raises CortexError if one does not return what was written."""
+def measure_writers(
+    sizes: PoolSizes, repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = tuple(WRITERS)
+) -> list[WriterResult]:
+    """Measure all ways to write, in turns. Raises CortexError if one does not return what was written."""
     rates: dict[str, list[float]] = {name: [] for name in names}
     grown: dict[str, int] = {}
     for repetition in range(repetitions):
         for name in names if repetition % 2 == 0 else reversed(names):
             on_run(f"pool, run {repetition + 1} of {repetitions}: {name}")
-            rate, grown[name] = _write(WRITERS[name], name, sizes)
+            rate, grown[name] = _measure_writer(WRITERS[name], name, sizes)
             rates[name].append(rate)
-    return [Writing(name, tuple(values), grown[name]) for name, values in rates.items()]
+    return [WriterResult(name, tuple(values), grown[name]) for name, values in rates.items()]
 
 
-def _write(make: Callable[[Sizes], Writer], name: str, sizes: Sizes) -> tuple[float, int]:
+def _measure_writer(make: Callable[[PoolSizes], KVWriter], name: str, sizes: PoolSizes) -> tuple[float, int]:
+    """Write all tokens one way, and check them. Return tokens per second, and the bytes that MLX holds more."""
     gc.collect()
     mx.clear_cache()
     first = mx.arange(sizes.rows * sizes.heads * sizes.dim).reshape(sizes.rows, sizes.heads, 1, sizes.dim) % 512

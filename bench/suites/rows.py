@@ -1,5 +1,5 @@
-"""The rows of `cortexmlx bench`, with llama-bench's names. `pp512` computes a prompt of 512 tokens, `tg128` generates
-128 tokens, and `@ d4096` does so after 4,096 tokens that are not timed.
+"""The speed tests of `cortexmlx bench`, with llama-bench's names. `pp512` computes a prompt of 512 tokens, `tg128`
+generates 128 tokens, and `@ d4096` does so after 4,096 tokens that are not timed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from cortexmlx.bench.measure.prompts import Prompts
-from cortexmlx.bench.measure.subject import Cortex
-from cortexmlx.bench.measure.trace import Figure, Stamp, Work, per_second
+from cortexmlx.bench.measure.prompts import PromptStream
+from cortexmlx.bench.measure.subject import CortexContestant
+from cortexmlx.bench.measure.trace import BenchRequest, Figure, Timestamp, per_second
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops
+from cortexmlx.core.text import StopConditions
 from cortexmlx.engine import Engine
 from cortexmlx.stats import EngineStats
 from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent
@@ -31,8 +31,8 @@ OnRun = Callable[[str], None] | None
 
 
 @dataclass(frozen=True)
-class Test:
-    """What one row measures: `prompt` or `generate` tokens (the other is 0), with `batch` rows after `depth` tokens."""
+class SpeedTest:
+    """One speed test: `prompt` or `generate` tokens (the other is 0), with `batch` rows after `depth` tokens."""
 
     prompt: int
     generate: int
@@ -41,29 +41,31 @@ class Test:
 
     @property
     def name(self) -> str:
-        """The name in llama-bench's form: `pp512`, `tg128 @ d4096`."""
+        """The test's name in llama-bench's form: `pp512`, `tg128 @ d4096`."""
         what = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
         return f"{what} @ d{self.depth}" if self.depth else what
 
     @property
     def label(self) -> str:
-        """The name, with the number of rows if there are several: `tg128 x8`."""
+        """The test's name, with the number of rows if there are several: `tg128 x8`."""
         return f"{self.name} x{self.batch}" if self.batch > 1 else self.name
 
     @property
-    def shorter(self) -> Test:
+    def warm_up_test(self) -> SpeedTest:
         """The same test with fewer generated tokens, for a warm-up."""
         return replace(self, generate=min(self.generate, 16))
 
     @property
     def tokens(self) -> int:
-        """Tokens that all its rows hold at the end."""
+        """Tokens that all rows of the test hold at the end."""
         return self.batch * (self.depth + max(self.prompt + 2, self.generate + 1))
 
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Mean milliseconds of a step, by part."""
+    """Mean milliseconds of an engine step, by part: planning, building the graph, waiting for the device, committing
+    tokens.
+    """
 
     steps: int
     """The number of measured steps."""
@@ -79,9 +81,9 @@ class StepSplit:
 
 @dataclass(frozen=True)
 class TestResult:
-    """The outcome of a test. Tuples have one entry for each repetition."""
+    """The measured speed and memory of a test. Tuples have one entry for each repetition."""
 
-    test: Test
+    test: SpeedTest
     block_size: int
     rates: tuple[float, ...]
     """Tokens per second of wall time."""
@@ -106,7 +108,7 @@ class TestResult:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a repetition (0 if there is only one)."""
+        """Standard deviation of the tokens per second (0 if there is only one repetition)."""
         return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
 
     @property
@@ -115,59 +117,66 @@ class TestResult:
         return 1_000 / statistics.median(self.cpu_rates)
 
 
-def tests(
+def make_tests(
     prompts: Sequence[int], generates: Sequence[int], batches: Sequence[int], depths: Sequence[int]
-) -> list[Test]:
+) -> list[SpeedTest]:
     """Return the tests of a command line: every combination, except that prompts after a depth have one row only."""
     found = []
     for depth in depths:
-        found += [Test(p, 0, b, depth) for p in prompts if p for b in (batches if not depth else [1])]
-        found += [Test(0, g, b, depth) for g in generates if g for b in batches]
+        found += [SpeedTest(p, 0, b, depth) for p in prompts if p for b in (batches if not depth else [1])]
+        found += [SpeedTest(0, g, b, depth) for g in generates if g for b in batches]
     return found
 
 
-class Runs:
+class TestRuns:
     """The runs so far of all tests, on engines of several block sizes."""
 
-    def __init__(self, sizes: Sequence[int], wanted: Sequence[Test], prompts: Prompts, repetitions: int) -> None:
+    def __init__(
+        self, sizes: Sequence[int], wanted: Sequence[SpeedTest], prompts: PromptStream, repetitions: int
+    ) -> None:
         self._prompts = prompts
         self._yardstick = Yardstick()
         self._repetitions = repetitions
-        self._runs: dict[tuple[int, Test], list[_Run]] = {(size, test): [] for size in sizes for test in wanted}
+        self._runs: dict[tuple[int, SpeedTest], list[_TestRun]] = {
+            (size, test): [] for size in sizes for test in wanted
+        }
 
-    def measure(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
+    def run_tests(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
         """Run each test once in each of these `turns`, after a run that is not counted.
 
         Tests and block sizes run in one order and then in the reverse order, so that the machine's other work affects
         all of them. The yardstick is measured before each run, and after the last.
         """
-        subjects = {size: Cortex(engine, watch_kv=True) for size, engine in engines.items()}
+        subjects = {size: CortexContestant(engine, watch_kv=True) for size, engine in engines.items()}
         told = on_run or (lambda what: None)
         for number, (size, test) in enumerate(self._runs, 1):
             told(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
-            _run(subjects[size], test.shorter, self._prompts)
+            _run_test(subjects[size], test.warm_up_test, self._prompts)
         for turn in turns:
             order = list(self._runs.items())
             for (size, test), runs in order if turn % 2 == 0 else reversed(order):
                 told(f"run {turn + 1} of {self._repetitions}: {test.label}, block size {size}")
-                self._yardstick.sample()
-                before = self._yardstick.samples - 1
+                self._yardstick.add_sample()
+                before = self._yardstick.sample_count - 1
                 others = sum(e.stats().kv_bytes for other, e in engines.items() if other != size)
-                run = _run(subjects[size], test, self._prompts, others + self._yardstick.bytes)
+                run = _run_test(subjects[size], test, self._prompts, others + self._yardstick.bytes)
                 runs.append(replace(run, round=round_, sample=before))
-        self._yardstick.sample()
+        self._yardstick.add_sample()
 
-    def rows(self) -> tuple[TestResult, ...]:
+    def results(self) -> tuple[TestResult, ...]:
         """Return the results of the tests that ran at least once."""
-        return tuple(_row(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs)
+        return tuple(
+            _make_result(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs
+        )
 
-    def yardstick(self) -> dict[str, tuple[float, ...]]:
-        """Return the yardstick's samples so far."""
-        return self._yardstick.seconds()
+    def yardstick_seconds(self) -> dict[str, tuple[float, ...]]:
+        """Return the seconds of the yardstick's samples so far, by part and clock."""
+        return self._yardstick.all_seconds()
 
 
-def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick) -> TestResult:
-    around = [yardstick.beside(run.sample) for run in runs]
+def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun], yardstick: Yardstick) -> TestResult:
+    """Return the result of a test from its runs."""
+    around = [yardstick.seconds_around(run.sample) for run in runs]
     return TestResult(
         test=test,
         block_size=block_size,
@@ -175,7 +184,7 @@ def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick
         cpu_rates=tuple(run.rate.cpu for run in runs if run.rate.cpu is not None),
         kv_bytes=max(run.kv_bytes for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
-        split=_split(runs),
+        split=_mean_step_split(runs),
         tokens=sum(run.tokens for run in runs),
         rounds=tuple(run.round for run in runs),
         beside={name: tuple(each[name] for each in around) for name in around[0]},
@@ -183,7 +192,9 @@ def _row(test: Test, block_size: int, runs: Sequence[_Run], yardstick: Yardstick
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TestRun:
+    """The figures of one run of a test."""
+
     tokens: int
     rate: Figure
     kv_bytes: int
@@ -194,38 +205,38 @@ class _Run:
     sample: int = 0
 
 
-def _run(subject: Cortex, test: Test, prompts: Prompts, others: int = 0) -> _Run:
-    """Make one run. MLX's peak memory is counted without the `others` bytes of engines that only wait."""
+def _run_test(subject: CortexContestant, test: SpeedTest, prompts: PromptStream, others: int = 0) -> _TestRun:
+    """Run a test once. MLX's peak memory is counted without the `others` bytes of engines that only wait."""
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:
-        return engine.inspect(lambda core: _prefill_behind(core, test, prompts, others))
+        return engine.inspect(lambda core: _run_cached_prefill(core, test, prompts, others))
     before = engine.stats()
     length, tokens = (test.prompt, 2) if test.prompt else (test.depth or 1, test.generate + 1)
-    flight = subject.start([Work(prompts.take(length), tokens) for _ in range(test.batch)])
+    flight = subject.start([BenchRequest(prompts.next_prompt(length), tokens) for _ in range(test.batch)])
     if test.generate:
         flight.wait_for_first_tokens()
         before = engine.stats()
     trace = flight.finish()
     rate = trace.decode_rate() if test.generate else trace.prefill_rate()
-    timed = trace.decoded if test.generate else test.prompt * test.batch
-    return _Run(timed, rate, trace.kv_bytes, mx.get_peak_memory() - others, before, engine.stats())
+    timed = trace.decoded_tokens if test.generate else test.prompt * test.batch
+    return _TestRun(timed, rate, trace.kv_bytes, mx.get_peak_memory() - others, before, engine.stats())
 
 
-def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int) -> _Run:
+def _run_cached_prefill(core: EngineCore, test: SpeedTest, prompts: PromptStream, others: int) -> _TestRun:
     """Compute `depth` tokens of a prompt, then time the rest. Call it on the engine's thread."""
-    first: list[tuple[Stamp, int]] = []
+    first: list[tuple[Timestamp, int]] = []
 
     def listen(event: TokenEvent) -> None:
         if event.token_id is not None and not first:
-            first.append((Stamp.now(), core.kv_bytes_in_use))
+            first.append((Timestamp.now(), core.kv_bytes_in_use))
 
     backoff = core.scheduler.backoff
     budget = backoff.tokens
     handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
-    prompt = prompts.take(test.depth + test.prompt)
-    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle, Stops())
+    prompt = prompts.next_prompt(test.depth + test.prompt)
+    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle, StopConditions())
     computed = 0
     try:
         while computed < test.depth:
@@ -235,15 +246,16 @@ def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int)
     finally:
         backoff.tokens = budget
     core.drain()
-    before, begun = core.stats(), Stamp.now()
+    before, begun = core.stats(), Timestamp.now()
     while not core.idle:
         core.step()
     end, kv_bytes = first[0]
     rate, peak = per_second(test.prompt, begun, end), mx.get_peak_memory() - others
-    return _Run(test.prompt, rate, kv_bytes, peak, before, core.stats())
+    return _TestRun(test.prompt, rate, kv_bytes, peak, before, core.stats())
 
 
-def _split(runs: Sequence[_Run]) -> StepSplit:
+def _mean_step_split(runs: Sequence[_TestRun]) -> StepSplit:
+    """Return the mean milliseconds of a step, by part, over all runs."""
     steps = sum(run.after.steps - run.before.steps for run in runs)
 
     def mean(part: str) -> float:

@@ -12,41 +12,42 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.batch.files import BatchFiles
-from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of
-from cortexmlx.cli.batch.resume import RunIdentity, remaining
+from cortexmlx.cli.batch.input import BatchReader, RequestIds, read_ids
+from cortexmlx.cli.batch.resume import RunIdentity, skip_done
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
-from cortexmlx.cli.files.source import Format, is_jsonl, opened
+from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
+from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_lines
 from cortexmlx.cli.files.status_line import StatusLine
-from cortexmlx.cli.prompts import checked, prepared, template_vars
+from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
-from cortexmlx.cli.terminal.text import duration
+from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.protocols.batch import Recorder
-from cortexmlx.server.model_pool import public_name
+from cortexmlx.protocols.batch import RecordBuilder
+from cortexmlx.server.model_pool import client_model_name
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-class Progress(StatusLine):
-    """A thread that shows `run` on stderr.
+class BatchStatusLine(StatusLine):
+    """The live status line of a batch run on stderr: done, failed, running and waiting requests.
 
     - `before`: requests of the `total` that an earlier run finished. They count as done, but not for the time left.
     - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
     """
 
     def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, before: int = 0) -> None:
-        super().__init__(self._line, live=live)
+        super().__init__(self._status_text, live=live)
         self._engine = engine
         self._run = run
         self._before = before
         self._total = total
 
-    def _line(self) -> str:
+    def _status_text(self) -> str:
+        """Return the status line: requests done, failed, running and waiting, and the speed."""
         stats, run = self._engine.stats(), self._run
         elapsed = run.seconds
         done = self._before + run.done
@@ -66,12 +67,12 @@ class Progress(StatusLine):
         if self._total is not None and answered > 0:
             asked = max(self._total - done, 0)
             left = run.last / answered * asked - (elapsed - run.last)  # counts down until the next one is done
-            parts.append(f"{duration(max(left, 0.0))} left")
+            parts.append(f"{format_duration(max(left, 0.0))} left")
         return " · ".join(parts)
 
 
-@options.takes_sampling(without=("presence_penalty", "frequency_penalty"))
-@options.takes_engine(stored=True)
+@options.add_sampling_options(without=("presence_penalty", "frequency_penalty"))
+@options.add_engine_options(stored=True)
 def batch(
     positional: Annotated[
         list[str],
@@ -93,7 +94,7 @@ def batch(
     resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="With --resume: ask again what failed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
-    input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
+    input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     system: options.System = None,
     template_var: options.TemplateVar = None,
     think: options.Think = None,
@@ -117,16 +118,16 @@ def batch(
     model = options.model_name(before[0] if before else None, model_option)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    variables = template_vars(template_var, think, raw=raw)
-    out = named(output)
-    errors = None if errors is None or named(errors) == out == STDOUT else named(errors)
-    mode = mode_of(out, resume=resume, retry_errors=retry_errors, force=force)
+    variables = parse_template_vars(template_var, think, raw=raw)
+    out = output_path(output)
+    errors = None if errors is None or output_path(errors) == out == STDOUT else output_path(errors)
+    mode = choose_mode(out, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
     beside = (errors, variables or None, config.adapters)
     identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, *beside)
-    with opened(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
-        known = ids_of(source, input_format)
-        ids = known or Ids()
+    with open_lines(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
+        known = read_ids(source, input_format)
+        ids = known or RequestIds()
         reader = BatchReader(
             lines,
             params,
@@ -134,77 +135,79 @@ def batch(
             raw=raw,
             template_vars=variables,
             ids=ids if known is None else None,
-            model=public_name(model),
+            model=client_model_name(model),
             adapters=tuple(config.adapters or ()),
         )
         files.check(identity, ids.digests)
         if known is not None and known.lines.keys() <= files.done:
-            finish(files, ids, source, ordered=ordered, identity=identity)
+            finish_complete_run(files, ids, source, ordered=ordered, identity=identity)
             return
         with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
-            engines.tell(engine)
-            checked(engine, variables)
-            reader.know(engine.info.known_vars)
+            engines.print_notes(engine)
+            check_variables(engine, variables)
+            reader.restrict_variables(engine.info.known_vars)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)
             run = BatchRun(
                 engine,
-                remaining(reader, files.done),
+                skip_done(reader, files.done),
                 writer,
-                partial(prepared, engine, system),
-                Recorder(engine.info.name, files.created, engine.token_bytes),
+                partial(prepare_prompt, engine, system),
+                RecordBuilder(engine.info.name, files.created, engine.token_bytes),
                 rows=config.max_rows,
                 in_order=ordered and not files.kept,
             )
             total = None if known is None else len(known.lines)
             try:
-                with Progress(engine, run, before=len(files.done), total=total, live=out != STDOUT):
+                with BatchStatusLine(engine, run, before=len(files.done), total=total, live=out != STDOUT):
                     run.run()
             finally:
                 try:
                     if ordered and not run.broken:
-                        files.arrange(ids.lines)
+                        files.sort_records(ids.lines)
                 finally:
-                    report(engine, run, reader, files, total)
+                    print_summary(engine, run, reader, files, total)
     if run.failed or files.failed:
         raise typer.Exit(FAILED)
 
 
-def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity: RunIdentity) -> None:
-    """Finish a run whose requests are all done already, without loading a model."""
+def finish_complete_run(
+    files: BatchFiles, ids: RequestIds, source: str, *, ordered: bool, identity: RunIdentity
+) -> None:
+    """Put a run in order and report it if every request already has a record; load no model."""
     files.open(identity, ids.digests)
     if ordered:
-        files.arrange(ids.lines)
+        files.sort_records(ids.lines)
     if not ids.lines:
-        console.note(f"{source} has no requests")
-    tell_before(files)
+        console.print_note(f"{source} has no requests")
+    print_done_before(files)
     if files.failed:
         raise typer.Exit(FAILED)
 
 
-def tell_before(files: BatchFiles) -> None:
-    """Print how many records there were before this run."""
+def print_done_before(files: BatchFiles) -> None:
+    """Print how many records existed before this run."""
     if files.done:
         failed = f", {len(files.failed)} of them errors: --retry-errors asks them again" if files.failed else ""
-        console.note(f"{len(files.done)} were there already{failed}")
+        console.print_note(f"{len(files.done)} were there already{failed}")
 
 
-def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
-    """Print the last lines on stderr: what was done, what was there before, and what is left."""
+def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
+    """Print the run's summary on stderr: requests done now, done before, and left."""
     others = sorted(reader.models - {engine.info.name})
     if others:
-        console.note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")
-    tell_before(files)
+        console.print_note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")
+    print_done_before(files)
     seconds = run.seconds
     rate = f", {run.tokens / seconds:.1f} tok/s" if run.tokens else ""
     cached = f", {run.cached} prompt tokens from the cache" if run.cached else ""
-    console.note(
+    console.print_note(
         f"{run.done - run.failed} answered, {run.failed} failed, {run.tokens} tokens in {seconds:.1f} s{rate}{cached}"
     )
     if run.cut:
         ends = "1 answer ends" if run.cut == 1 else f"{run.cut} answers end"
-        console.note(f"{ends} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
+        console.print_note(f"{ends} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
     left = 0 if total is None else total - len(files.done) - run.done
     if left > 0 and files.kept:
-        console.note(f"{left} left: the same command with --resume goes on")
+        console.print_note(f"{left} left: the same command with --resume goes on")

@@ -1,6 +1,6 @@
 """Read a batch: OpenAI batch JSONL, simple JSONL or plain lines, one request per line. The input is not held in memory.
 
-A line that cannot be understood becomes a `BadLine` with its number, and the run continues. An id that occurs twice
+A line that cannot be understood becomes a `InvalidLine` with its number, and the run continues. An id that occurs twice
 ends the run: two records with the same id could not be told apart.
 """
 
@@ -10,27 +10,27 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
-from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
-from cortexmlx.cli.files.source import Format, is_jsonl, read_ahead
+from cortexmlx.cli.files.lines import decode_line, detect_lines, parse_object
+from cortexmlx.cli.files.source import InputFormat, is_jsonl, open_ahead
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import (
     UNSERVED,
-    BadLine,
     BatchRequest,
-    Identity,
-    Style,
-    identity_of,
-    key_of,
+    InvalidLine,
+    LineId,
+    LineStyle,
+    line_style,
     read_line,
-    style_of,
+    read_line_id,
+    request_key,
 )
-from cortexmlx.protocols.request import Defaults, Request, checked_text
+from cortexmlx.protocols.request import Request, RequestDefaults, require_prompt_text
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
 
 
-class Ids:
-    """The line number of each id, in input order.
+class RequestIds:
+    """The request ids of a batch input, each with its line number. Rejects duplicates.
 
     `lines` and `digests` are by the key of `key_of`. `digests` has a digest of each line's text, for an input that was
     read ahead.
@@ -40,9 +40,9 @@ class Ids:
         self.lines: dict[str, int] = {}
         self.digests: dict[str, str] = {}
 
-    def add(self, identity: Identity | None, line: int, text: bytes | None = None) -> None:
-        """Add an id. Raises InvalidRequest, with both line numbers, for an id that is known already."""
-        key = key_of(identity, line)
+    def add(self, identity: LineId | None, line: int, text: bytes | None = None) -> None:
+        """Add an id. Raises InvalidRequest, with both line numbers, for a duplicate."""
+        key = request_key(identity, line)
         first = self.lines.setdefault(key, line)
         if text is not None:
             self.digests[key] = blake2b(text, digest_size=8).hexdigest()
@@ -54,7 +54,7 @@ class Ids:
 
 
 class BatchReader:
-    """An iterable of the requests and bad lines of a batch.
+    """Iterates over a batch input: yields a `BatchRequest` or `InvalidLine` per line, None while a pipe is silent.
 
     - `lines`: the lines as bytes. None stands for a line that has not arrived yet, and is passed on.
     - `jsonl`: whether the lines are JSON. With None, the first line that is not blank decides: JSON begins with a
@@ -73,25 +73,23 @@ class BatchReader:
         jsonl: bool | None,
         raw: bool,
         template_vars: TemplateVars = NO_VARIABLES,
-        ids: Ids | None = None,
+        ids: RequestIds | None = None,
         model: str = "",
         adapters: Collection[str] = (),
     ) -> None:
         self.models: set[str] = set()
         self._lines = lines
-        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED, adapters=adapters)
+        self._defaults = RequestDefaults(defaults, template_vars, raw, UNSERVED, adapters=adapters)
         self._model = model
         self._jsonl = jsonl
         self._ids = ids
 
-    def know(self, variables: frozenset[str] | None) -> None:
-        """Leave out other variables than those that the chat template reads, where a line sets them; None: leave out
-        none.
-        """
+    def restrict_variables(self, variables: frozenset[str] | None) -> None:
+        """Drop template variables that the chat template does not read from the lines' requests; None: drop none."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
-    def __iter__(self) -> Iterator[BatchRequest | BadLine | None]:
-        jsonl, filled = filled_lines(self._lines, self._jsonl)
+    def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:
+        jsonl, filled = detect_lines(self._lines, self._jsonl)
         parse = self._parse_json if jsonl else self._parse_text
         for number, line in filled:
             if line is None:
@@ -102,53 +100,55 @@ class BatchReader:
                 self._ids.add(item.id, number)
             yield item
 
-    def _parse_text(self, number: int, line: bytes) -> BatchRequest | BadLine:
+    def _parse_text(self, number: int, line: bytes) -> BatchRequest | InvalidLine:
+        """Parse a plain line as one prompt."""
         usual = self._defaults
         variables = NO_VARIABLES if usual.raw else usual.template_vars
         try:
-            prompt = checked_text(utf8(line))
+            prompt = require_prompt_text(decode_line(line))
         except InvalidRequest as error:
-            return BadLine(number, number, Style.SIMPLE, str(error))
-        return BatchRequest(number, number, Style.SIMPLE, Request((prompt,), usual.params, variables, usual.raw))
+            return InvalidLine(number, number, LineStyle.SIMPLE, str(error))
+        return BatchRequest(number, number, LineStyle.SIMPLE, Request((prompt,), usual.params, variables, usual.raw))
 
-    def _parse_json(self, number: int, line: bytes) -> BatchRequest | BadLine:
-        identity: Identity | None = None
-        style = Style.SIMPLE
+    def _parse_json(self, number: int, line: bytes) -> BatchRequest | InvalidLine:
+        """Parse a JSON line as an OpenAI batch request or a simple one."""
+        identity: LineId | None = None
+        style = LineStyle.SIMPLE
         try:
-            data = json_object(line)
-            style = style_of(data)
-            identity = identity_of(data, number)
+            data = parse_object(line)
+            style = line_style(data)
+            identity = read_line_id(data, number)
             request = read_line(data, style, self._defaults, self._model)
         except InvalidRequest as error:
-            return BadLine(number, identity, style, str(error))
+            return InvalidLine(number, identity, style, str(error))
         except RecursionError:  # JSON within JSON, such as the arguments of a tool call
-            return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
-        body = data if style is Style.SIMPLE else data["body"]
+            return InvalidLine(number, identity, style, "not JSON that can be read: nested too deeply")
+        body = data if style is LineStyle.SIMPLE else data["body"]
         if isinstance(model := body.get("model"), str) and not (isinstance(request, Request) and request.adapter):
             self.models.add(model)
         return BatchRequest(number, identity, style, request)
 
 
-def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
-    """Return the ids of a whole input. Raises InvalidRequest if an id occurs twice."""
-    ids = Ids()
-    is_json, filled = filled_lines(lines, jsonl)
+def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds:
+    """Read a whole input and return its request ids. Raises InvalidRequest if an id occurs twice."""
+    ids = RequestIds()
+    is_json, filled = detect_lines(lines, jsonl)
     for number, line in filled:
         if line is None:
             continue
-        identity: Identity | None = number
+        identity: LineId | None = number
         if is_json:
             try:
-                identity = identity_of(json_object(line), number)
+                identity = read_line_id(parse_object(line), number)
             except InvalidRequest:
                 identity = None
         ids.add(identity, number, line)
     return ids
 
 
-def ids_of(source: str, input_format: Format) -> Ids | None:
-    """Return the ids of a regular file, read ahead. None for a pipe, which can be read only once. Raises InvalidRequest
-    if an id occurs twice.
+def read_ids(source: str, input_format: InputFormat) -> RequestIds | None:
+    """Read the ids of a regular file ahead of the run; None for a pipe, which can be read only once. Raises
+    InvalidRequest if an id occurs twice.
     """
-    with read_ahead(source) as file:
-        return None if file is None else survey(file, is_jsonl(source, input_format))
+    with open_ahead(source) as file:
+        return None if file is None else collect_ids(file, is_jsonl(source, input_format))

@@ -1,4 +1,4 @@
-"""Resume a batch that was interrupted: requests with a record in the output are not asked again.
+"""Resume an interrupted batch: a request that already has a record in the output is not run again.
 
 OUT.run, beside OUT, holds the settings of the run: the model, the parameters and the input. A run with other settings
 is refused, since it would mix two kinds of answers in one file. A second run is refused while the first one writes.
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.files.outputs import open_descriptor, written_anew
-from cortexmlx.cli.files.run_file import LockedRun, run_path
-from cortexmlx.cli.terminal.text import fitted
+from cortexmlx.cli.files.outputs import descriptor_of, rewrite_path
+from cortexmlx.cli.files.run_file import LockedRunFile, run_path
+from cortexmlx.cli.terminal.text import shorten_start
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
+from cortexmlx.protocols.batch import BatchRequest, InvalidLine, request_key
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ _APART = ("params", "defaults")
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The settings that two runs must share for their records to belong together."""
+    """The settings that must be equal for a run to resume another one's files."""
 
     model: str
     source: str
@@ -53,8 +53,8 @@ class RunIdentity:
     """Digests of the adapters that lines may name. None before they are loaded, and if there are none."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings as OUT.run keeps them."""
-        kept = {**asdict(self), "source": _lasting(self.source)}
+        """Return the settings as JSON, as OUT.run stores them."""
+        kept = {**asdict(self), "source": _stable_source(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
         lasting = {name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()}
         kept["adapters"] = lasting or None
@@ -66,30 +66,30 @@ class RunIdentity:
         return normal
 
 
-def beside(output: Path) -> tuple[Path, Path]:
-    """Return the paths of OUT.run and of the file that replaces OUT after a rewrite. If OUT is a link, both are beside
+def side_paths(output: Path) -> tuple[Path, Path]:
+    """Return the paths of OUT.run and of the file that replaces OUT in a rewrite. If OUT is a link, both are next to
     its target, as the records are.
     """
-    return run_path(output), written_anew(Path(os.path.realpath(output)))
+    return run_path(output), rewrite_path(Path(os.path.realpath(output)))
 
 
-class RunFile(LockedRun):
-    """OUT.run of a batch, locked by one run at a time."""
+class BatchRunFile(LockedRunFile):
+    """OUT.run of a batch: its settings and a digest of each input line, locked by one run at a time."""
 
     def __init__(self, output: Path) -> None:
         super().__init__(output, "batch")
 
-    def check(self, run: RunIdentity) -> int:
-        """Return when the run to resume began, in seconds since 1970. Raises InvalidRequest if its settings differ from
-        `run` or cannot be read.
+    def check_settings(self, run: RunIdentity) -> int:
+        """Check that the run to resume had the same settings, and return when it began, in seconds since 1970. Raises
+        InvalidRequest if they differ from `run` or cannot be read.
         """
-        before = self.settings()
+        before = self.read_settings()
         if not all(isinstance(each, dict) for each in (before.get("params"), before.get("defaults", {}))):
-            raise self.unknown()
+            raise self.unreadable_error()
         now = run.as_json()
         if run.weights is None:  # not known yet
             before["weights"] = before["adapter_weights"] = None
-        changed = _differing(before, now)
+        changed = _differing_settings(before, now)
         if changed:
             raise InvalidRequest(
                 f"{self._output.name} was written with another {' and '.join(changed)}: use the same, "
@@ -98,44 +98,45 @@ class RunFile(LockedRun):
         return int(before["created"])
 
     def start(self, run: RunIdentity) -> int:
-        """Begin a new run and keep its settings. Return the time, in seconds since 1970."""
-        return self.begin(run.as_json())
+        """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
+        return self.start_run(run.as_json())
 
     def check_lines(self, digests: Mapping[str, str], done: Collection[str], failed: Collection[str] = ()) -> None:
-        """Raise InvalidRequest if a line of the input has changed since its record was written. All arguments are by
-        the lines' keys.
+        """Raise InvalidRequest if an input line has changed since its record was written. All arguments use the lines'
+        keys.
         """
-        known = self._digests()
+        known = self._saved_digests()
         changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
         answered = [key for key in changed if key not in failed]
         if answered:
             raise InvalidRequest(
                 f"the input has changed: {self._output.name} holds answers to what the requests named "
-                f"{_named(answered)} said before. Give changed requests ids of their own, or use --force to begin again"
+                f"{_key_summary(answered)} said before. Give changed requests ids of their own, or use --force to "
+                "begin again"
             )
         if changed:
             raise InvalidRequest(
-                f"the input has changed: what was named {_named(changed)} failed, and says something else now. "
+                f"the input has changed: what was named {_key_summary(changed)} failed, and says something else now. "
                 "--resume --retry-errors asks again what failed"
             )
 
-    def remember(self, digests: Mapping[str, str]) -> None:
-        """Keep the digests of the input's lines, by their keys."""
-        known = self._digests()
+    def save_digests(self, digests: Mapping[str, str]) -> None:
+        """Append the digests of the input lines, by key."""
+        known = self._saved_digests()
         new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
         if new:
             self.append({"lines": new}, b"\n")  # the last line may have been cut in half
 
-    def _digests(self) -> dict[str, str]:
-        """Return the kept digests by key. The latest one counts, and a list that was cut in half is ignored."""
+    def _saved_digests(self) -> dict[str, str]:
+        """Return the saved digests by key. The latest one counts; an incomplete list is ignored."""
         known: dict[str, str] = {}
-        for line in self.entries():
+        for line in self.read_entries():
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 known.update(line["lines"])
         return known
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differing_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the names of the settings in which two runs differ.
 
     A setting that one version of the program does not know has its default in that version's runs. Only the version
@@ -154,22 +155,23 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-def _lasting(source: str) -> str:
-    """Return a name for the input that is the same in every run. A pipe of the shell, as in `<(...)`, has another
-    number each time, so it counts as stdin.
+def _stable_source(source: str) -> str:
+    """Return a name for the input that is the same in every run. A shell pipe, as in `<(...)`, has another number each
+    time, so it counts as stdin.
     """
     path = Path(source)
-    piped = open_descriptor(path) is not None and not path.is_file()
+    piped = descriptor_of(path) is not None and not path.is_file()
     return "-" if source == "-" or piped else str(path.resolve())
 
 
-def _named(keys: Sequence[str]) -> str:
-    first = fitted(keys[0], _LONGEST_NAME)
+def _key_summary(keys: Sequence[str]) -> str:
+    """Return the first key in words, and how many more there are."""
+    first = shorten_start(keys[0], _LONGEST_NAME)
     return f"{first} and {len(keys) - 1} more" if len(keys) > 1 else first
 
 
-def remaining(
-    items: Iterable[BatchRequest | BadLine | None], done: Collection[str]
-) -> Iterator[BatchRequest | BadLine | None]:
-    """Yield the items without a record. None, for an item that has not arrived yet, is passed on."""
-    return (item for item in items if item is None or key_of(item.id, item.line) not in done)
+def skip_done(
+    items: Iterable[BatchRequest | InvalidLine | None], done: Collection[str]
+) -> Iterator[BatchRequest | InvalidLine | None]:
+    """Yield the items that have no record yet. None, for an item that has not arrived yet, is passed on."""
+    return (item for item in items if item is None or request_key(item.id, item.line) not in done)

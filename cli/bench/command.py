@@ -18,21 +18,21 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
-from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
-from cortexmlx.system.files import in_place_of
+from cortexmlx.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from cortexmlx.bench.changes.saved import Saved
-    from cortexmlx.bench.measure.engines import Plan
+    from cortexmlx.bench.changes.saved import SavedRun
+    from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.report.report import Report
 
 
-def numbers(option: str, text: str, least: int) -> list[int]:
-    """Return the numbers of a list like `1,4,8`, each once. Raises typer.BadParameter."""
+def parse_numbers(option: str, text: str, least: int) -> list[int]:
+    """Parse a comma-separated list of distinct numbers like `1,4,8`. Raises typer.BadParameter."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -44,25 +44,25 @@ def numbers(option: str, text: str, least: int) -> list[int]:
     return found
 
 
-def block_sizes(text: str) -> list[int]:
-    """Return sizes of blocks. Raises typer.BadParameter for one that no engine takes."""
-    found = numbers("--block-size", text, 1)
+def parse_block_sizes(text: str) -> list[int]:
+    """Parse a list of KV block sizes. Raises typer.BadParameter for a size that the engine does not support."""
+    found = parse_numbers("--block-size", text, 1)
     wrong = [size for size in found if size not in BLOCK_SIZES]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]} is none of {', '.join(map(str, BLOCK_SIZES))}", param_hint="--block-size")
     return found
 
 
-def only(option: str, found: list[int], why: str) -> int:
-    """Return the one number of a list. Raises typer.BadParameter if there are several."""
+def single_number(option: str, found: list[int], why: str) -> int:
+    """Return the only number of a list. Raises typer.BadParameter if there are several."""
     if len(found) > 1:
         raise typer.BadParameter(f"takes one number {why}, and here are {len(found)}", param_hint=option)
     return found[0]
 
 
-def promise(text: str) -> tuple[float, float]:
-    """Return the seconds to the first token and per token, from a text like `ttft:2000,tpot:200` (milliseconds). A
-    missing one is not limited. Raises typer.BadParameter.
+def parse_goodput(text: str) -> tuple[float, float]:
+    """Parse latency limits like `ttft:2000,tpot:200` (milliseconds): return the seconds to the first token and per
+    token. A missing one is infinite. Raises typer.BadParameter.
     """
     limits = {"ttft": float("inf"), "tpot": float("inf")}
     for part in text.split(","):
@@ -85,30 +85,30 @@ LOG_SECONDS = 10.0
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[str], None]]:
-    """Yield a function that is called with the name of what is running."""
+def progress_display() -> Iterator[Callable[[str], None]]:
+    """Show what is being measured on stderr: yield a function that takes the name of what runs now."""
     if not console.is_terminal(sys.stderr):
-        yield _Log()
+        yield _ThrottledLog()
         return
     from rich.text import Text
 
     with console.stderr().status("starting") as status:
 
         def update(what: str) -> None:
-            status.update(Text(in_a_line(what)))
+            status.update(Text(to_single_line(what)))
 
         yield update
 
 
-class _Log:
-    """A log that prints a line only if the last one is `LOG_SECONDS` ago."""
+class _ThrottledLog:
+    """A progress log that prints at most one line every `LOG_SECONDS`."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, what: str) -> None:
         if time.monotonic() >= self._next:
-            console.note(what)
+            console.print_note(what)
             self._next = time.monotonic() + LOG_SECONDS
 
 
@@ -116,7 +116,7 @@ class _Log:
 
 
 class Suite(str, Enum):
-    """What to measure."""
+    """Which set of measurements `bench` takes."""
 
     basic = "basic"
     serving = "serving"
@@ -127,8 +127,8 @@ class Suite(str, Enum):
     all = "all"
 
 
-class Section(Enum):
-    """A group of measurements that are taken together."""
+class BenchSection(Enum):
+    """A group of bench measurements that are taken together."""
 
     ROWS = "basic"
     RATIOS = "basic or serving"
@@ -139,70 +139,73 @@ class Section(Enum):
     SPECULATION = "speculate"
 
 
-_ENGINES = {Section.ROWS, Section.RATIOS, Section.TRACE, Section.SPECULATION}
+_ENGINE_SECTIONS = {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION}
 
-TAKEN: dict[str, Collection[Section]] = {
-    "model": _ENGINES,
-    "model_option": _ENGINES,
-    "adapter": _ENGINES,
-    "draft": _ENGINES,
-    "hosts": {Section.ROWS, Section.TRACE},
-    "prompt": {Section.ROWS, Section.RATIOS},
-    "generate": {Section.ROWS, Section.RATIOS},
-    "batch": {Section.ROWS, Section.RATIOS, Section.SPECULATION},
-    "depth": {Section.ROWS, Section.RATIOS},
-    "block_size": set(Section),
-    "repetitions": set(Section),
-    "case": {Section.RATIOS},
-    "requests": {Section.TRACE},
-    "request_rate": {Section.TRACE},
-    "goodput": {Section.TRACE},
-    "kv_memory": _ENGINES,
-    "kv_bits": _ENGINES,
-    "kv_group_size": _ENGINES,
-    "attention": {*_ENGINES, Section.KERNEL},
-    "seed": {*_ENGINES, Section.ALLOCATOR},
+SECTIONS_BY_OPTION: dict[str, Collection[BenchSection]] = {
+    "model": _ENGINE_SECTIONS,
+    "model_option": _ENGINE_SECTIONS,
+    "adapter": _ENGINE_SECTIONS,
+    "draft": _ENGINE_SECTIONS,
+    "hosts": {BenchSection.ROWS, BenchSection.TRACE},
+    "prompt": {BenchSection.ROWS, BenchSection.RATIOS},
+    "generate": {BenchSection.ROWS, BenchSection.RATIOS},
+    "batch": {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.SPECULATION},
+    "depth": {BenchSection.ROWS, BenchSection.RATIOS},
+    "block_size": set(BenchSection),
+    "repetitions": set(BenchSection),
+    "case": {BenchSection.RATIOS},
+    "requests": {BenchSection.TRACE},
+    "request_rate": {BenchSection.TRACE},
+    "goodput": {BenchSection.TRACE},
+    "kv_memory": _ENGINE_SECTIONS,
+    "kv_bits": _ENGINE_SECTIONS,
+    "kv_group_size": _ENGINE_SECTIONS,
+    "attention": {*_ENGINE_SECTIONS, BenchSection.KERNEL},
+    "seed": {*_ENGINE_SECTIONS, BenchSection.ALLOCATOR},
 }
 """The sections to which an option applies. An option that is not listed applies to all."""
 
 
-def sections(suite: Suite, against: bool, speculate: bool = False) -> list[Section]:
-    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if the suite is empty with, or
-    without, a peer.
+def sections_of(suite: Suite, against: bool, speculate: bool = False) -> list[BenchSection]:
+    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if the suite has none for this
+    combination of options.
     """
     if speculate:
         if against or suite is not Suite.basic:
             other = "--against" if against else f"--suite {suite.value}"
             raise typer.BadParameter(f"is measured alone: leave {other} out", param_hint="--speculate")
-        return [Section.SPECULATION]
-    speed = Section.RATIOS if against else Section.ROWS
+        return [BenchSection.SPECULATION]
+    speed = BenchSection.RATIOS if against else BenchSection.ROWS
     if suite is Suite.all:
-        return [speed, Section.TRACE, Section.POOL, Section.ALLOCATOR, Section.KERNEL]
+        return [speed, BenchSection.TRACE, BenchSection.POOL, BenchSection.ALLOCATOR, BenchSection.KERNEL]
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
     found = {Suite.basic: speed, Suite.serving: speed}.get(suite)
-    chosen = Section[suite.value.upper()] if found is None else found
-    if against and chosen not in (Section.RATIOS, Section.TRACE):
+    chosen = BenchSection[suite.value.upper()] if found is None else found
+    if against and chosen not in (BenchSection.RATIOS, BenchSection.TRACE):
         raise typer.BadParameter(f"--suite {suite.value} has no peer to run: leave it out", param_hint="--against")
     return [chosen]
 
 
-def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
-    """Raise typer.BadParameter for an option that applies to none of the sections."""
+def check_options(names: Iterable[str], chosen: Collection[BenchSection], suite: Suite, against: bool) -> None:
+    """Raise typer.BadParameter for an option that none of the chosen sections uses."""
     names = list(names)
     if against and "hosts" in names:
         raise typer.BadParameter("no peer shares weights that are in other processes", param_hint="--hosts")
     for name in names:
-        if name not in TAKEN or set(TAKEN[name]) & set(chosen):
+        if name not in SECTIONS_BY_OPTION or set(SECTIONS_BY_OPTION[name]) & set(chosen):
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
-                raise typer.BadParameter("the cases of --suite serving have sizes of their own", param_hint=_hint(name))
+                raise typer.BadParameter(
+                    "the cases of --suite serving have sizes of their own", param_hint=_option_name(name)
+                )
             continue
         suited = f"--suite {suite.value}" + (" with --against" if against else "")
-        asked = "--speculate" if Section.SPECULATION in chosen else suited
-        raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_hint(name))
+        asked = "--speculate" if BenchSection.SPECULATION in chosen else suited
+        raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_option_name(name))
 
 
-def _hint(name: str) -> str:
+def _option_name(name: str) -> str:
+    """Return a parameter's option as typed, such as `--block-size` or MODEL."""
     return "MODEL" if name == "model" else "--model" if name == "model_option" else f"--{name.replace('_', '-')}"
 
 
@@ -210,12 +213,12 @@ REPETITIONS = 5
 COMPARED = 20
 """Repetitions if rows are saved or compared. They are measured in half as many rounds."""
 
-FEWEST_ROUNDS = 5
+MIN_ROUNDS = 5
 """Rounds, at least, if there are enough repetitions. With fewer rounds, nobody knows how much rounds differ."""
 
 
-class Output(str, Enum):
-    """The format in which the outcome is printed."""
+class OutputFormat(str, Enum):
+    """The format in which `bench` prints its results."""
 
     md = "md"
     json = "json"
@@ -224,7 +227,7 @@ class Output(str, Enum):
 
 
 class Peer(str, Enum):
-    """The program to compare with."""
+    """The other engine to compare with."""
 
     mlx_lm = "mlx-lm"
 
@@ -256,7 +259,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Format.")] = Output.md,
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Format.")] = OutputFormat.md,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this run.", show_default=False)] = None,
     compare: Annotated[
         Path | None,
@@ -292,66 +295,70 @@ def bench(
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
     paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
     """
-    chosen, given = sections(suite, against is not None, speculate), options.given(ctx)
+    chosen, given = sections_of(suite, against is not None, speculate), options.given_parameters(ctx)
     check_options(given, chosen, suite, against is not None)
     if not 0 < request_rate < float("inf"):
         raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
-    sizes, prompts = block_sizes(block_size), numbers("--prompt", prompt, 0)
-    generates, batches = numbers("--generate", generate, 0), numbers("--batch", batch, 1)
-    depths = numbers("--depth", depth, 0)
-    if chosen != [Section.ROWS]:
-        only("--block-size", sizes, "here")
-    ttft, tpot = promise(goodput)
-    memory = options.memory_size(kv_memory)
+    sizes, prompts = parse_block_sizes(block_size), parse_numbers("--prompt", prompt, 0)
+    generates, batches = parse_numbers("--generate", generate, 0), parse_numbers("--batch", batch, 1)
+    depths = parse_numbers("--depth", depth, 0)
+    if chosen != [BenchSection.ROWS]:
+        single_number("--block-size", sizes, "here")
+    ttft, tpot = parse_goodput(goodput)
+    memory = options.parse_memory_size(kv_memory)
 
     from cortexmlx.cpu import blas
 
     blas.preload()  # before the session imports mlx
     from cortexmlx.bench import parts, session
-    from cortexmlx.bench.measure.engines import Plan
+    from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.replay import report as replay
-    from cortexmlx.bench.suites.against import Shape
-    from cortexmlx.bench.suites.arrivals import Promise, Traffic
-    from cortexmlx.bench.suites.rows import tests
+    from cortexmlx.bench.suites.against import ComparisonSizes
+    from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
+    from cortexmlx.bench.suites.rows import make_tests
 
-    saved = _prepared(save, compare, plot)
-    needs_model = bool({Section.ROWS, Section.RATIOS, Section.TRACE, Section.SPECULATION} & set(chosen))
-    with _model(model, model_option, needs_model) as (path, notes), shown() as on_run:
+    saved = _load_baseline(save, compare, plot)
+    needs_model = bool(
+        {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION} & set(chosen)
+    )
+    with _bench_model(model, model_option, needs_model) as (path, notes), progress_display() as on_run:
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
         count = repetitions or REPETITIONS
-        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts)
-        rows = _in_rounds(plan, repetitions) if save is not None or compare is not None else plan
-        wanted = tests(prompts, generates, batches, depths)
+        plan = BenchPlan(
+            path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
+        )
+        rows = _split_into_rounds(plan, repetitions) if save is not None or compare is not None else plan
+        wanted = make_tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given))
-        shape = Shape(tuple(prompts), generates=tuple(generates), rows=tuple(wanted) if same_rows else ())
+        shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(wanted) if same_rows else ())
         suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
         traffic, peer = Traffic(requests, request_rate), against is not None
-        steps: dict[Section, Callable[[], Report]] = {
-            Section.ROWS: lambda: session.measure_rows(rows, wanted, sizes),
-            Section.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
-            Section.TRACE: lambda: session.measure_trace(plan, traffic, Promise(ttft, tpot), peer, sizes[0]),
-            Section.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
-            Section.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], count, seed, on_run),
-            Section.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
-            Section.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
+        steps: dict[BenchSection, Callable[[], Report]] = {
+            BenchSection.ROWS: lambda: session.measure_rows(rows, wanted, sizes),
+            BenchSection.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
+            BenchSection.TRACE: lambda: session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0]),
+            BenchSection.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
+            BenchSection.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], count, seed, on_run),
+            BenchSection.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
+            BenchSection.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
         }
-        report = _all([steps[section] for section in chosen])
-    _finish(report, output, save, compare, plot, saved)
+        report = _measure_sections([steps[section] for section in chosen])
+    _output_report(report, output, save, compare, plot, saved)
 
 
-def _in_rounds(plan: Plan, repetitions: int | None) -> Plan:
-    """Measure with a new engine for every other repetition: a comparison must know how much engines differ."""
+def _split_into_rounds(plan: BenchPlan, repetitions: int | None) -> BenchPlan:
+    """Return the plan with a new engine for every other repetition: a comparison must know how much engines differ."""
     count = repetitions or COMPARED
-    return replace(plan, repetitions=count, rounds=min(count, max(FEWEST_ROUNDS, count // 2)))
+    return replace(plan, repetitions=count, rounds=min(count, max(MIN_ROUNDS, count // 2)))
 
 
-def _all(steps: Sequence[Callable[[], Report]]) -> Report:
-    """Yield one section after the other. An interrupt ends the run with the sections so far; before the first, it is
-    raised.
+def _measure_sections(steps: Sequence[Callable[[], Report]]) -> Report:
+    """Run the sections in turn, and return their report. An interrupt ends the run with the sections so far; before
+    the first, it is raised.
     """
     from cortexmlx.bench.session import INTERRUPTED as INTERRUPTED_NOTE
-    from cortexmlx.bench.session import combined
+    from cortexmlx.bench.session import combine_reports
 
     reports: list[Report] = []
     try:
@@ -361,33 +368,33 @@ def _all(steps: Sequence[Callable[[], Report]]) -> Report:
                 break
     except KeyboardInterrupt:
         if not reports:
-            console.note("interrupted before anything was measured")
+            console.print_note("interrupted before anything was measured")
             raise
         notes = (*reports[-1].notes, INTERRUPTED_NOTE)
         reports[-1] = replace(reports[-1], interrupted=True, notes=notes)
-    return combined(reports)
+    return combine_reports(reports)
 
 
-def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Saved | None:
-    """Return the run to compare with. Errors that would come after minutes are raised here."""
+def _load_baseline(save: Path | None, compare: Path | None, plot: Path | None) -> SavedRun | None:
+    """Load the saved run to compare with, and check the files to write, so that errors come before the measurements."""
     from cortexmlx.bench.changes import compared, saved
-    from cortexmlx.bench.measure.machine import Machine
+    from cortexmlx.bench.measure.machine import BenchMachine
 
     if save is not None:
-        saved.check_new(save)
+        saved.check_save_path(save)
     if plot is not None:
         _check_plot(plot)
         if save is not None and save.absolute() == plot.absolute():
             raise typer.BadParameter(f"{plot} is where --save keeps the run", param_hint="--plot")
     if compare is None:
         return None
-    before = saved.read(compare)
-    compared.check_machine(before, Machine.here(), compare)
+    before = saved.read_run(compare)
+    compared.check_machine(before, BenchMachine.detect(), compare)
     return before
 
 
 def _check_plot(plot: Path) -> None:
-    """Raise typer.BadParameter unless a picture can be written to that file. An older picture may be replaced."""
+    """Raise typer.BadParameter unless a plot can be written to that file. An older plot may be replaced."""
     from cortexmlx.bench.changes import saved
 
     if plot.suffix != ".svg":
@@ -399,49 +406,56 @@ def _check_plot(plot: Path) -> None:
     saved.check_writable(plot)
 
 
-def _finish(
-    report: Report, output: Output, save: Path | None, compare: Path | None, plot: Path | None, before: Saved | None
+def _output_report(
+    report: Report,
+    output: OutputFormat,
+    save: Path | None,
+    compare: Path | None,
+    plot: Path | None,
+    before: SavedRun | None,
 ) -> None:
-    """Compare, save, draw and print; return the exit code. Measurements are saved even if nobody reads the output, and
-    printed if they cannot be saved.
+    """Compare, save, plot and print the report; return the exit code. Measurements are saved even if nobody reads the
+    output, and printed if they cannot be saved.
     """
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text
 
-    now, kept, worse = saved.of_report(report), report, False
+    now, kept, worse = saved.snapshot(report), report, False
     other: InvalidRequest | None = None
     if before is not None and compare is not None:
         try:
             compared.check_model(before, now, compare)
-            found = compared.outcomes(before, now)
-            worse = compared.slower(found)
-            report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
+            found = compared.compare_figures(before, now)
+            worse = compared.has_slower_figure(found)
+            report = replace(report, parts=(*report.parts, compared.changes_section(before, now, found, compare)))
         except InvalidRequest as error:
             other = error  # measurements are shown and kept anyway
     failed: list[OSError] = []
     try:
         if save is not None and not report.interrupted:
-            saved.save(kept, save)
+            saved.save_run(kept, save)
         if plot is not None:
-            with in_place_of(plot) as file:
-                file.write(svg.picture(report).encode())
+            with write_atomically(plot) as file:
+                file.write(svg.as_svg(report).encode())
     except OSError as error:
         failed.append(error)
-    if output is Output.md:
+    if output is OutputFormat.md:
         seen = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if seen else text.WIDTH
-        console.say(text.markdown(report, width))
-        if seen and (drawn := chart.chart([bar for part in report.parts for bar in part.bars], width)):
-            console.say(f"\n{drawn}")
+        console.print_result(text.as_markdown(report, width))
+        if seen and (drawn := chart.bar_chart([bar for part in report.parts for bar in part.bars], width)):
+            console.print_result(f"\n{drawn}")
     else:
-        console.say(
-            {Output.json: formats.as_json, Output.jsonl: formats.json_lines}.get(output, formats.as_csv)(report)
+        console.print_result(
+            {OutputFormat.json: formats.as_json, OutputFormat.jsonl: formats.as_json_lines}.get(output, formats.as_csv)(
+                report
+            )
         )
     if failed:
         raise failed[0]
     if report.interrupted:
         if save is not None:
-            console.note(f"interrupted: {save} was not written")
+            console.print_note(f"interrupted: {save} was not written")
         raise typer.Exit(INTERRUPTED)
     if other is not None:
         raise other
@@ -450,8 +464,8 @@ def _finish(
 
 
 @contextmanager
-def _model(argument: str | None, option: str | None, needed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the given model, or else the starter model, or random weights if that is not installed."""
+def _bench_model(argument: str | None, option: str | None, needed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the chosen model and notes on it: the given one, else the starter model, else one with random weights."""
     name = options.model_name(argument, option)
     if argument or option or not needed:
         yield name, ()

@@ -7,43 +7,44 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cortexmlx.cli.chat.session import Attached
+from cortexmlx.cli.chat.session import AttachedFile
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
-LARGEST = 4 << 20
+MAX_FILE_BYTES = 4 << 20
 """Bytes of a file that may go into a message, at most: about a million tokens."""
 
-_KNOWN = {b"%PDF": "a PDF", b"PK\x03\x04": "an archive or an office document", b"\x89PNG": "an image"}
+_BINARY_KINDS = {b"%PDF": "a PDF", b"PK\x03\x04": "an archive or an office document", b"\x89PNG": "an image"}
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _FILE_NAME = re.compile(r"[^(\[]*\w\.\w{1,8}")
 """A word with a file ending. Code of several lines has such words, too: decorators such as `@functools.cache`."""
-_BEHIND = ".,;:!?)]}'\""
+_TRAILING_PUNCTUATION = ".,;:!?)]}'\""
 """Characters after a path that may not belong to it."""
 
 
-def attach(name: str) -> Attached:
-    """Return a file with its text. Raises InvalidRequest if there is no such file, if it is no text, or if it is empty
-    or too large.
-    """
+def read_attachment(name: str) -> AttachedFile:
+    """Read a text file to attach to a message. Raises InvalidRequest if it is missing, not text, empty or too large."""
     path = Path(os.path.expanduser(name.strip().strip("\"'")))
     try:
         if not path.is_file():
             what = "is a folder: name the files in it" if path.is_dir() else "is not there"
             raise InvalidRequest(f"{path} {what if path.is_dir() or not path.exists() else 'is no file'}")
         size = path.stat().st_size
-        if size > LARGEST:
-            raise InvalidRequest(f"{path} has {format_bytes(size)}, and {format_bytes(LARGEST)} of a file are read")
+        if size > MAX_FILE_BYTES:
+            raise InvalidRequest(
+                f"{path} has {format_bytes(size)}, and {format_bytes(MAX_FILE_BYTES)} of a file are read"
+            )
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, InvalidRequest):
             raise
         raise InvalidRequest(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return Attached(path, _as_text(path, data))
+    return AttachedFile(path, _decode_text(path, data))
 
 
-def _as_text(path: Path, data: bytes) -> str:
-    known = next((what for begin, what in _KNOWN.items() if data.startswith(begin)), None)
+def _decode_text(path: Path, data: bytes) -> str:
+    """Return the text of a file's bytes. Raises InvalidRequest if they are not text, or empty."""
+    known = next((what for begin, what in _BINARY_KINDS.items() if data.startswith(begin)), None)
     if known is not None or b"\0" in data:
         raise InvalidRequest(f"{path} is {known or 'a binary file'}, and only text can be read")
     try:
@@ -57,25 +58,30 @@ def _as_text(path: Path, data: bytes) -> str:
     return text
 
 
-def mentioned(message: str) -> tuple[list[Attached], list[str]]:
-    """Return the files that a message names as `@path`, in order, and the names that look like paths but are no files.
+def read_mentions(message: str) -> tuple[list[AttachedFile], list[str]]:
+    """Read the files that a message names as `@path`. Return them in order, and the names that look like paths but are
+    no files.
 
     Other words with an @ are words. Raises InvalidRequest for a file that cannot go into a message.
     """
-    found: dict[Path, Attached] = {}
+    found: dict[Path, AttachedFile] = {}
     missing = []
     for quoted, plain in _MENTION.findall(message):
-        path = _file(quoted or plain)
+        path = _resolve_mention(quoted or plain)
         if path is not None:
-            found.setdefault(path, attach(str(path)))
-        elif quoted or "/" in plain or ("\n" not in message and _FILE_NAME.fullmatch(plain.rstrip(_BEHIND))):
+            found.setdefault(path, read_attachment(str(path)))
+        elif (
+            quoted
+            or "/" in plain
+            or ("\n" not in message and _FILE_NAME.fullmatch(plain.rstrip(_TRAILING_PUNCTUATION)))
+        ):
             missing.append(quoted or plain)
     return list(found.values()), missing
 
 
-def _file(name: str) -> Path | None:
-    """Return the file of that name, also if punctuation follows the name; None if there is no such file."""
-    for each in dict.fromkeys((name, name.rstrip(_BEHIND))):
+def _resolve_mention(name: str) -> Path | None:
+    """Return the path of a mentioned file, without the punctuation after its name; None if there is no such file."""
+    for each in dict.fromkeys((name, name.rstrip(_TRAILING_PUNCTUATION))):
         path = Path(os.path.expanduser(each))
         try:
             if each and path.is_file():
@@ -85,12 +91,13 @@ def _file(name: str) -> Path | None:
     return None
 
 
-def with_files(files: Sequence[Attached], message: str) -> str:
-    """Return the message after the texts of its files. Each text is in a fence with the file's name above it."""
-    return "\n\n".join([*map(_fenced, files), message])
+def prepend_files(files: Sequence[AttachedFile], message: str) -> str:
+    """Return the message after the texts of its files, each in a code fence below its path."""
+    return "\n\n".join([*map(_fence_file, files), message])
 
 
-def _fenced(file: Attached) -> str:
+def _fence_file(file: AttachedFile) -> str:
+    """Return a file's text in a code fence, below its path."""
     longest = max(map(len, re.findall(r"`{3,}", file.text)), default=2)
     fence = "`" * (longest + 1)
     return f"{file.path}:\n{fence}{file.path.suffix.removeprefix('.')}\n{file.text.rstrip()}\n{fence}"

@@ -11,19 +11,19 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.sampling import SAMPLING, usual
-from cortexmlx.cli.chat.tools.functions_file import tools_of
-from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
-from cortexmlx.cli.limits import cut_form
-from cortexmlx.cli.prompts import checked, template_vars
+from cortexmlx.cli.chat.sampling import FALLBACK_SAMPLING, default_sampling
+from cortexmlx.cli.chat.tools.functions_file import load_tools
+from cortexmlx.cli.chats.saved_chats import ChatSaver, describe_storage, find_chat, remove_leftovers, resume_command
+from cortexmlx.cli.limits import incomplete_form_note
+from cortexmlx.cli.prompts import check_variables, parse_template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
-from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
-from cortexmlx.cli.terminal.text import clean, gather_prompt
+from cortexmlx.cli.terminal.harmless import to_single_line
+from cortexmlx.cli.terminal.signals import InterruptHandler, handle_signals
+from cortexmlx.cli.terminal.text import clean_argument, gather_prompt
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
-from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
+from cortexmlx.sessions.saved import SavedConversation, parse_foreign_messages, read_text
 from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import FinishReason
 from cortexmlx.types.sampling_params import SamplingParams
@@ -42,8 +42,8 @@ ROWS = 4
 """Answers of `/n` that are generated at the same time."""
 
 
-@options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
-@options.takes_engine(stored=True, max_rows=ROWS)
+@options.add_sampling_options(without=("stop", "presence_penalty", "frequency_penalty"), **FALLBACK_SAMPLING)
+@options.add_engine_options(stored=True, max_rows=ROWS)
 def chat(
     context: typer.Context,
     model: options.Model = None,
@@ -88,10 +88,10 @@ def chat(
 
     With --tools, the model may call the functions of a Python file. Each call is shown, and runs if you say so.
     """
-    resumed = None if resume is None else find(resume)
+    resumed = None if resume is None else find_chat(resume)
     named = options.model_name(model, model_option)
     if resumed is not None and model is None and model_option is None:
-        named = model_of(resumed) or named
+        named = model_of_chat(resumed) or named
     config = replace(config, model=named)
     if no_save and config.kv_store == default_folder():  # a folder that the user names is still used
         config = replace(config, kv_store=None)
@@ -100,65 +100,69 @@ def chat(
     first = gather_prompt(prompt or ["-"] if piped else prompt or [])
     if piped and not first:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
-    system = None if system is None else clean(system, "--system")
+    system = None if system is None else clean_argument(system, "--system")
     if piped and tools is not None and not yes:
         raise typer.BadParameter("nobody can be asked before a call runs: add --yes to run all", param_hint="--tools")
     if yes and tools is None:
         raise typer.BadParameter("there are no calls to run: give --tools FILE.py", param_hint="--yes")
-    offered = () if tools is None else tools_of(tools)
+    offered = () if tools is None else load_tools(tools)
     keeper = (
         None
         if no_save or (piped and resumed is None)
-        else ChatSaver(None if resumed is None or model_of(resumed) is None else resumed)
+        else ChatSaver(None if resumed is None or model_of_chat(resumed) is None else resumed)
     )
     remember = not (no_history or no_save)
     if keeper is not None:
-        tidy()
-    with engines.OpenEngine(config) as host, counted_interrupts() as presses:
-        host.undisturbed = lambda: presses.calling(lambda: None)
-        conversation = begin(host.engine, options.given_sampling(context, params), system, resumed)
-        if variables := template_vars(template_var, think):
-            conversation.template_vars = checked(host.engine, conversation.template_vars | variables)
+        remove_leftovers()
+    with engines.ReplaceableEngine(config) as host, handle_signals() as presses:
+        host.undisturbed = lambda: presses.call_on_interrupt(lambda: None)
+        conversation = open_conversation(host.engine, options.given_sampling(context, params), system, resumed)
+        if variables := parse_template_vars(template_var, think):
+            conversation.template_vars = check_variables(host.engine, conversation.template_vars | variables)
         if pretty and not (piped or once):
-            on_disk = whereabouts(keeper, kv_folder(host.engine))
-            banner(host.engine, console.stdout(), on_disk, so_far(conversation, keeper))
+            on_disk = describe_storage(keeper, kv_folder(host.engine))
+            print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, keeper))
         source = question_source(pretty and not piped, remember)
         presses.at_leave.append(source.close)
         if keeper is not None:
             presses.at_leave.append(keeper.close)
         try:
-            settings = Settings(pretty, first, piped or once, offered, ask_first=not yes)
-            hold(host, conversation, keeper, source, presses, settings)
+            settings = ChatSettings(pretty, first, piped or once, offered, ask_first=not yes)
+            run_chat(host, conversation, keeper, source, presses, settings)
         finally:
             source.close()
             if keeper is not None:
                 keeper.close()
 
 
-def model_of(path: Path) -> str | None:
-    """Return the model of a saved conversation; None for a file of messages from elsewhere."""
-    return None if messages_in(path, text_of(path)) is not None else SavedConversation.read(path).model.found_as
+def model_of_chat(path: Path) -> str | None:
+    """Return the model of a saved chat; None for a file of messages from another program."""
+    return (
+        None
+        if parse_foreign_messages(path, read_text(path)) is not None
+        else SavedConversation.read(path).model.reopen_name
+    )
 
 
-def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
+def open_conversation(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
     """Return a new conversation, or the one in the file `resumed`, with the options of the command line. `asked` has
     the sampling options.
     """
-    conversation = engine.conversation(system=system, params=usual(engine.info))
+    conversation = engine.conversation(system=system, params=default_sampling(engine.info))
     if resumed is not None:
         conversation.load(resumed)
-        from cortexmlx.cli.chat.session import remarks
+        from cortexmlx.cli.chat.session import conversation_notes
 
-        for remark in remarks(engine, conversation):
-            console.note(remark)
+        for remark in conversation_notes(engine, conversation):
+            console.print_note(remark)
         conversation.system = conversation.system if system is None else system
     conversation.params = replace(conversation.params, **asked)
     return conversation
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the command line says of a chat."""
+class ChatSettings:
+    """The settings of a chat from the command line."""
 
     pretty: bool
     """Whether the terminal can do more than print lines."""
@@ -171,18 +175,18 @@ class Settings:
     """Whether the user is asked before a call of the model runs."""
 
 
-def hold(
-    host: engines.OpenEngine,
+def run_chat(
+    host: engines.ReplaceableEngine,
     conversation: Conversation,
     keeper: ChatSaver | None,
     source: QuestionSource,
-    presses: Interrupts,
-    settings: Settings,
+    presses: InterruptHandler,
+    settings: ChatSettings,
 ) -> None:
-    """Ask and answer until the user leaves, or only one question if `settings.once`."""
+    """Run a chat until the user leaves, or for one question if `settings.once`."""
     from cortexmlx.cli.chat.input import LineCleared
-    from cortexmlx.cli.chat.session import ChatSession, Stopped
-    from cortexmlx.cli.chat.slash.commands import Leave
+    from cortexmlx.cli.chat.session import ChatSession, TurnStopped
+    from cortexmlx.cli.chat.slash.commands import LeaveChat
     from cortexmlx.cli.chat.status import ArenaView
     from cortexmlx.cli.chat.talk import ChatLoop
     from cortexmlx.cli.chat.view import ThoughtDisplay
@@ -192,53 +196,59 @@ def hold(
     arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
     folding = ThoughtDisplay()
     views = view_factory(host, screen, arena, folding, presses)
-    session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
-    presses.at_leave.insert(0, session.keep_so_far)
+    session = ChatSession(
+        host.engine, views, conversation, presses.call_on_interrupt, keeper, arena, host, thought_display=folding
+    )
+    presses.at_leave.insert(0, session.save_partial)
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first
     if settings.tools:
-        session.offer(settings.tools)
+        session.set_tools(settings.tools)
     talk = ChatLoop(session, source, screen, presses, pretty=pretty)
     try:
         if not once:
-            talk.go_on(first)
+            talk.run(first)
         else:
-            completion = talk.once(first)
+            completion = talk.run_once(first)
             if completion.finish_reason is FinishReason.CANCELLED:
                 raise KeyboardInterrupt
-            if cut_form(completion, session.params):
+            if incomplete_form_note(completion, session.params):
                 raise typer.Exit(FAILED)
-    except Leave:
+    except LeaveChat:
         return
-    except (LineCleared, Stopped):
+    except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
-    if pretty and not once and keeper is not None and keeper.kept is not None:
-        screen.print(f"kept: {resume_command(keeper.kept)}", style="dim", markup=False, soft_wrap=True)
+    if pretty and not once and keeper is not None and keeper.saved_path is not None:
+        screen.print(f"kept: {resume_command(keeper.saved_path)}", style="dim", markup=False, soft_wrap=True)
 
 
 def view_factory(
-    host: engines.OpenEngine, screen: Console, arena: ArenaView | None, folding: ThoughtDisplay, presses: Interrupts
+    host: engines.ReplaceableEngine,
+    screen: Console,
+    arena: ArenaView | None,
+    folding: ThoughtDisplay,
+    presses: InterruptHandler,
 ) -> ViewFactory:
-    """Return what makes the view of an answer: rendered Markdown above a status on a terminal, plain text elsewhere.
-    Plain text has no place for the arena.
+    """Return a function that makes the view of an answer: Markdown with a status line on a terminal, plain text
+    elsewhere. Plain text does not show the arena.
     """
-    from cortexmlx.cli.chat.status import Status
-    from cortexmlx.cli.chat.view import MarkdownView, RawView
+    from cortexmlx.cli.chat.status import AnswerStatus
+    from cortexmlx.cli.chat.view import MarkdownView, PlainTextView
 
     if arena is None:
-        return lambda reply: RawView()
+        return lambda reply: PlainTextView()
     return lambda reply: MarkdownView(
         screen,
-        Status(reply, host.engine.info.context_length, arena),
+        AnswerStatus(reply, host.engine.info.context_length, arena),
         thinking=bool(reply.opened),
         folded=folding.folded,
-        away=presses.away.waiting_for,
+        away=presses.away.wait_for_lock,
     )
 
 
 def question_source(pretty: bool, remember: bool) -> QuestionSource:
-    """Return an input line with editing on a good terminal, plain lines elsewhere."""
+    """Return the source of user messages: an editable input line on a good terminal, plain lines elsewhere."""
     from cortexmlx.cli.chat.input import PlainInput, TerminalInput, history_path
     from cortexmlx.cli.chat.slash.commands import BY_NAME
 
@@ -248,13 +258,13 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
 
 
 def kv_folder(engine: Engine) -> str | None:
-    """Return the folder that keeps keys and values, or None if they are not kept."""
+    """Return the folder where KV blocks are stored, or None if they are not."""
     store = engine.stats().kv_store
     return None if store is None else store.path
 
 
-def so_far(conversation: Conversation, keeper: ChatSaver | None) -> str:
-    """Return a note on what a resumed chat holds; empty for a new chat."""
+def resume_note(conversation: Conversation, keeper: ChatSaver | None) -> str:
+    """Return a note on what a resumed chat contains; empty for a new chat."""
     if not conversation.messages or keeper is None or keeper.path is None:
         return ""
     said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
@@ -262,8 +272,8 @@ def so_far(conversation: Conversation, keeper: ChatSaver | None) -> str:
     return said + "\nthe last question has no answer yet: /regen asks it again, /undo takes it back" * unanswered
 
 
-def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
-    """Print the model, its context, its notes, what stays on disk, and what was said so far. /show prints the rest."""
+def print_banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
+    """Print the model, its context and notes, what is stored on disk, and the note on a resumed chat."""
     from rich.text import Text
 
     info, stats = engine.info, engine.stats()
@@ -271,7 +281,7 @@ def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> N
     size = f"{info.parameters / 1e6:,.0f} M parameters"
     kept = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
     context = f"context {info.context_length:,} tokens{kept}"
-    screen.print(Text.assemble((in_a_line(name), "bold"), f" · {size} · {context}"))
+    screen.print(Text.assemble((to_single_line(name), "bold"), f" · {size} · {context}"))
     said = [*info.notes, on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
     for line in [*said, "", *([so_far, ""] if so_far else [])]:
         screen.print(line, style="dim", markup=False)

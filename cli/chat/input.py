@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortexmlx.cli.chat.quotes import TypedQuotes, is_open
-from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.quotes import TypedQuotes, is_open_block
+from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import prompt_output
+from cortexmlx.cli.terminal.harmless import make_prompt_output
 from cortexmlx.system.files import state_folder
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _PATH = re.compile(r'(?:^|\s)@"?([^\s"]*)$')
 
 
-def candidates(before: str, commands: Mapping[str, Command]) -> Iterator[tuple[str, int, str]]:
-    """Yield completions of the text `before` the cursor: a word, how many of its characters are typed, and its
+def completions(before: str, commands: Mapping[str, SlashCommand]) -> Iterator[tuple[str, int, str]]:
+    """Yield completions of the text `before` the cursor: the word, how many of its characters are typed, and its
     meaning.
     """
     name, blank, argument = before.partition(" ")
@@ -42,21 +42,21 @@ def candidates(before: str, commands: Mapping[str, Command]) -> Iterator[tuple[s
                 yield command.name, len(before), command.help
     elif name in commands:
         argument = argument.lstrip()
-        for value in _values(commands[name]):
+        for value in _argument_values(commands[name]):
             if value.lower().startswith(argument.lower()):
-                yield value, len(argument), commands[name].values_are
+                yield value, len(argument), commands[name].values_meaning
 
 
-def _values(command: Command) -> Iterable[str]:
-    """Return the known arguments, or none if their folder cannot be read."""
+def _argument_values(command: SlashCommand) -> Iterable[str]:
+    """Return a command's known arguments, or none if their folder cannot be read."""
     try:
-        return command.values()
+        return command.complete_values()
     except OSError:
         return ()
 
 
-def path_in(before: str, commands: Mapping[str, Command]) -> str | None:
-    """Return the beginning of a path at the end of the text before the cursor; None where no path can stand."""
+def path_prefix(before: str, commands: Mapping[str, SlashCommand]) -> str | None:
+    """Return the partial path at the end of the text before the cursor; None where no path can be."""
     mention = _PATH.search(before)
     if mention is not None:
         return mention[1]
@@ -64,8 +64,8 @@ def path_in(before: str, commands: Mapping[str, Command]) -> str | None:
     return argument.lstrip() if blank and name in commands and commands[name].takes_path else None
 
 
-def completer(commands: Mapping[str, Command]) -> Completer:
-    """Return the completer of these commands for prompt_toolkit."""
+def make_completer(commands: Mapping[str, SlashCommand]) -> Completer:
+    """Return a prompt_toolkit completer for these commands."""
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
@@ -76,9 +76,9 @@ def completer(commands: Mapping[str, Command]) -> Completer:
             before = document.text_before_cursor
             if "\n" in before and not _PATH.search(before):
                 return
-            for text, there, meaning in candidates(before, commands):
+            for text, there, meaning in completions(before, commands):
                 yield Completion(text, start_position=-there, display_meta=meaning)
-            if (path := path_in(before, commands)) is not None:
+            if (path := path_prefix(before, commands)) is not None:
                 for each in files.get_completions(Document(path), event):
                     kind = "folder" if each.display_text.endswith("/") else "file"
                     yield Completion(each.text, each.start_position, each.display, display_meta=kind)
@@ -89,14 +89,14 @@ def completer(commands: Mapping[str, Command]) -> Completer:
 # Text typed or pasted while an answer streams waits for the next prompt.
 
 
-AtOnce = Mapping[str, Callable[[], None]]
+KeyActions = Mapping[str, Callable[[], None]]
 """Keys, by their names in prompt_toolkit, and what they do while an answer is written."""
 
-NO_KEYS: AtOnce = MappingProxyType({})
+NO_KEYS: KeyActions = MappingProxyType({})
 
 
 class Typeahead:
-    """The keyboard between two prompts.
+    """Collects what the user types while an answer is written, for the next prompt.
 
     The terminal neither shows typed text nor collects it into lines, and still marks pasted text. Ctrl-C remains a
     signal and discards nothing. A thread reads the keys: the kernel keeps 4 KiB of them, and a paste may be longer.
@@ -108,30 +108,34 @@ class Typeahead:
         self._terminal = keys.fileno()
         self._before = termios.tcgetattr(self._terminal)
 
-    def silence(self) -> None:
-        """Stop the terminal from showing what is typed, except in a prompt."""
+    def disable_echo(self) -> None:
+        """Turn the terminal's echo off, except in a prompt."""
         quiet = termios.tcgetattr(self._terminal)
         quiet[0] &= ~termios.ICRNL  # Enter stays Enter, as in a prompt
         quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
         quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, quiet)
 
-    def restore(self) -> None:
-        """Restore the terminal."""
+    def restore_echo(self) -> None:
+        """Restore the terminal's echo."""
         self._output.disable_bracketed_paste()
         self._output.flush()
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     @contextmanager
-    def collecting(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
-        """Collect what is typed in this context for the next prompt. The keys in `at_once` act at once instead."""
+    def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
+        """Collect typed keys in this context for the next prompt. The keys in `at_once` run their action
+        immediately.
+        """
         from prompt_toolkit.input.typeahead import store_typeahead
 
         self._output.enable_bracketed_paste()  # a prompt switches it off at its end
         self._output.flush()
         pressed: list[KeyPress] = []
         stop, stopper = os.pipe()
-        reader = threading.Thread(target=self._read, args=(stop, pressed, at_once), name="cortexmlx-keys", daemon=True)
+        reader = threading.Thread(
+            target=self._read_keys, args=(stop, pressed, at_once), name="cortexmlx-keys", daemon=True
+        )
         reader.start()
         try:
             yield
@@ -143,7 +147,9 @@ class Typeahead:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Keep what was typed so far for the next message, so that it answers no question of this context."""
+        """Set what was typed so far aside for the next message, so that it does not answer a question asked in this
+        context.
+        """
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 
         kept = get_typeahead(self._keys)
@@ -154,7 +160,8 @@ class Typeahead:
         finally:
             store_typeahead(self._keys, kept + get_typeahead(self._keys))
 
-    def _read(self, stop: int, pressed: list[KeyPress], at_once: AtOnce) -> None:
+    def _read_keys(self, stop: int, pressed: list[KeyPress], at_once: KeyActions) -> None:
+        """Read keys until `stop` is readable: run those in `at_once`, append the others to `pressed`."""
         while not self._keys.closed:
             ready, _, _ = select.select([self._terminal, stop], [], [])
             if stop in ready:
@@ -172,20 +179,20 @@ CONTINUATION = "... "
 
 
 class LineCleared(Exception):
-    """Ctrl-C was typed as a key, into the input line."""
+    """Raised when Ctrl-C clears the input line."""
 
 
 class QuestionSource(Protocol):
-    """A source of the user's messages."""
+    """A source of the user's messages: an editable line, or plain lines."""
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """Return what the user types, beginning with `draft`; None at the end of the input. Raises LineCleared on
-        Ctrl-C.
+        """Read the user's next message, with `draft` in the input line; None at the end of the input. Raises
+        LineCleared on Ctrl-C.
         """
 
-    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
-        """Return a context in which an answer is written. Typed text does not appear in the answer and waits for the
-        next prompt. Where single keys can be read, the keys in `at_once` act at once.
+    def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
+        """Hold typed text back while an answer is written: it does not appear in the answer and waits for the next
+        prompt. Where single keys can be read, the keys in `at_once` act immediately.
         """
 
     def close(self) -> None:
@@ -193,8 +200,8 @@ class QuestionSource(Protocol):
 
 
 class PlainInput:
-    """Lines from stdin, with a prompt on stderr if a person types them. Three quotes begin and end a message of several
-    lines.
+    """Reads messages from stdin line by line, with a prompt on stderr on a terminal. Three quotes begin and end a
+    message of several lines.
     """
 
     _echoing: list[Any] | None = None
@@ -205,20 +212,20 @@ class PlainInput:
         above.
         """
         if draft:
-            console.tell(draft)
-        text = self._line(prompt)
-        while text is not None and is_open(text):
-            more = self._line(CONTINUATION)
+            console.print_message(draft)
+        text = self._read_line(prompt)
+        while text is not None and is_open_block(text):
+            more = self._read_line(CONTINUATION)
             if more is None:
                 break
             text += "\n" + more
         return text
 
     @contextmanager
-    def busy(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
-        """Turn the terminal's echo off in this context."""
+    def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
+        """Turn the terminal's echo off while an answer is written."""
         if sys.stdin.isatty():
-            self._silence()
+            self._disable_echo()
         try:
             yield
         finally:
@@ -230,28 +237,30 @@ class PlainInput:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._echoing)
             self._echoing = None
 
-    def _silence(self) -> None:
+    def _disable_echo(self) -> None:
+        """Turn the terminal's echo off."""
         terminal = sys.stdin.fileno()
         self._echoing = termios.tcgetattr(terminal)
         quiet = termios.tcgetattr(terminal)
         quiet[3] &= ~termios.ECHO
         termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
 
-    def _line(self, prompt: str) -> str | None:
+    def _read_line(self, prompt: str) -> str | None:
+        """Print the prompt on a terminal and read a line; None at the end of the input."""
         if sys.stdin.isatty():
-            console.tell(prompt, end="")
+            console.print_message(prompt, end="")
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
 
 
 class TerminalInput:
-    """prompt_toolkit's input line: history, editing, several lines, bracketed paste, completion with Tab.
+    """Reads messages with prompt_toolkit: history, editing, several lines, bracketed paste, completion with Tab.
 
     Alt-Enter and Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor. A paste is a part of the message, quotes and
     all.
     """
 
-    def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
+    def __init__(self, commands: Mapping[str, SlashCommand], history: Path | None) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -267,7 +276,7 @@ class TerminalInput:
             """A history that holds messages as they can be typed."""
 
             def append_string(self, string: str) -> None:
-                super().append_string(quotes.message(string))
+                super().append_string(quotes.protect_quotes(string))
 
             def load_history_strings(self) -> Iterable[str]:
                 return kept.load_history_strings()
@@ -278,22 +287,22 @@ class TerminalInput:
         quotes = TypedQuotes()
         keys = KeyBindings()
 
-        @keys.add("escape", "enter")
+        @keys.add("escape", "begin_row")
         @keys.add("c-j")
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
         # Nothing is drawn around the line, so the cursor position is not needed. Not every terminal reports it.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
-        kept: History = Kept(str(history)) if history and private_file(history) else InMemoryHistory()
-        output = prompt_output()
+        kept: History = Kept(str(history)) if history and ensure_private_file(history) else InMemoryHistory()
+        output = make_prompt_output()
         session: PromptSession[str]
         session = PromptSession(
             history=Remembered(),
             output=output,
             erase_when_done=True,
             key_bindings=keys,
-            completer=completer(commands),
+            completer=make_completer(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_history_search=True,
@@ -304,7 +313,7 @@ class TerminalInput:
             interrupt_exception=LineCleared,
         )
         # Older entries are inserted first as they are loaded. Counted from the end, an entry keeps its number.
-        session.default_buffer.on_text_changed += lambda buffer: quotes.changed(
+        session.default_buffer.on_text_changed += lambda buffer: quotes.update(
             buffer.text, len(buffer._working_lines) - buffer.working_index - 1
         )
         self._quotes = quotes
@@ -313,7 +322,7 @@ class TerminalInput:
             output=output, enable_suspend=True, interrupt_exception=LineCleared
         )
         self._ahead = Typeahead(session.input, session.output)
-        self._ahead.silence()
+        self._ahead.disable_echo()
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """Return the next message, or the answer to another `prompt`."""
@@ -323,23 +332,23 @@ class TerminalInput:
                     return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:
-                return self._quotes.message(self._session.prompt(prompt, default=draft))
+                return self._quotes.protect_quotes(self._session.prompt(prompt, default=draft))
             finally:
-                self._echo(self._session.default_buffer.text)
+                self._print_message(self._session.default_buffer.text)
         except EOFError:
             return None
 
-    def _echo(self, text: str) -> None:
-        """Write the message in place of the input line. The terminal wraps it, so that it is copied as it was typed."""
-        console.say(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
+    def _print_message(self, text: str) -> None:
+        """Print the message in place of the input line, so that the terminal wraps it and it is copied as typed."""
+        console.print_result(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
 
-    def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
-        """Let a thread read the keys in this context."""
-        return self._ahead.collecting(at_once)
+    def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
+        """Collect typed keys on a thread while an answer is written."""
+        return self._ahead.collect_keys(at_once)
 
     def close(self) -> None:
         """Restore the terminal."""
-        self._ahead.restore()
+        self._ahead.restore_echo()
 
 
 def history_path() -> Path:
@@ -347,8 +356,8 @@ def history_path() -> Path:
     return state_folder() / "chat_history"
 
 
-def private_file(path: Path) -> bool:
-    """Make sure that `path` exists and only this user can read it; False if that cannot be."""
+def ensure_private_file(path: Path) -> bool:
+    """Create `path` if missing, readable only by this user; return False if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))

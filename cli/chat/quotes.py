@@ -1,4 +1,4 @@
-"""Three quotes around a message of several lines: when they open a block, and when they close it."""
+"""Messages of several lines: three quotes begin and end one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _LAST_BREAK = re.compile(r"\n[ \t]*\Z")
 """The line break before the closing quotes. An input line may have indented these quotes like the line above."""
 
 
-def begins(text: str) -> bool:
+def starts_block(text: str) -> bool:
     """Return whether `text`, or a system prompt in it, begins with three quotes."""
-    return _body(text).startswith(QUOTES)
+    return _without_command(text).startswith(QUOTES)
 
 
-def is_open(text: str) -> bool:
-    """Return whether `text` has opened a block and not closed it. A line that closes its own quotes opens none."""
-    first, _, rest = _body(text).partition("\n")
+def is_open_block(text: str) -> bool:
+    """Return whether `text` begins a block and does not end it. A line that closes its own quotes begins none."""
+    first, _, rest = _without_command(text).partition("\n")
     opened = first.startswith(QUOTES) and QUOTES not in first[len(QUOTES) :]
     return opened and not rest.rstrip().endswith(QUOTES)
 
 
-def unquoted(text: str) -> str:
-    """Return `text` without the three quotes around it; unchanged if they are not around all of it."""
+def strip_quotes(text: str) -> str:
+    """Return `text` without the three quotes around it; unchanged if they do not enclose all of it."""
     body = text.strip()
     first, _, rest = body.partition("\n")
     if not first.startswith(QUOTES):
@@ -37,18 +37,19 @@ def unquoted(text: str) -> str:
     return _LAST_BREAK.sub("", inside.removeprefix("\n"))
 
 
-def quoted(text: str) -> str:
-    """Return `text` as a block: `unquoted` gives it back."""
+def add_quotes(text: str) -> str:
+    """Return `text` as a block in three quotes; `strip_quotes` undoes it."""
     return f"{QUOTES}\n{text}\n{QUOTES}"
 
 
-def _body(text: str) -> str:
+def _without_command(text: str) -> str:
+    """Return `text` without a leading /system."""
     return _SYSTEM.sub("", text.lstrip())
 
 
 class TypedQuotes:
-    """A tracker that tells typed quotes from quotes that were pasted, loaded by an editor or part of a draft. Only
-    typed quotes open and close a block.
+    """Tells typed quotes from pasted, recalled or drafted ones in the input line. Only typed quotes begin and end a
+    block.
     """
 
     def __init__(self) -> None:
@@ -57,12 +58,12 @@ class TypedQuotes:
     def begin(self, draft: str) -> None:
         """Begin a new input line with this draft."""
         self._text, self._entry = draft, 0
-        self._literal = begins(draft)
+        self._literal = starts_block(draft)
         self._ending = ""
 
-    def changed(self, text: str, entry: int) -> None:
-        """Note that the line now holds `text`. If the number of the history's `entry` differs, the text was recalled
-        from the history, where blocks are closed.
+    def update(self, text: str, entry: int) -> None:
+        """Track that the line now holds `text`. If `entry`, its number in the history, differs, the text was recalled
+        and its blocks are closed.
         """
         before, self._text = self._text, text
         recalled, self._entry = entry != self._entry, entry
@@ -70,19 +71,19 @@ class TypedQuotes:
         if recalled:
             self._literal, self._ending = False, ""
             return
-        if not begins(text):
+        if not starts_block(text):
             self._literal = False
-        elif not begins(before) and not typed:
+        elif not starts_block(before) and not typed:
             self._literal = True
         if not typed and text.rstrip() != before.rstrip():
             self._ending = text.rstrip()
 
     def is_open(self, text: str) -> bool:
-        """Return whether Enter begins a new line of a block."""
+        """Return whether Enter adds a line to an open block instead of sending the message."""
         if self._literal:
             return False
-        return is_open(text) or (text.rstrip() == self._ending and is_open(f"{text}."))
+        return is_open_block(text) or (text.rstrip() == self._ending and is_open_block(f"{text}."))
 
-    def message(self, text: str) -> str:
-        """Return `text` with quotes around it if its own first ones are a part of the message."""
-        return quoted(text) if self._literal and text.lstrip().startswith(QUOTES) else text
+    def protect_quotes(self, text: str) -> str:
+        """Return `text`, quoted once more if its first quotes are part of the message."""
+        return add_quotes(text) if self._literal and text.lstrip().startswith(QUOTES) else text

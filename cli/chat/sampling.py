@@ -1,4 +1,4 @@
-"""Default sampling of a chat: as the model's makers recommend."""
+"""Default sampling of a chat: what the model's makers recommend."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from cortexmlx.types.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from cortexmlx.stats import ModelInfo
 
-SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
+FALLBACK_SAMPLING: dict[str, Any] = {"max_tokens": 2048, "temperature": 0.5, "top_p": 0.95, "repetition_penalty": 1.1}
 """For models without a recommendation. Keeps small models from repeating themselves."""
 
 
-def usual(info: ModelInfo) -> SamplingParams:
-    """Return the sampling that the model's makers recommend, else `SAMPLING`."""
+def default_sampling(info: ModelInfo) -> SamplingParams:
+    """Return the sampling that the model's makers recommend, else `FALLBACK_SAMPLING`."""
     recommended: dict[str, Any] = dict(info.sampling)
-    return SamplingParams(**({"max_tokens": SAMPLING["max_tokens"]} | recommended if recommended else SAMPLING))
+    return SamplingParams(
+        **({"max_tokens": FALLBACK_SAMPLING["max_tokens"]} | recommended if recommended else FALLBACK_SAMPLING)
+    )
 
 
-def source(info: ModelInfo) -> str:
-    """Return, in words, where the usual sampling of a model comes from."""
+def describe_default_source(info: ModelInfo) -> str:
+    """Return, in words, where a model's default sampling comes from."""
     if not info.sampling:
         return "this chat's own: the model's makers recommend none"
     return f"recommended by the model's makers: {', '.join(f'{name} {value:g}' for name, value in info.sampling)}"
 
 
-def moved(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
-    """Return the sampling of a chat that continues with another model. Values that the user has not changed become the
-    new model's.
+def carry_over_sampling(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
+    """Return the sampling for a chat that continues with another model: values that the user has not changed become
+    the new model's defaults.
     """
-    old, new = vars(usual(before)), vars(usual(after))
+    old, new = vars(default_sampling(before)), vars(default_sampling(after))
     return replace(params, **{name: new[name] for name, value in vars(params).items() if value == old[name]})

@@ -9,12 +9,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.chat.sampling import moved
+from cortexmlx.cli.chat.sampling import carry_over_sampling
 from cortexmlx.cli.chat.status import ArenaView
 from cortexmlx.cli.chat.view import AnswerView, ThoughtDisplay
 from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.limits import drop_oldest_turns
-from cortexmlx.cli.prompts import calls_left_out
+from cortexmlx.cli.prompts import lost_calls_note
 from cortexmlx.cli.terminal import console
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 NOT_BEGUN = "stopped before the first word"
 
 
-class Stopped(CortexError):
-    """The user stopped a turn before there was anything to keep."""
+class TurnStopped(CortexError):
+    """The user stopped a turn before the model wrote anything."""
 
 
-class Figures(Enum):
-    """Which statistics stand below an answer."""
+class FigureDisplay(Enum):
+    """Which statistics are shown below an answer."""
 
     QUIET = "quiet"
     USUAL = "usual"
@@ -43,8 +43,8 @@ class Figures(Enum):
 
 
 @dataclass(frozen=True)
-class Attached:
-    """A file whose text goes with the next message."""
+class AttachedFile:
+    """A text file that is sent with the next message."""
 
     path: Path
     text: str
@@ -52,54 +52,56 @@ class Attached:
 
 @dataclass(frozen=True)
 class Question:
-    """A message to be answered."""
+    """A user message to be answered, and how."""
 
     text: str
-    again: bool = False
+    replaces_last: bool = False
     """Replace the last turn as soon as there is an answer."""
     answers: int = 1
     """Answers side by side, of which the user chooses one."""
     typed: str = ""
     """What the user typed. If it is the text itself, the files that it names are still to be read."""
-    waited: tuple[Attached, ...] = ()
+    attached: tuple[AttachedFile, ...] = ()
     """Files that were attached before. They wait again if the question is not answered."""
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A question to be changed in the input line."""
+class QuestionDraft:
+    """A question for the user to edit in the input line."""
 
     text: str
-    again: bool = True
+    replaces_last: bool = True
     """Whether the draft is the last question. The changed question then replaces the last turn."""
 
 
 ViewFactory = Callable[["Reply"], AnswerView]
-Follow = Callable[["Reply"], Completion]
-Said = str | Sequence[Message]
+ReplyReader = Callable[["Reply"], Completion]
+TurnInput = str | Sequence[Message]
 """A question, or the results of calls."""
 
 
 class ChatHost(Protocol):
-    """The owner of a chat's engine, which can replace it."""
+    """The owner of a chat's engine, which can replace it by another one."""
 
     config: EngineConfig
     engine: Engine
     is_open: bool
     """False if no engine is open, because neither another nor the old one could be opened."""
     left_out: dict[str, Exception]
-    """See `OpenEngine.left_out`."""
+    """See `ReplaceableEngine.left_out`."""
 
     def check(self, config: EngineConfig) -> dict[str, Exception]:
-        """See `OpenEngine.check`."""
+        """Check whether an engine with these options could be loaded. Return the adapters that cannot be read, with
+        the reasons.
+        """
 
-    def exchange(self, config: EngineConfig) -> None:
-        """See `OpenEngine.exchange`."""
+    def replace_engine(self, config: EngineConfig) -> None:
+        """Close the engine and open another one with these options."""
 
 
 @dataclass
 class ChatSession:
-    """The state of one chat."""
+    """One chat: its engine, conversation, display and settings; answers questions and stores turns."""
 
     engine: Engine
     show: ViewFactory
@@ -109,22 +111,22 @@ class ChatSession:
     """Returns a context in which Ctrl-C calls the given function: an exception could lose a word on its way to the
     screen.
     """
-    keeper: ChatSaver | None = None
+    saver: ChatSaver | None = None
     """Saves the chat after each turn."""
     arena: ArenaView | None = None
     """The picture below answers; None without a terminal."""
     host: ChatHost | None = None
     """Opens another engine."""
-    note: Callable[[str], None] = console.note
+    note: Callable[[str], None] = console.print_note
     """Prints a note for the user."""
-    figures: Figures = Figures.USUAL
-    attached: list[Attached] = field(default_factory=list)
+    figures: FigureDisplay = FigureDisplay.USUAL
+    attached: list[AttachedFile] = field(default_factory=list)
     """Files that go with the next message."""
     typed: dict[str, str] = field(default_factory=dict)
     """What the user typed, by the text of each message with files in it."""
-    taken_back: str | None = None
+    undone_question: str | None = None
     """The question that `/undo` took last, until another is answered."""
-    folding: ThoughtDisplay = field(default_factory=ThoughtDisplay)
+    thought_display: ThoughtDisplay = field(default_factory=ThoughtDisplay)
     """Whether thoughts are folded."""
     ask_first: bool = True
     """Whether the user is asked before a call of the model runs."""
@@ -134,29 +136,29 @@ class ChatSession:
 
     @property
     def params(self) -> SamplingParams:
-        """How tokens are chosen."""
+        """The conversation's sampling parameters."""
         return self.conversation.params
 
     @params.setter
     def params(self, params: SamplingParams) -> None:
         self.conversation.params = params
 
-    def ask(self, question: Question, follow: Follow | None = None) -> Completion:
-        """Answer one question and keep both, even if the answer was stopped. `follow` reads the answer to its end, in
-        place of the usual view. If the text has outgrown what fits, its oldest turns are not sent any more.
+    def ask(self, question: Question, follow: ReplyReader | None = None) -> Completion:
+        """Answer a question and store the turn, even if the answer was stopped. `follow` reads the answer to its end,
+        in place of the usual view. Oldest turns that no longer fit are not sent.
 
         Raises CortexError if the turn failed, Stopped if it was stopped before the first word. The conversation is
         unchanged then.
         """
         if not self.has_model:
-            raise InvalidRequest(self.without_model)
+            raise InvalidRequest(self.no_model_advice)
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
         talk, unread = self.conversation, self.conversation.unread
         if question.typed:
             self.typed[question.text] = question.typed
-        if question.again:
+        if question.replaces_last:
             talk = talk.fork()
             talk.undo()
         params = self.params
@@ -165,17 +167,17 @@ class ChatSession:
             if self.params.tools:
                 self.note("answers side by side call no functions")
         try:
-            return self._answer(talk, question.text, params, follow or self._shown)
+            return self._answer(talk, question.text, params, follow or self._display_reply)
         except BaseException:
             self.conversation.unread = unread
             raise
 
-    def report(self, results: Sequence[Message], params: SamplingParams) -> Completion:
-        """Tell the model the results of its calls, and return its next answer: see `ask`."""
-        return self._answer(self.conversation, results, params, self._shown)
+    def answer_tool_results(self, results: Sequence[Message], params: SamplingParams) -> Completion:
+        """Give the model the results of its tool calls, and return its next answer."""
+        return self._answer(self.conversation, results, params, self._display_reply)
 
-    def offer(self, tools: tuple[Tool, ...]) -> None:
-        """Let the model call other functions than before. Raises InvalidRequest if it cannot call any."""
+    def set_tools(self, tools: tuple[Tool, ...]) -> None:
+        """Replace the tools that the model may call. Raises InvalidRequest if it cannot call any."""
         before, self.params = self.params, replace(self.params, tools=tools)
         try:
             self.conversation.count("?")
@@ -184,41 +186,46 @@ class ChatSession:
             raise
         self.allowed.clear()
 
-    def _answer(self, talk: Conversation, said: Said, params: SamplingParams, follow: Follow) -> Completion:
-        self._make_room(talk, said)
+    def _answer(self, talk: Conversation, said: TurnInput, params: SamplingParams, follow: ReplyReader) -> Completion:
+        """Drop turns that do not fit, then stream the answer; retry with fewer turns if the KV cache is full."""
+        self._drop_old_turns(talk, said)
         try:
-            return self._stream(talk, said, params, follow)
+            return self._stream_answer(talk, said, params, follow)
         except KVCacheFull:  # the system refused the cache more memory: less fits now
-            if not self._make_room(talk, said):
+            if not self._drop_old_turns(talk, said):
                 raise
-            return self._stream(talk, said, params, follow)
+            return self._stream_answer(talk, said, params, follow)
 
-    def _make_room(self, talk: Conversation, question: Said) -> bool:
+    def _drop_old_turns(self, talk: Conversation, question: TurnInput) -> bool:
+        """Drop the oldest turns that do not fit, with a note. Return whether any were dropped."""
         told = drop_oldest_turns(talk, question, self.engine)
         if told:
             self.note(told)
         return bool(told)
 
-    def _stream(self, talk: Conversation, said: Said, params: SamplingParams, follow: Follow) -> Completion:
+    def _stream_answer(
+        self, talk: Conversation, said: TurnInput, params: SamplingParams, follow: ReplyReader
+    ) -> Completion:
+        """Stream one answer, stoppable by Ctrl-C, and store the turn. Raises TurnStopped if nothing was written."""
         with talk.stream(said, params) as reply, self.stoppable(reply.cancel):
             self._answering = talk
             try:
                 completion = follow(reply)
                 answers = (completion, *completion.others)
                 if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
-                    raise Stopped(NOT_BEGUN)
-                self.conversation, self.taken_back = talk, None
-                self.keep()
+                    raise TurnStopped(NOT_BEGUN)
+                self.conversation, self.undone_question = talk, None
+                self.save()
             except OSError:  # the terminal has gone
-                self.keep_so_far()
+                self.save_partial()
                 raise
             finally:
                 self._answering = None
         return completion
 
-    def move(self, config: EngineConfig) -> None:
-        """Continue the whole conversation with an engine of other options or another model. Adapters that cannot be
-        read any more are left out, with a note.
+    def switch_engine(self, config: EngineConfig) -> None:
+        """Continue the conversation with other engine options or another model. Adapters that cannot be read any more
+        are left out, with a note.
 
         Raises CortexError if that fails, or if the adapter that answers here cannot be read any more. Raises
         KeyboardInterrupt if the user gives up. The chat then continues unchanged, but for adapters that were left out.
@@ -229,12 +236,12 @@ class ChatSession:
         left_out: dict[str, Exception] = {}
         try:
             left_out |= self.host.check(config)
-            self._keep_adapter(left_out)
+            self._check_adapter_survives(left_out)
             kept = {name: path for name, path in (config.adapters or {}).items() if name not in left_out}
-            self.host.exchange(replace(config, adapters=kept) if left_out else config)
+            self.host.replace_engine(replace(config, adapters=kept) if left_out else config)
         except KeyboardInterrupt:
             goes_on = f"{self.engine.info.name} goes on, and nothing has changed"
-            self.note(f"given up: {goes_on if self.has_model else self.without_model}")
+            self.note(f"given up: {goes_on if self.has_model else self.no_model_advice}")
             raise
         except (CortexError, OSError):
             raise
@@ -245,12 +252,12 @@ class ChatSession:
             if self.host.engine is not self.engine:
                 before, self.engine = self.engine.info, self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
-                self.params = moved(self.params, before, self.engine.info)
-                self._tell_left_out(left_out | self.host.left_out)
-                self.tell_notes()
+                self.params = carry_over_sampling(self.params, before, self.engine.info)
+                self._note_lost_adapters(left_out | self.host.left_out)
+                self.print_notes()
 
-    def _keep_adapter(self, unreadable: Mapping[str, Exception]) -> None:
-        """Raise InvalidRequest if an engine in which the adapter of this chat is still in memory must not be closed."""
+    def _check_adapter_survives(self, unreadable: Mapping[str, Exception]) -> None:
+        """Raise InvalidRequest if this chat's adapter exists only in the open engine, which must then not be closed."""
         name = self.conversation.adapter
         if name is not None and name in unreadable and self.has_model:
             why = str(unreadable[name]).rstrip(".")
@@ -259,8 +266,8 @@ class ChatSession:
                 f"/adapter none lets the model alone answer, /adapter {name}=FOLDER loads it from elsewhere"
             )
 
-    def _tell_left_out(self, left_out: Mapping[str, Exception]) -> None:
-        """Print which adapters the engine has no more. If one of them answered here, the model answers alone."""
+    def _note_lost_adapters(self, left_out: Mapping[str, Exception]) -> None:
+        """Print which adapters the engine has lost. If this chat used one of them, the model answers alone."""
         if not left_out:
             return
         reasons = "; ".join(f"{name!r} ({str(why).rstrip('.')})" for name, why in left_out.items())
@@ -271,51 +278,53 @@ class ChatSession:
 
     @property
     def has_model(self) -> bool:
-        """Whether an engine is open. If none is, the chat can still be saved, and `move` may open one."""
+        """Whether an engine is open. Without one, the chat can still be saved, and `switch_engine` may open one."""
         return self.host is None or self.host.is_open
 
     @property
-    def without_model(self) -> str:
-        """What to do if no engine is open, and where the chat is meanwhile."""
-        kept = self.keeper.kept if self.keeper is not None and self.conversation.messages else None
+    def no_model_advice(self) -> str:
+        """The message for a chat without an open engine: what to do, and where the chat is saved."""
+        kept = self.saver.saved_path if self.saver is not None and self.conversation.messages else None
         there = "/save FILE keeps the chat" if kept is None else f"the chat is kept in {kept}"
         return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {there}"
 
-    def tell_notes(self) -> None:
+    def print_notes(self) -> None:
         """Print the notes on a conversation that was loaded or continues with another model."""
-        for remark in remarks(self.engine, self.conversation):
+        for remark in conversation_notes(self.engine, self.conversation):
             self.note(remark)
 
-    def keep(self) -> None:
-        """Save the chat, if chats are kept."""
-        if self.keeper is not None:
-            self.keeper.keep(self.conversation, self.typed)
+    def save(self) -> None:
+        """Save the chat, if chats are saved."""
+        if self.saver is not None:
+            self.saver.save(self.conversation, self.typed)
 
-    def keep_so_far(self) -> None:
-        """Save the chat with the answer so far, since the program ends. With /regen, the old answer stays until the new
-        one has begun.
+    def save_partial(self) -> None:
+        """Save the chat with the unfinished answer, because the program ends. With /regen, the old answer stays until
+        the new one has begun.
         """
-        if self.keeper is None or self._answering is None:
+        if self.saver is None or self._answering is None:
             return
         talk = self._answering.so_far()
         if talk.messages[-1]["role"] == "assistant" or len(talk.messages) > len(self.conversation.messages):
-            self.keeper.keep(talk, self.typed)
+            self.saver.save(talk, self.typed)
 
-    def begin_anew(self) -> None:
-        """Begin another chat. From now on, a new file is written."""
-        self.taken_back = None
-        if self.keeper is not None:
-            self.keeper.begin_anew()
+    def start_new_chat(self) -> None:
+        """Start another chat, saved in a new file."""
+        self.undone_question = None
+        if self.saver is not None:
+            self.saver.start_new_file()
 
-    def _shown(self, reply: Reply) -> Completion:
+    def _display_reply(self, reply: Reply) -> Completion:
+        """Show a reply while it is written, and return it when complete."""
         with self.show(reply) as view:
-            return self._follow(reply, view)
+            return self._feed_view(reply, view)
 
     @staticmethod
-    def _follow(reply: Reply, view: AnswerView) -> Completion:
+    def _feed_view(reply: Reply, view: AnswerView) -> Completion:
+        """Feed a reply's events to a view, and return the completion."""
         shown = 0
         for event in reply:
-            view.note(event)
+            view.update_status(event)
             if event.thinking:
                 view.feed(event.thinking, thought=True)
             view.feed(event.text)
@@ -325,7 +334,7 @@ class ChatSession:
         return completion
 
 
-def remarks(engine: Engine, talk: Conversation) -> tuple[str, ...]:
+def conversation_notes(engine: Engine, talk: Conversation) -> tuple[str, ...]:
     """Return the conversation's notes, a note on an adapter that is not loaded, and one on messages that the chat
     template leaves out.
 
@@ -335,7 +344,7 @@ def remarks(engine: Engine, talk: Conversation) -> tuple[str, ...]:
     if name is not None and name not in engine.adapters:
         notes += (f"{name!r} answered, an adapter that is not loaded: /adapter {name}=FOLDER, or /adapter none",)
     try:
-        left_out = calls_left_out(engine, talk.messages)
+        left_out = lost_calls_note(engine, talk.messages)
     except InvalidRequest:
         left_out = ""
     return (*notes, left_out) if left_out else notes

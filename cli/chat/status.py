@@ -1,5 +1,5 @@
-"""The status of an answer while it is written: progress of the prompt, speed, use of the context and the arena. If the
-user wants it, a picture of the arena is below.
+"""The status line of an answer while it is written: prompt progress, speed, use of context and arena; optionally a
+picture of the arena.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.cli.terminal.progress import STOPPING, how_far
+from cortexmlx.cli.terminal.progress import STOPPING, prefill_text
 from cortexmlx.errors import CortexError
 from cortexmlx.stats import BlockMap, BlockState
 from cortexmlx.types.progress import Progress
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 0.25
 """Time between two pictures of the arena."""
 
-SHARE = 3
+MAX_HEIGHT_SHARE = 3
 """The picture of the arena takes one of this many lines of the window."""
 
 
-class Answered(Protocol):
-    """An answer that may not have ended."""
+class RunningAnswer(Protocol):
+    """An answer that may still be running."""
 
     @property
     def prompt(self) -> Sequence[int]:
-        """The tokens that the model reads."""
+        """The prompt's tokens."""
 
     @property
     def progress(self) -> Progress | None:
-        """See `RequestHandle.progress`."""
+        """How much of the prompt is computed: see `RequestHandle.progress`."""
 
     @property
     def cancelling(self) -> bool:
-        """Whether the answer was asked to stop."""
+        """Whether cancelling the answer was requested."""
 
 
 class ArenaView:
-    """The newest picture of the arena. `ask` takes a picture. `shown` says whether it is drawn below the answer."""
+    """The newest picture of the KV arena, and whether it is shown below the answer."""
 
     def __init__(self, ask: Callable[[], BlockMap]) -> None:
         self.shown = False
@@ -52,12 +52,12 @@ class ArenaView:
         self._drawn: list[Text] = []
 
     def toggle(self) -> None:
-        """Show the picture, or hide it."""
+        """Show or hide the picture."""
         self.shown = not self.shown
 
     def watch(self, until: threading.Event) -> None:
-        """Take pictures until the event is set or the engine has ended. The engine answers between two steps, so this
-        needs a thread of its own.
+        """Take pictures until the event is set or the engine has ended. The engine answers between two steps, so run
+        this on a thread of its own.
         """
         while not until.is_set():
             try:
@@ -67,23 +67,26 @@ class ArenaView:
             until.wait(WATCH_SECONDS)
 
     def rows(self, width: int, height: int, *, plain: bool = False) -> list[Text]:
-        """Return the picture for a window of this size, in cells; nothing if it is hidden or not taken yet."""
-        from cortexmlx.cli.terminal.blockmap import draw
+        """Return the picture in rows for a window of this size, in cells; nothing if it is hidden or not taken yet."""
+        from cortexmlx.cli.terminal.blockmap import draw_blocks
 
         if not self.shown or self.newest is None:
             return []
         wanted = (self.newest, width, height, plain)
         if wanted != self._wanted:  # an answer is drawn more often than a picture is taken
-            self._wanted, self._drawn = wanted, draw(self.newest, width, max(height // SHARE, 1), plain=plain)
+            self._wanted, self._drawn = (
+                wanted,
+                draw_blocks(self.newest, width, max(height // MAX_HEIGHT_SHARE, 1), plain=plain),
+            )
         return self._drawn
 
 
-class Status:
-    """The figures of one answer, in a context of `context` tokens. In a `with`, a thread takes pictures of the
+class AnswerStatus:
+    """The status line of one answer, in a context of `context` tokens. In a `with`, a thread takes pictures of the
     arena.
     """
 
-    def __init__(self, answer: Answered, context: int, arena: ArenaView | None = None) -> None:
+    def __init__(self, answer: RunningAnswer, context: int, arena: ArenaView | None = None) -> None:
         self.arena = arena
         self._answer = answer
         self._context = context
@@ -94,7 +97,7 @@ class Status:
         self._first = 0.0
         self._enough = threading.Event()
 
-    def __enter__(self) -> Status:
+    def __enter__(self) -> AnswerStatus:
         if self.arena is not None:
             threading.Thread(target=self.arena.watch, args=(self._enough,), name="cortexmlx-arena", daemon=True).start()
         return self
@@ -102,23 +105,23 @@ class Status:
     def __exit__(self, *exception: object) -> None:
         self._enough.set()
 
-    def note(self, event: TokenEvent) -> None:
-        """Update the figures with an event."""
+    def update(self, event: TokenEvent) -> None:
+        """Update the status with an event of the answer."""
         self._dropped += event.dropped
         self._again = event.progress
         if event.token_id is not None:
             self._tokens += 1
             self._first = self._first or time.monotonic()
 
-    def figures(self) -> str:
-        """Return the figures as one line."""
+    def line(self) -> str:
+        """Return the status as one line."""
         now, prompt, progress = time.monotonic(), len(self._answer.prompt), self._answer.progress
         if self._answer.cancelling:
             return "stopping" if self._first else STOPPING
         if not self._first:
-            return f"{_reading(progress, prompt)} · {now - self._started:.0f} s"
+            return f"{_prompt_progress(progress, prompt)} · {now - self._started:.0f} s"
         if self._again is not None:
-            return f"{self._tokens:,} tokens · {_reading(self._again, self._again.total)} again"
+            return f"{self._tokens:,} tokens · {_prompt_progress(self._again, self._again.total)} again"
         parts = [f"{self._tokens:,} token{'s' * (self._tokens != 1)}"]
         if (seconds := now - self._first) > 0.5:
             parts.append(f"{(self._tokens - 1) / seconds:.0f} tok/s")
@@ -135,7 +138,8 @@ class Status:
         return " · ".join(parts)
 
 
-def _reading(progress: Progress | None, prompt: int) -> str:
+def _prompt_progress(progress: Progress | None, prompt: int) -> str:
+    """Return how much of the prompt is computed, as text."""
     if progress is None or progress.done == progress.cached == 0:
         return f"reading {prompt:,} tokens"
-    return how_far(progress)
+    return prefill_text(progress)

@@ -1,4 +1,4 @@
-"""An answer on the screen while it streams: final text, then the open part and a status line."""
+"""The view of an answer while it streams: final text, then the unfinished part and a status line."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from rich.console import Console
 from rich.spinner import Spinner
 from rich.text import Text
 
-from cortexmlx.cli.chat.status import Status
-from cortexmlx.cli.markdown.flows import folded
+from cortexmlx.cli.chat.status import AnswerStatus
+from cortexmlx.cli.markdown.flows import fold_rows
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
 from cortexmlx.cli.terminal import console as terminal
 from cortexmlx.cli.terminal.console import ThoughtsPrinter
-from cortexmlx.cli.terminal.drawing import Away, Drawing
+from cortexmlx.cli.terminal.drawing import LiveDrawing, SuspensionGuard
 from cortexmlx.types.request import TokenEvent
 
-WIDEST = 100
+MAX_WIDTH = 100
 """Cells of a row of words, at most. Code and lines that the terminal breaks may be wider."""
-MOST_PENDING = 12
+MAX_PENDING_ROWS = 12
 """Pending rows, at most. At half the width, they still fit on the screen."""
 
 
 @dataclass
 class ThoughtDisplay:
-    """How the next answers show their thoughts."""
+    """Whether the thoughts of the next answers are folded or shown."""
 
     folded: bool = False
     """Whether thoughts take only one line."""
 
 
 class AnswerView(Protocol):
-    """A display of one answer."""
+    """A display of one streaming answer."""
 
     def __enter__(self) -> AnswerView: ...
 
@@ -44,41 +44,47 @@ class AnswerView(Protocol):
     def feed(self, text: str, thought: bool = False) -> None:
         """Show more text of the answer, or of the model's thoughts before it."""
 
-    def note(self, event: TokenEvent) -> None:
-        """Update the figures with an event."""
+    def update_status(self, event: TokenEvent) -> None:
+        """Update the status line with an event of the answer."""
 
 
-class RawView:
-    """Plain text as it arrives, for pipes and dumb terminals."""
+class PlainTextView:
+    """Prints an answer as plain text while it arrives, for pipes and dumb terminals."""
 
     def __init__(self) -> None:
         self._thoughts = ThoughtsPrinter()
 
-    def __enter__(self) -> RawView:
+    def __enter__(self) -> PlainTextView:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._thoughts.end()
-        terminal.say(flush=True)
+        terminal.print_result(flush=True)
 
     def feed(self, text: str, thought: bool = False) -> None:
         """Print the text. Thoughts go to stderr."""
         if thought:
-            self._thoughts.show(text)
+            self._thoughts.print_thought(text)
             return
         if text:
             self._thoughts.end()
-        terminal.say(text, end="", flush=True)
+        terminal.print_result(text, end="", flush=True)
 
-    def note(self, event: TokenEvent) -> None:
-        """Do nothing: plain text shows no figures."""
+    def update_status(self, event: TokenEvent) -> None:
+        """Do nothing: plain text has no status line."""
 
 
 class MarkdownView:
-    """Rendered Markdown on a terminal, above its `status`. Thoughts are dim, or one line if `folded`."""
+    """Renders an answer as Markdown on a terminal, above its status line. Thoughts are dim, or one line if `folded`."""
 
     def __init__(
-        self, console: Console, status: Status, *, thinking: bool, folded: bool = False, away: Away = nullcontext
+        self,
+        console: Console,
+        status: AnswerStatus,
+        *,
+        thinking: bool,
+        folded: bool = False,
+        away: SuspensionGuard = nullcontext,
     ) -> None:
         self._console = console
         self._status = status
@@ -89,7 +95,7 @@ class MarkdownView:
         self._pieces = 0
         self._started = time.monotonic()
         self._drawn: tuple[int, int, int] | None = None
-        self._drawing = Drawing(console, self._news, self._rows, away)
+        self._drawing = LiveDrawing(console, self._take_rows, self._live_rows, away)
         self._region = self._drawing.region
         self._stack = ExitStack()
 
@@ -101,7 +107,7 @@ class MarkdownView:
     def __exit__(self, *exception: object) -> None:
         self._drawing.end()
         with self._drawing.lock:
-            self._close()
+            self._print_rest()
         self._stack.close()
 
     def feed(self, text: str, thought: bool = False) -> None:
@@ -109,75 +115,84 @@ class MarkdownView:
         with self._drawing.lock:
             self._pieces += 1
             if text:
-                self._take(text, thought)
-            self._drawing.soon()
+                self._feed(text, thought)
+            self._drawing.request_redraw()
 
-    def note(self, event: TokenEvent) -> None:
-        """Update the status with an event."""
-        self._status.note(event)
+    def update_status(self, event: TokenEvent) -> None:
+        """Update the status line with an event of the answer."""
+        self._status.update(event)
 
-    def _news(self) -> tuple[list[Text], list[Text]]:
-        """Return the rows that have become final, and the rows below them: the rest of the answer and the figures."""
+    def _take_rows(self) -> tuple[list[Text], list[Text]]:
+        """Return the rows that have become final, and the rows below them: the unfinished part of the answer and the
+        status.
+        """
         columns, rows = self._console.size
         state = (self._pieces, columns, rows)
         lines: list[Text] = []
         if state != self._drawn:  # else only the figures have changed
             self._drawn = state
-            lines = self._styled(self._stream.settle(self._width, self._room))
-        return lines, self._rows()
+            lines = self._style_rows(self._stream.take_final_rows(self._width, self._max_pending_rows))
+        return lines, self._live_rows()
 
-    def _rows(self) -> list[Text]:
-        return [*self._pending(), *self._below()]
+    def _live_rows(self) -> list[Text]:
+        """Return the rows that may still change, and the status below them."""
+        return [*self._pending_rows(), *self._status_rows()]
 
-    def _pending(self) -> list[Text]:
-        """Return the rows that may still change; of folded thoughts, only the last row."""
-        rows = [row for line in self._stream.pending for row in folded(line, self._console.width)]
-        rows = rows[-1 if self._thought and self._folded else -self._room :]
-        return self._as_thoughts(rows) if self._thought else rows
+    def _pending_rows(self) -> list[Text]:
+        """Return the rows of the answer that may still change; of folded thoughts, only the last row."""
+        rows = [row for line in self._stream.pending for row in fold_rows(line, self._console.width)]
+        rows = rows[-1 if self._thought and self._folded else -self._max_pending_rows :]
+        return self._dim_rows(rows) if self._thought else rows
 
     @property
     def _width(self) -> int:
-        return min(self._console.width, WIDEST)
+        """The width of the answer, in cells."""
+        return min(self._console.width, MAX_WIDTH)
 
     @property
-    def _room(self) -> int:
-        return max(min((self._console.height - 1) // 2 - len(self._picture()) - 1, MOST_PENDING), 1)
+    def _max_pending_rows(self) -> int:
+        """How many rows that may still change fit on the screen."""
+        return max(min((self._console.height - 1) // 2 - len(self._arena_rows()) - 1, MAX_PENDING_ROWS), 1)
 
-    def _take(self, text: str, thought: bool) -> None:
+    def _feed(self, text: str, thought: bool) -> None:
+        """Add text to the stream; begin a new one where thoughts end or begin."""
         if thought != self._thought:
-            self._close()
-            if self._stream.begun:
+            self._print_rest()
+            if self._stream.has_printed:
                 self._region.show([Text()], [])
             self._stream = MarkdownStream()
             self._thought = thought
         self._stream.feed(text)
 
-    def _close(self) -> None:
+    def _print_rest(self) -> None:
         """Print the rest of the thoughts or of the answer."""
-        lines = self._styled(self._stream.rest(self._width))
-        if self._thought and self._folded and self._stream.begun:
+        lines = self._style_rows(self._stream.take_remaining_rows(self._width))
+        if self._thought and self._folded and self._stream.has_printed:
             lines = [Text(f"thought for {time.monotonic() - self._started:.0f} s (/thoughts shows it)", THOUGHT)]
         self._region.show(lines, [])
 
-    def _styled(self, lines: list[Text]) -> list[Text]:
+    def _style_rows(self, lines: list[Text]) -> list[Text]:
+        """Return the rows as they are shown: thoughts dim, or none if folded."""
         if not self._thought:
             return lines
-        return [] if self._folded else self._as_thoughts(lines)
+        return [] if self._folded else self._dim_rows(lines)
 
-    def _as_thoughts(self, lines: list[Text]) -> list[Text]:
+    def _dim_rows(self, lines: list[Text]) -> list[Text]:
+        """Return the rows in the style of thoughts."""
         styled = [line.copy() for line in lines]
         for line in styled:
             line.stylize(THOUGHT)
         return styled
 
-    def _below(self) -> list[Text]:
-        """Return the status line, with as many figures as fit, and the picture of the arena."""
+    def _status_rows(self) -> list[Text]:
+        """Return the status line, with as many statistics as fit, and the picture of the arena."""
         spinner = cast(Text, self._spinner.render(time.monotonic()))
-        figures, room = self._status.figures().split(" · "), self._console.width - 4
+        figures, room = self._status.line().split(" · "), self._console.width - 4
         while len(figures) > 1 and len(" · ".join(figures)) > room:
             figures.pop()
-        return [Text.assemble(spinner, " ", " · ".join(figures), style=FAINT), *self._picture()]
+        return [Text.assemble(spinner, " ", " · ".join(figures), style=FAINT), *self._arena_rows()]
 
-    def _picture(self) -> list[Text]:
+    def _arena_rows(self) -> list[Text]:
+        """Return the rows of the arena's picture; none if it is hidden."""
         arena, size = self._status.arena, self._console.size
         return arena.rows(size.width, size.height, plain=self._console.options.ascii_only) if arena else []

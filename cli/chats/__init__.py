@@ -1,1 +1,1 @@
-"""Kept chats: who may write each, and the command that lists, renames and deletes them."""
+"""Saved chats: which process may write each, and the command that lists, renames and deletes them."""

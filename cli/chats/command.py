@@ -1,4 +1,4 @@
-"""`cortexmlx chats`: list, find, rename and delete kept chats."""
+"""`cortexmlx chats`: list, find, rename and delete saved chats."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli.chats.lock import ChatLock
-from cortexmlx.cli.chats.saved_chats import chats_folder, find_kept, kept_paths, tidy
+from cortexmlx.cli.chats.saved_chats import chats_folder, find_in_history, remove_leftovers, saved_paths
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.system.files import state_folder
@@ -46,37 +46,39 @@ def chats(
         raise typer.BadParameter("name the chat: `cortexmlx chats` lists them", param_hint="NAME")
     if rename is not None and len(names or ()) != 1:
         raise typer.BadParameter(f"--rename takes one chat, not {len(names or ())}", param_hint="NAME")
-    tidy()
-    found = list(dict.fromkeys(map(find_kept, names))) if names else kept_paths()
+    remove_leftovers()
+    found = list(dict.fromkeys(map(find_in_history, names))) if names else saved_paths()
     if rename is not None:
-        found = [renamed(found[0], rename)]
+        found = [rename_chat(found[0], rename)]
     elif delete:
-        if not (yes or agreed(found)):
+        if not (yes or confirm_delete(found)):
             raise typer.Exit(1)
         for each in found:
-            deleted(each)
+            delete_chat(each)
     if as_json:
         records = [
-            {"name": each.stem, "path": str(each), "deleted": True} if delete else record(each) for each in found
+            {"name": each.stem, "path": str(each), "deleted": True} if delete else chat_record(each) for each in found
         ]
-        show(json.dumps({"folder": str(chats_folder()), "chats": records}))
+        print_line(json.dumps({"folder": str(chats_folder()), "chats": records}))
     elif delete or rename is not None:
         for each in found:
-            show(f"deleted {each.stem}" if delete else f"renamed to {each.stem}")
+            print_line(f"deleted {each.stem}" if delete else f"renamed to {each.stem}")
     elif path:
         for each in found if names else [chats_folder()]:
-            show(str(each))
+            print_line(str(each))
     else:
-        table(found)
+        print_table(found)
 
 
-def show(line: str) -> None:
+def print_line(line: str) -> None:
     """Print one line to stdout."""
     console.stdout().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def record(chat: Path) -> dict[str, object]:
-    """Return what is known of a chat without reading it. A chat that is being deleted has no size."""
+def chat_record(chat: Path) -> dict[str, object]:
+    """Return a saved chat's name, time and size for `--json`, without reading the file. A chat that is being deleted
+    has no size.
+    """
     try:
         status = chat.stat()
     except OSError:
@@ -84,31 +86,31 @@ def record(chat: Path) -> dict[str, object]:
     return {"name": chat.stem, "path": str(chat), "modified": int(status.st_mtime), "bytes": status.st_size}
 
 
-def table(found: list[Path]) -> None:
-    """Print time, size and name of each chat."""
+def print_table(found: list[Path]) -> None:
+    """Print time, size and name of each saved chat."""
     if not found:
-        console.note("no chats are kept yet: a chat in a terminal is kept after every turn")
+        console.print_note("no chats are kept yet: a chat in a terminal is kept after every turn")
     for each in found:
         try:
             status = each.stat()
         except OSError:
             continue
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-        show(f"{when}  {format_bytes(status.st_size):>9}  {in_a_line(each.stem)}")
+        print_line(f"{when}  {format_bytes(status.st_size):>9}  {to_single_line(each.stem)}")
 
 
-def agreed(found: list[Path]) -> bool:
+def confirm_delete(found: list[Path]) -> bool:
     """Ask whether to delete the chats. Raises typer.BadParameter if nobody can be asked."""
     if not (sys.stdin.isatty() and console.is_terminal(sys.stderr)):
         raise typer.BadParameter("nobody can be asked here: --yes deletes without a question", param_hint="--delete")
-    names = ", ".join(in_a_line(each.stem) for each in found)
-    console.note(f"delete {names} for ever? y or n")
+    names = ", ".join(to_single_line(each.stem) for each in found)
+    console.print_note(f"delete {names} for ever? y or n")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def deleted(chat: Path) -> None:
+def delete_chat(chat: Path) -> None:
     """Delete a chat's file. Raises InvalidRequest if the chat is open, CortexError if the file cannot be deleted."""
-    lock = taken(chat)
+    lock = lock_chat(chat)
     try:
         chat.unlink(missing_ok=True)
     except OSError as error:
@@ -117,14 +119,16 @@ def deleted(chat: Path) -> None:
         lock.release()
 
 
-def renamed(chat: Path, name: str) -> Path:
-    """Give a chat another name. Raises InvalidRequest if it is open, or if the name cannot be used."""
-    target = chats_folder() / f"{checked_name(name)}.json"
+def rename_chat(chat: Path, name: str) -> Path:
+    """Rename a chat's file, and return its new path. Raises InvalidRequest if it is open, or if the name cannot be
+    used.
+    """
+    target = chats_folder() / f"{check_name(name)}.json"
     if target == chat:
         return chat
-    lock = taken(chat)
+    lock = lock_chat(chat)
     try:
-        other = ChatLock.take(target, state_folder())
+        other = ChatLock.acquire(target, state_folder())
         if other is None or target.exists() or target.is_symlink():
             raise InvalidRequest(f"there is a chat {target.stem} already: give --rename another name")
         try:
@@ -138,16 +142,18 @@ def renamed(chat: Path, name: str) -> Path:
     return target
 
 
-def taken(chat: Path) -> ChatLock:
-    """Return the lock of a chat. Raises InvalidRequest if the chat is open."""
-    lock = ChatLock.take(chat, state_folder())
+def lock_chat(chat: Path) -> ChatLock:
+    """Lock a chat and return the lock. Raises InvalidRequest if the chat is open."""
+    lock = ChatLock.acquire(chat, state_folder())
     if lock is None:
         raise InvalidRequest(f"{chat.stem} is open in a chat: leave that chat first")
     return lock
 
 
-def checked_name(name: str) -> str:
-    """Return a name that is one file in the folder of chats and can be typed. Raises InvalidRequest for any other."""
+def check_name(name: str) -> str:
+    """Return the name if it can be a file in the folder of chats and can be typed. Raises InvalidRequest for any
+    other.
+    """
     name = name.removesuffix(".json")
     if not name or name != name.strip() or name[0] in ".-~" or "/" in name or "\\" in name or not name.isprintable():
         raise InvalidRequest(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(str, Enum):
-    """The result of a check."""
+class CheckStatus(str, Enum):
+    """The result of a check: ok, warn or fail."""
 
     OK = "ok"
     WARN = "warn"
@@ -15,12 +15,12 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class Check:
-    """One line of the report."""
+class DoctorCheck:
+    """One line of the report of `cortexmlx doctor`: its result and what to do."""
 
     name: str
     """What was checked."""
-    verdict: Verdict
+    verdict: CheckStatus
     detail: str
     """What was found."""
     advice: str = ""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli import options
-from cortexmlx.cli.program import fit_commands
+from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.doctor.check import Check
+    from cortexmlx.cli.doctor.check import DoctorCheck
 
 DEFAULT_FILE = "cortexmlx-report.json"
 """Where `--report` without a name writes."""
@@ -47,7 +47,7 @@ def doctor(
     --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
     no paths and no texts. With --time it has these times, too.
     """
-    from cortexmlx.cli.doctor.check import Verdict
+    from cortexmlx.cli.doctor.check import CheckStatus
 
     if model is not None and not time:
         raise typer.BadParameter("a model is only timed: add --time", param_hint="MODEL")
@@ -56,62 +56,66 @@ def doctor(
 
         report = report.expanduser()
         check_writable(report)
-    colours = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "1;31"}
+    colours = {CheckStatus.OK: "32", CheckStatus.WARN: "33", CheckStatus.FAIL: "1;31"}
     coloured = console.is_coloured(sys.stdout)
 
-    def show(check: Check) -> None:
+    def show(check: DoctorCheck) -> None:
         verdict = f"{check.verdict.value:<4}"
         if coloured:
-            console.control(sys.stdout, f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m")
+            console.write_control(sys.stdout, f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m")
         else:
-            console.say(verdict, end="")
-        console.say(f"  {check.name:<14}{check.detail}", flush=True)
+            console.print_result(verdict, end="")
+        console.print_result(f"  {check.name:<14}{check.detail}", flush=True)
         if check.advice:
-            console.say(f"{'':<20}-> {fit_commands(check.advice)}", flush=True)
+            console.print_result(f"{'':<20}-> {adapt_commands(check.advice)}", flush=True)
 
     done = []
-    for check in _checks(options.model_name(model, None) if time else None, report is not None):
+    for check in _selected_checks(options.model_name(model, None) if time else None, report is not None):
         done.append(check)
         if not as_json:
             show(check)
     sections: dict[str, Any] = {}
     if report is not None:
-        from cortexmlx.cli.doctor.trial import trial
+        from cortexmlx.cli.doctor.trial import run_trial
 
-        sections, more = trial(lambda what: console.note(f"report: {what}"))
+        sections, more = run_trial(lambda what: console.print_note(f"report: {what}"))
         done += more
         for check in () if as_json else more:
             show(check)
     if as_json:
-        console.say(json.dumps([asdict(check) for check in done]))
+        console.print_result(json.dumps([asdict(check) for check in done]))
     if report is not None:
         write_report(report, done, sections)
-    if any(check.verdict is Verdict.FAIL for check in done):
+    if any(check.verdict is CheckStatus.FAIL for check in done):
         raise typer.Exit(FAILED)
 
 
-def _checks(timed: str | None, everything: bool) -> Iterator[Check]:
-    """Yield all checks, or the times of a model's attention; with `everything` both, and what the times raise."""
-    from cortexmlx.cli.doctor.check import Check, Verdict
-    from cortexmlx.cli.doctor.checks import all_checks
-    from cortexmlx.cli.doctor.choices import NAME, timed_choices
+def _selected_checks(timed: str | None, everything: bool) -> Iterator[DoctorCheck]:
+    """Yield all checks, or only the attention times of a model; with `everything` both, and errors of the timing as
+    failed checks.
+    """
+    from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
+    from cortexmlx.cli.doctor.checks import run_checks
+    from cortexmlx.cli.doctor.choices import NAME, time_choices
 
     if timed is None or everything:
-        yield from all_checks()
+        yield from run_checks()
     if timed is None:
         return
     try:
-        yield from timed_choices(timed)
+        yield from time_choices(timed)
     except Exception as error:
         if not everything:
             raise
         detail = f"{type(error).__name__}: {error}".replace(timed, "MODEL")
-        yield Check(NAME, Verdict.FAIL, detail, "the report is written without its times")
+        yield DoctorCheck(NAME, CheckStatus.FAIL, detail, "the report is written without its times")
 
 
-def write_report(path: Path, checks: list[Check], sections: dict[str, Any]) -> None:
-    """Write a report, and say where it is."""
-    from cortexmlx.cli.doctor.report import report, write
+def write_report(path: Path, checks: list[DoctorCheck], sections: dict[str, Any]) -> None:
+    """Write the report to a file, and print where it is."""
+    from cortexmlx.cli.doctor.report import make_report, write_file
 
-    size = write(path, report(checks, sections))
-    console.note(f"wrote {path} ({size:,} bytes), without names and paths: please read it, and send it as an issue")
+    size = write_file(path, make_report(checks, sections))
+    console.print_note(
+        f"wrote {path} ({size:,} bytes), without names and paths: please read it, and send it as an issue"
+    )

@@ -1,4 +1,4 @@
-"""`cortexmlx doctor --report`: one file with all that helps to understand a machine, and nothing about its user."""
+"""`cortexmlx doctor --report`: one file with the facts about a machine, and nothing personal."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.doctor.check import Check
+from cortexmlx.cli.doctor.check import DoctorCheck
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.system.files import home_folder
 
 _PATH = re.compile(r"(?<![\w./~>-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\:'\",;()<>]+[/\\])+[^\s/\\:'\",;()<>]*")
 """An absolute path of two or more parts."""
 
-_QUOTED = re.compile(r"""(['"])(?:~|[A-Za-z]:)?[/\\](?:(?!\1)[^\n]){2,}\1""")
+_QUOTED_PATH = re.compile(r"""(['"])(?:~|[A-Za-z]:)?[/\\](?:(?!\1)[^\n]){2,}\1""")
 """An absolute path in quotes, as in Python's errors. It may have spaces."""
 
-_PLAIN = re.compile(r"[-+\w.]{1,20}")
+_PLAIN_VALUE = re.compile(r"[-+\w.]{1,20}")
 """Values of variables that are told: numbers and words."""
 
 
-class Impersonal:
+class Anonymizer:
     """Replaces the user's and the host's names, and all paths, in texts."""
 
     def __init__(self) -> None:
-        paths = sorted({p for p in _paths() if len(p) > 1}, key=len, reverse=True)
+        paths = sorted({p for p in _personal_paths() if len(p) > 1}, key=len, reverse=True)
         self._known = re.compile(rf"(?:{'|'.join(map(re.escape, paths)) or '(?!)'})(?:[/\\][^\s'\",;()<>]*)?")
-        words = "|".join(map(re.escape, sorted(set(_names()), key=len, reverse=True))) or "(?!)"
+        words = "|".join(map(re.escape, sorted(set(_personal_names()), key=len, reverse=True))) or "(?!)"
         self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])", re.IGNORECASE)
 
-    def text(self, text: str) -> str:
+    def anonymize_text(self, text: str) -> str:
         """Return a text without names and paths."""
-        text = _QUOTED.sub(r"\1<path>\1", text)
+        text = _QUOTED_PATH.sub(r"\1<path>\1", text)
         return self._words.sub("<name>", _PATH.sub("<path>", self._known.sub("<path>", text)))
 
-    def data(self, value: Any) -> Any:
-        """Return data of JSON with all of its texts changed, those of keys excepted."""
+    def anonymize_data(self, value: Any) -> Any:
+        """Return JSON data with all of its texts anonymized, except keys."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.anonymize_text(value)
         if isinstance(value, Mapping):
-            return {str(key): self.data(each) for key, each in value.items()}
+            return {str(key): self.anonymize_data(each) for key, each in value.items()}
         if isinstance(value, Sequence):
-            return [self.data(each) for each in value]
-        return value if value is None or isinstance(value, (bool, int, float)) else self.text(str(value))
+            return [self.anonymize_data(each) for each in value]
+        return value if value is None or isinstance(value, (bool, int, float)) else self.anonymize_text(str(value))
 
 
-def _paths() -> Iterator[str]:
+def _personal_paths() -> Iterator[str]:
+    """Yield the folders whose paths may name the user."""
     places = [home_folder(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)]
     with suppress(OSError):  # somebody has removed it
         places.append(Path.cwd())
@@ -65,8 +66,8 @@ def _paths() -> Iterator[str]:
             yield value
 
 
-def _names() -> Iterator[str]:
-    """Yield the names by which the user and the host are known; parts of them, too."""
+def _personal_names() -> Iterator[str]:
+    """Yield the names of the user and the host, and parts of them."""
     found = [platform.node(), platform.node().partition(".")[0], home_folder().name, os.environ.get("USER", "")]
     try:
         found.append(getpass.getuser())
@@ -79,12 +80,12 @@ def _names() -> Iterator[str]:
     yield from (name for name in found if len(name) > 2)
 
 
-def variables() -> dict[str, str]:
-    """Return the variables of the environment that change what runs, with those values that are numbers or words."""
+def safe_environment() -> dict[str, str]:
+    """Return the environment variables that affect a run and whose values are numbers or single words."""
     wanted = ("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")
     hidden = ("KEY", "TOKEN", "SECRET")
     return {
-        name: value if _PLAIN.fullmatch(value) and not any(word in name for word in hidden) else "<set>"
+        name: value if _PLAIN_VALUE.fullmatch(value) and not any(word in name for word in hidden) else "<set>"
         for name, value in sorted(os.environ.items())
         if name.startswith(wanted)
     }
@@ -95,43 +96,45 @@ FORMAT = 1
 
 
 def check_writable(path: Path) -> None:
-    """Raise InvalidRequest or OSError if a report cannot be written to a file, before anything is measured. Nothing is
-    left of the attempt.
+    """Raise InvalidRequest or OSError if the report cannot be written to this file, before anything is measured.
+    Nothing is left of the attempt.
     """
     try:
         path.open("x").close()
     except FileExistsError:
-        raise _exists(path) from None
+        raise _exists_error(path) from None
     path.unlink()
 
 
-def _exists(path: Path) -> InvalidRequest:
+def _exists_error(path: Path) -> InvalidRequest:
+    """Return the error for a report file that exists already."""
     return InvalidRequest(f"{path} exists, and a report replaces no file: remove it, or name another (--report FILE)")
 
 
-def report(checks: Sequence[Check], sections: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a report."""
-    names = Impersonal()
+def make_report(checks: Sequence[DoctorCheck], sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a report: the checks and the given sections, anonymized."""
+    names = Anonymizer()
     return {
         "report": FORMAT,
-        "machine": names.data(_machine()),
-        "variables": names.data(variables()),
-        "checks": [names.data(asdict(check)) | {"verdict": check.verdict.value} for check in checks],
-        **names.data(sections),
+        "machine": names.anonymize_data(_machine_facts()),
+        "variables": names.anonymize_data(safe_environment()),
+        "checks": [names.anonymize_data(asdict(check)) | {"verdict": check.verdict.value} for check in checks],
+        **names.anonymize_data(sections),
     }
 
 
-def _machine() -> dict[str, Any]:
+def _machine_facts() -> dict[str, Any]:
+    """Return the facts about the machine, or why they cannot be read."""
     try:
-        from cortexmlx.bench.measure.machine import Machine
+        from cortexmlx.bench.measure.machine import BenchMachine
 
-        return asdict(Machine.here())
+        return asdict(BenchMachine.detect())
     except Exception as error:  # mlx or mlx-lm is not installed, say: the checks tell more
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def write(path: Path, data: dict[str, Any]) -> int:
-    """Write a report to a new file, and return its bytes. Nothing is left of a file that cannot be written whole.
+def write_file(path: Path, data: dict[str, Any]) -> int:
+    """Write a report to a new file, and return its size in bytes. A file that cannot be written completely is removed.
 
     Raises InvalidRequest if the file exists, OSError if it cannot be written.
     """
@@ -139,7 +142,7 @@ def write(path: Path, data: dict[str, Any]) -> int:
     try:
         file = path.open("x", encoding="ascii")
     except FileExistsError:
-        raise _exists(path) from None
+        raise _exists_error(path) from None
     try:
         with file:
             file.write(text)

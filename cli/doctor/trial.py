@@ -1,4 +1,4 @@
-"""A short run of a real engine for the report: a decode beside mlx-lm, and what `stats()` says afterwards."""
+"""A short run of a real engine for the report: decode speed compared with mlx-lm, and the engine's statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.cli.doctor.check import Check, Verdict
+from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import EngineStats
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-def memory_checks(stats: EngineStats) -> Iterator[Check]:
-    """Yield whether the KV cache was written in place, and on a GPU how a decode step is handed to it."""
+def check_arena_writes(stats: EngineStats) -> Iterator[DoctorCheck]:
+    """Check that the KV cache was written in place, and on a GPU how many command buffers a decode step takes."""
     writes, buffers = stats.arena_writes, stats.command_buffers
     if writes.copied:
         size = format_bytes(writes.copied_bytes)
         detail = f"{writes.copied} of {writes.measured} measured writes copied a part of it, {size}"
-        yield Check("KV cache", Verdict.WARN, detail, "this costs memory and time: please report it")
+        yield DoctorCheck("KV cache", CheckStatus.WARN, detail, "this costs memory and time: please report it")
     elif writes.measured:
-        yield Check("KV cache", Verdict.OK, f"written in place in all of {writes.measured} measured writes")
+        yield DoctorCheck("KV cache", CheckStatus.OK, f"written in place in all of {writes.measured} measured writes")
     else:
-        yield Check("KV cache", Verdict.OK, "not measured: it is small, or others took memory at the same time")
+        yield DoctorCheck(
+            "KV cache", CheckStatus.OK, "not measured: it is small, or others took memory at the same time"
+        )
     if buffers is None:
         return
     detail = (
@@ -37,45 +39,45 @@ def memory_checks(stats: EngineStats) -> Iterator[Check]:
     )
     if buffers.cut:
         advice = "raise MLX_MAX_OPS_PER_BUFFER and MLX_MAX_MB_PER_BUFFER: the GPU may wait between steps"
-        yield Check("GPU queue", Verdict.WARN, detail, advice)
+        yield DoctorCheck("GPU queue", CheckStatus.WARN, detail, advice)
     else:
-        yield Check("GPU queue", Verdict.OK, detail)
+        yield DoctorCheck("GPU queue", CheckStatus.OK, detail)
 
 
 PROMPT, TOKENS = 200, 40
 """Tokens of a prompt, and of its answer: a few flushes of the tail."""
 
-PAIRS = 3
+RUNS_PER_SIDE = 3
 """Runs of each side."""
 
-SECONDS = 10.0
+MAX_SECONDS = 10.0
 """No further pair begins after this time."""
 
 _PERSONAL_OR_LONG = ("timeline", "sequences", "requests", "kv_store")
 
 
-def trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[Check]]:
-    """Return the sections of the report that need an engine, by name, and what the doctor says of that engine. It runs
-    the starter model, or a tiny random one if that is not installed. What fails is told in its section. `begins` is
+def run_trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[DoctorCheck]]:
+    """Run a model briefly and return the report's engine sections by name, and checks of that engine. It runs the
+    starter model, or a tiny random one if that is not installed. A section that fails has the error. `begins` is
     called with a line for each.
     """
     with ExitStack() as stack:
         begins("opening a model")
         try:
-            name, engine = _open(stack)
+            name, engine = _open_trial_engine(stack)
         except Exception as error:  # an installation that is not whole, too: then a report helps most
-            return {"model": _failed(error)}, []
+            return {"model": _error_section(error)}, []
         found: dict[str, Any] = {"model": {"name": name, "dtype": engine.info.dtype}}
         for section, make in SECTIONS.items():
             begins(section)
             try:
                 found[section] = make(engine)
             except Exception as error:
-                found[section] = _failed(error)
-        return found, list(memory_checks(engine.stats()))
+                found[section] = _error_section(error)
+        return found, list(check_arena_writes(engine.stats()))
 
 
-def _open(stack: ExitStack) -> tuple[str, Engine]:
+def _open_trial_engine(stack: ExitStack) -> tuple[str, Engine]:
     """Return a model's name, and an engine that is closed with `stack`."""
     from cortexmlx.bench.measure.random_model import NAME, write_random_model
     from cortexmlx.engine import Engine
@@ -87,32 +89,33 @@ def _open(stack: ExitStack) -> tuple[str, Engine]:
     return name, stack.enter_context(Engine(path, max_rows=4, prefix_cache=False, token_target=None))
 
 
-def _failed(error: Exception) -> dict[str, str]:
+def _error_section(error: Exception) -> dict[str, str]:
+    """Return a report section that holds an error."""
     return {"error": f"{type(error).__name__}: {error}"}
 
 
-def decode_beside_mlx_lm(engine: Engine) -> dict[str, Any]:
-    """Return tokens per second of both sides, pair by pair: each side goes first in turn. They have the same weights
-    and prompts.
+def compare_decode(engine: Engine) -> dict[str, Any]:
+    """Compare decode speed with mlx-lm: tokens per second of both sides in pairs, each side first in turn. They have
+    the same weights and prompts.
     """
-    from cortexmlx.bench.measure.trace import Trace, Work
+    from cortexmlx.bench.measure.trace import BenchRequest, RunTrace
     from cortexmlx.bench.suites.against import Contest
 
     contest = Contest(lambda: engine, seed=0)
 
-    def work(number: int) -> list[Work]:
-        return [Work(contest.prompts("report", number).take(PROMPT), TOKENS)]
+    def work(number: int) -> list[BenchRequest]:
+        return [BenchRequest(contest.make_prompts("report", number).next_prompt(PROMPT), TOKENS)]
 
-    def ours(number: int) -> Trace:
-        return contest.cortex().run(work(number))
+    def ours(number: int) -> RunTrace:
+        return contest.make_cortex().run(work(number))
 
-    def theirs(number: int) -> Trace:
-        return contest.mlx_lm().run(work(number))
+    def theirs(number: int) -> RunTrace:
+        return contest.make_mlx_lm().run(work(number))
 
     for run in (ours, theirs):  # the first steps of a kind take longer
         run(0)
-    began, pairs = time.monotonic(), list[tuple[Trace, Trace]]()
-    while len(pairs) < PAIRS and (not pairs or time.monotonic() - began < SECONDS):
+    began, pairs = time.monotonic(), list[tuple[RunTrace, RunTrace]]()
+    while len(pairs) < RUNS_PER_SIDE and (not pairs or time.monotonic() - began < MAX_SECONDS):
         number = len(pairs) + 1
         if number % 2:
             mine, other = ours(number), theirs(number)
@@ -128,14 +131,14 @@ def decode_beside_mlx_lm(engine: Engine) -> dict[str, Any]:
     }
 
 
-def engine_stats(engine: Engine) -> dict[str, Any]:
+def engine_section(engine: Engine) -> dict[str, Any]:
     """Return the engine's counters, with the copies of its KV cache and its command buffers."""
     figures = asdict(engine.stats())
     return {name: value for name, value in figures.items() if name not in _PERSONAL_OR_LONG}
 
 
 SECTIONS: dict[str, Callable[[Engine], Any]] = {
-    "a short decode beside mlx-lm": decode_beside_mlx_lm,
-    "stats": engine_stats,
+    "a short decode beside mlx-lm": compare_decode,
+    "stats": engine_section,
 }
 """The sections by name, in order. Each returns data for JSON."""

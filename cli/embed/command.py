@@ -15,27 +15,27 @@ from cortexmlx.cli import options
 from cortexmlx.cli.embed.files import EmbedFiles, EmbedSettings
 from cortexmlx.cli.embed.run import EmbedRun
 from cortexmlx.cli.embed.texts import TextLine, count_texts, read_texts
-from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
-from cortexmlx.cli.files.source import Format, Reads, is_jsonl, opened, read_ahead
+from cortexmlx.cli.files.outputs import STDOUT, choose_mode, output_path
+from cortexmlx.cli.files.source import InputFormat, InputKind, is_jsonl, open_ahead, open_lines
 from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
-from cortexmlx.cli.terminal.text import duration
+from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EmbeddingRefused, InvalidRequest
-from cortexmlx.protocols.openai.embeddings import checked_dimensions, checked_prompt
+from cortexmlx.protocols.openai.embeddings import read_dimensions, read_prompt_name
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.types.embeddings import EmbeddingInfo
 
-READS = Reads("embed", "an object with a text", "a text")
+INPUT_KIND = InputKind("embed", "an object with a text", "a text")
 
-WITHOUT = (*options.PER_REQUEST, "draft", "keep_first", "keep_last", "speculate")
+UNSUPPORTED_OPTIONS = (*options.PER_REQUEST, "draft", "keep_first", "keep_last", "speculate")
 """Options that do not apply: nothing is generated, and a text is computed whole."""
 
 
-@options.takes_engine(without=WITHOUT)
+@options.add_engine_options(without=UNSUPPORTED_OPTIONS)
 def embed(
     positional: Annotated[
         list[str],
@@ -71,7 +71,7 @@ def embed(
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut off texts that are too long.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
-    input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
+    input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     *,
     config: EngineConfig,
 ) -> None:
@@ -88,22 +88,22 @@ def embed(
     if not before and model_option is None:
         raise typer.BadParameter("give an embedding model, and a file or - after it", param_hint="MODEL IN")
     model = options.model_name(before[0] if before else None, model_option)
-    out = named(output)
-    mode = mode_of(out, resume=resume, retry_errors=False, force=force)
+    out = output_path(output)
+    mode = choose_mode(out, resume=resume, retry_errors=False, force=force)
     shape = EmbedSettings(model, None if config.adapter is None else str(config.adapter), prompt, dimensions, truncate)
     settings = replace(shape, kv_bits=config.kv_bits, kv_group_size=config.kv_group_size)
-    with opened(source, input_format, READS) as lines, EmbedFiles(out, source, mode) as files:
-        files.check(settings)
-        total = _total(source)
+    with open_lines(source, input_format, INPUT_KIND) as lines, EmbedFiles(out, source, mode) as files:
+        files.check_settings(settings)
+        total = _count_total(source)
         jsonl = is_jsonl(source, input_format)
         if total is not None and files.before >= total and files.before:
-            finish(files, read_texts(lines, jsonl), settings)
+            finish_complete_run(files, read_texts(lines, jsonl), settings)
             return
         with engines.open_engine(replace(config, model=model)) as engine:
-            engines.tell(engine)
-            info = _info(engine)
-            checked_prompt(prompt, info)
-            checked_dimensions(dimensions, info)
+            engines.print_notes(engine)
+            info = _embedding_info(engine)
+            read_prompt_name(prompt, info)
+            read_dimensions(dimensions, info)
             made = partial(engine.embed, prompt=prompt, dimensions=dimensions, truncate=truncate)
             name = prompt or info.default_prompt
             instruction = None if name is None else info.prompts[name]
@@ -113,30 +113,30 @@ def embed(
             files.open(found, numbers)
             run = EmbedRun(made, files.append)
             prompted = prompt is not None
-            texts = _new(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)
+            texts = _skip_done(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)
             try:
-                with StatusLine(lambda: line_of(run, files, total), live=out != STDOUT):
+                with StatusLine(lambda: progress_line(run, files, total), live=out != STDOUT):
                     run.run(texts)
                 files.rows.finish()
             finally:
-                report(run, files, total)
+                print_summary(run, files, total)
     if files.rows.failed:
         raise typer.Exit(FAILED)
 
 
-def finish(files: EmbedFiles, texts: Iterator[TextLine | None], settings: EmbedSettings) -> None:
-    """Finish a run whose rows are all there already, without loading a model."""
-    for _ in _new(texts, files):
+def finish_complete_run(files: EmbedFiles, texts: Iterator[TextLine | None], settings: EmbedSettings) -> None:
+    """Check and report a run whose rows all exist already; load no model."""
+    for _ in _skip_done(texts, files):
         pass
     files.open_rows(None)
     files.rows.finish()
-    tell_before(files)
+    print_done_before(files)
     if files.rows.failed:
         raise typer.Exit(FAILED)
 
 
-def line_of(run: EmbedRun, files: EmbedFiles, total: int | None) -> str:
-    """Return how far a run is."""
+def progress_line(run: EmbedRun, files: EmbedFiles, total: int | None) -> str:
+    """Return the status line of a run: rows done and speed."""
     done, elapsed = files.before + run.done, run.seconds
     parts = [
         f"{done}/{total} done" if total is not None else f"{done} done",
@@ -144,30 +144,32 @@ def line_of(run: EmbedRun, files: EmbedFiles, total: int | None) -> str:
         f"{(run.tokens - run.cached) / elapsed:.0f} tok/s",
     ]
     if total is not None and run.done:
-        parts.append(f"{duration(elapsed / run.done * max(total - done, 0))} left")
+        parts.append(f"{format_duration(elapsed / run.done * max(total - done, 0))} left")
     return " · ".join(parts)
 
 
-def report(run: EmbedRun, files: EmbedFiles, total: int | None) -> None:
-    """Print the last lines on stderr: what was done, what was there before, and what is left."""
-    tell_before(files)
+def print_summary(run: EmbedRun, files: EmbedFiles, total: int | None) -> None:
+    """Print the run's summary on stderr: rows done now, done before, and left."""
+    print_done_before(files)
     rate = f", {(run.tokens - run.cached) / run.seconds:.1f} tok/s" if run.tokens else ""
     cached = f", {run.cached} of them from the cache" if run.cached else ""
     good = run.done - run.failed
-    console.note(f"{good} embedded, {run.failed} failed, {run.tokens} tokens in {run.seconds:.1f} s{rate}{cached}")
+    console.print_note(
+        f"{good} embedded, {run.failed} failed, {run.tokens} tokens in {run.seconds:.1f} s{rate}{cached}"
+    )
     left = 0 if total is None else total - files.before - run.done
     if left > 0 and files.kept:
-        console.note(f"{left} left: the same command with --resume goes on")
+        console.print_note(f"{left} left: the same command with --resume goes on")
 
 
-def tell_before(files: EmbedFiles) -> None:
-    """Print how many rows there were before this run."""
+def print_done_before(files: EmbedFiles) -> None:
+    """Print how many rows existed before this run."""
     if files.before:
-        console.note(f"{files.before} were there already")
+        console.print_note(f"{files.before} were there already")
 
 
-def _new(texts: Iterator[TextLine | None], files: EmbedFiles) -> Iterator[TextLine | None]:
-    """Yield the texts that have no row yet. Raises InvalidRequest if those that have one were different."""
+def _skip_done(texts: Iterator[TextLine | None], files: EmbedFiles) -> Iterator[TextLine | None]:
+    """Yield the texts that have no row yet. Raises InvalidRequest if a text that has one was changed."""
     place = 0
     for line in texts:
         if line is not None:
@@ -183,14 +185,14 @@ def _new(texts: Iterator[TextLine | None], files: EmbedFiles) -> Iterator[TextLi
         )
 
 
-def _total(source: str) -> int | None:
+def _count_total(source: str) -> int | None:
     """Return how many texts a regular file has; None for a pipe."""
-    with read_ahead(source) as file:
+    with open_ahead(source) as file:
         return None if file is None else count_texts(file)
 
 
-def _info(engine: Engine) -> EmbeddingInfo:
-    """Return how a model makes vectors. Raises EmbeddingRefused, with the reason, if it makes none."""
+def _embedding_info(engine: Engine) -> EmbeddingInfo:
+    """Return how the model makes vectors. Raises EmbeddingRefused, with the reason, if it makes none."""
     info = engine.info.embedding
     if info is None:
         engine.embed([])  # it says why

@@ -8,13 +8,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.embed.jsonl import JsonlRows, StreamRows
-from cortexmlx.cli.embed.npy import NpyRows
-from cortexmlx.cli.embed.parquet import ParquetRows, gathered, require_pyarrow
-from cortexmlx.cli.embed.rows import Row, Rows
+from cortexmlx.cli.embed.jsonl import JsonlRowFile, RowStream
+from cortexmlx.cli.embed.npy import NpyRowFile
+from cortexmlx.cli.embed.parquet import ParquetRowFile, pending_rows_path, require_pyarrow
+from cortexmlx.cli.embed.rows import EmbeddingRow, RowFile
 from cortexmlx.cli.embed.texts import TextLine
-from cortexmlx.cli.files.outputs import STDOUT, Mode, check_ending, check_output, check_own, is_regular, size_of
-from cortexmlx.cli.files.run_file import LockedRun, run_path
+from cortexmlx.cli.files.outputs import (
+    STDOUT,
+    ExistingFileMode,
+    check_extension,
+    check_output,
+    check_side_files,
+    file_size,
+    is_regular,
+)
+from cortexmlx.cli.files.run_file import LockedRunFile, run_path
 from cortexmlx.errors import InvalidRequest
 
 _ARRAYS = (".npy", ".parquet")
@@ -22,7 +30,7 @@ _ARRAYS = (".npy", ".parquet")
 
 @dataclass(frozen=True)
 class EmbedSettings:
-    """The settings that two runs must share for their rows to belong together."""
+    """The settings that must be equal for a run to resume another one's file."""
 
     model: str
     adapter: str | None = None
@@ -40,32 +48,33 @@ class EmbedSettings:
 
 
 class EmbedFiles:
-    """The files of a run. All are checked before a model is loaded. Raises InvalidRequest or CortexError, each with the
-    next step.
+    """OUT and OUT.run of one embed run. Both are checked before a model is loaded. Raises InvalidRequest or
+    CortexError, each with the next step.
 
     Regular files are synced and resumed. Stdout, pipes and devices are only written.
     """
 
-    def __init__(self, output: Path, source: str, mode: Mode) -> None:
+    def __init__(self, output: Path, source: str, mode: ExistingFileMode) -> None:
         self.kept = is_regular(output)
         """Whether OUT is a regular file, so that a later run can go on with it."""
         self._output = output
         self._digests: dict[int, str] = {}
-        self._run: LockedRun | None = None
+        self._run: LockedRunFile | None = None
         self._opened = False
         ending = output.suffix.lower()
         if ending == ".parquet":
             require_pyarrow()
         if output != STDOUT:
-            going = mode is Mode.RESUME
+            going = mode is ExistingFileMode.RESUME
             check_output(output, "-o", source, mode, "embed")
             if ending not in _ARRAYS:
-                check_ending(output, "-o", mode, "embed")
-            own = [run_path(output), *([gathered(output)] if ending == ".parquet" else [])]
-            check_own(output, own, (Path(source),), "embed")
-            if mode is Mode.NEW and any(size_of(each) for each in own[1:]):
+                check_extension(output, "-o", mode, "embed")
+            own = [run_path(output), *([pending_rows_path(output)] if ending == ".parquet" else [])]
+            check_side_files(output, own, (Path(source),), "embed")
+            if mode is ExistingFileMode.NEW and any(file_size(each) for each in own[1:]):
                 raise InvalidRequest(
-                    f"{gathered(output)} has the rows of a run to {output} that has not ended: --resume continues it, "
+                    f"{pending_rows_path(output)} has the rows of a run to {output} that has not ended: --resume "
+                    "continues it, "
                     "--force starts again and deletes them"
                 )
             if going and not self.kept:
@@ -73,11 +82,11 @@ class EmbedFiles:
         if not self.kept and ending in _ARRAYS:
             raise InvalidRequest(f"{output} is no file, and {ending[1:]} needs one: give -o a file, or another ending")
         if self.kept:
-            self._run = LockedRun(output, "embed")
-        begun = bool(size_of(output) or (ending == ".parquet" and size_of(gathered(output))))
-        self._going = mode is Mode.RESUME and begun
+            self._run = LockedRunFile(output, "embed")
+        begun = bool(file_size(output) or (ending == ".parquet" and file_size(pending_rows_path(output))))
+        self._going = mode is ExistingFileMode.RESUME and begun
         try:
-            self.rows = self._rows_of(output, ending)
+            self.rows = self._make_row_file(output, ending)
         except BaseException:
             self.__exit__()
             raise
@@ -93,18 +102,18 @@ class EmbedFiles:
         if self._run is not None:
             self._run.close()
 
-    def check(self, settings: EmbedSettings) -> None:
+    def check_settings(self, settings: EmbedSettings) -> None:
         """Raise InvalidRequest if the run to resume had other settings."""
         if self._run is None or not self._going:
             return
-        before = self._run.settings()
-        known = {name: value for name, value in _json(settings).items() if not _is_open(name, settings)}
+        before = self._run.read_settings()
+        known = {name: value for name, value in _settings_json(settings).items() if not _is_set_on_load(name, settings)}
         if changed := [name for name, value in known.items() if before.get(name) != value]:
             raise InvalidRequest(
                 f"{self._output.name} was written with another {' and '.join(changed)}: use the same, or --force to "
                 "begin again"
             )
-        for entry in self._run.entries():
+        for entry in self._run.read_entries():
             self._digests |= enumerate(entry["digests"], int(entry["first"]))
 
     def check_line(self, place: int, line: TextLine) -> None:
@@ -118,37 +127,39 @@ class EmbedFiles:
     def open(self, settings: EmbedSettings, dimensions: int) -> None:
         """Begin or resume the run."""
         if self._going:
-            self.check(settings)
+            self.check_settings(settings)
         self.open_rows(dimensions)
         if self._run is not None and not self._going:
-            self._run.begin(_json(settings))
+            self._run.start_run(_settings_json(settings))
 
     def open_rows(self, dimensions: int | None) -> None:
-        """Open OUT alone. `dimensions`: numbers of a vector; None: as its rows have."""
+        """Open OUT without OUT.run. `dimensions` is the length of a vector; None: as its rows have."""
         self.rows.open(dimensions)
         self._opened = True
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """Write rows. The digests of their texts come first: rows without them could not be told apart later."""
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows, after the digests of their texts: rows without digests could not be checked by a later run."""
         if self._run is not None:
             self._run.append({"first": self.rows.count, "digests": [row.line.digest for row in rows]}, b"\n")
         self.rows.append(rows)
 
-    def _rows_of(self, output: Path, ending: str) -> Rows:
+    def _make_row_file(self, output: Path, ending: str) -> RowFile:
+        """Return the row file for OUT's format."""
         anew = not self._going
         if not self.kept:
-            return StreamRows(None if output == STDOUT else output)
+            return RowStream(None if output == STDOUT else output)
         if ending == ".npy":
-            return NpyRows(output, anew=anew)
-        return ParquetRows(output, anew=anew) if ending == ".parquet" else JsonlRows(output, anew=anew)
+            return NpyRowFile(output, anew=anew)
+        return ParquetRowFile(output, anew=anew) if ending == ".parquet" else JsonlRowFile(output, anew=anew)
 
 
-def _is_open(name: str, settings: EmbedSettings) -> bool:
-    """Whether a setting is not known before the model is loaded."""
+def _is_set_on_load(name: str, settings: EmbedSettings) -> bool:
+    """Return whether a setting is known only after the model is loaded."""
     return name in ("weights", "instruction", "longest_text") and settings.weights is None
 
 
-def _json(settings: EmbedSettings) -> dict[str, Any]:
+def _settings_json(settings: EmbedSettings) -> dict[str, Any]:
+    """Return the settings as JSON, with the adapter's full path."""
     adapter = settings.adapter
     lasting = None if adapter is None else str(Path(os.path.expanduser(adapter)).resolve())
     return asdict(replace(settings, adapter=lasting))

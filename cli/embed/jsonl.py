@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.embed.rows import Row, record
-from cortexmlx.cli.files.outputs import locked, unwritten
+from cortexmlx.cli.embed.rows import EmbeddingRow, row_record
+from cortexmlx.cli.files.outputs import open_locked, write_error
 from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
@@ -18,8 +18,9 @@ from cortexmlx.errors import InvalidRequest
 _KEPT = "what it holds stays, and --resume goes on"
 
 
-class JsonlRows:
-    """A file with a record in each line. It is read at once, unless it is begun `anew`, and not changed before `open`.
+class JsonlRowFile:
+    """A JSONL file with one embedding record per line. An existing file is read on construction, unless `anew`, and
+    not changed before `open`.
 
     Lines at its end that are no whole records do not count: a process that is killed leaves them, or a machine without
     power. Raises InvalidRequest for such a line before a whole one.
@@ -32,19 +33,19 @@ class JsonlRows:
         self._packed = packed
         self._size = 0
         if not anew and path.is_file():
-            self._read()
+            self._count_records()
 
     def open(self, dimensions: int | None) -> None:
-        """See `Rows`."""
+        """Lock the file, create it if missing, and cut off an incomplete last record."""
         try:
-            self._file = locked(self._path, "embed")
+            self._file = open_locked(self._path, "embed")
             self._file.truncate(self._size)
         except OSError as error:
-            raise unwritten(str(self._path), error, "it is as it was") from error
+            raise write_error(str(self._path), error, "it is as it was") from error
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """See `Rows`."""
-        data = b"".join(to_json(record(row, packed=self._packed)).encode() + b"\n" for row in rows)
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows and flush them to the disk."""
+        data = b"".join(to_json(row_record(row, packed=self._packed)).encode() + b"\n" for row in rows)
         try:
             written = self._file.write(data)
             while written < len(data):
@@ -55,16 +56,16 @@ class JsonlRows:
                 self._file.truncate(self._size)
             if not isinstance(error, OSError):
                 raise
-            raise unwritten(str(self._path), error, _KEPT) from error
+            raise write_error(str(self._path), error, _KEPT) from error
         self._size += len(data)
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
 
     def finish(self) -> None:
-        """See `Rows`."""
+        """Do nothing: a JSONL file is complete after every row."""
 
     def close(self) -> None:
-        """See `Rows`."""
+        """Close the file."""
         self._file.close()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -73,7 +74,8 @@ class JsonlRows:
             for line in file:
                 yield json.loads(line)
 
-    def _read(self) -> None:
+    def _count_records(self) -> None:
+        """Count the records of the existing file. Raises InvalidRequest for a line that is none."""
         broken = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -87,8 +89,8 @@ class JsonlRows:
                 self.failed += b'"embedding": ' not in line
 
 
-class StreamRows:
-    """Records to stdout (None), a pipe or a device."""
+class RowStream:
+    """Embedding records written to stdout (None), a pipe or a device."""
 
     def __init__(self, path: Path | None) -> None:
         self.count = 0
@@ -96,18 +98,18 @@ class StreamRows:
         self._stream = RecordStream(path)
 
     def open(self, dimensions: int | None) -> None:
-        """See `Rows`."""
+        """Do nothing: the stream is open already."""
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """See `Rows`."""
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows as JSON lines."""
         for row in rows:
-            self._stream.append(record(row, packed=False))
+            self._stream.append(row_record(row, packed=False))
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
 
     def finish(self) -> None:
-        """See `Rows`."""
+        """Do nothing: a stream has no end to write."""
 
     def close(self) -> None:
-        """See `Rows`."""
+        """Close the stream."""
         self._stream.close()

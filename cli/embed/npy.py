@@ -1,4 +1,4 @@
-"""NumPy's file of one array: `[texts, dimensions] float32`, which is whole at every moment."""
+"""A NumPy .npy file of one array, `[texts, dimensions] float32`, which is valid after every write."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from cortexmlx.cli.embed.rows import Row
-from cortexmlx.cli.files.outputs import locked, unwritten
+from cortexmlx.cli.embed.rows import EmbeddingRow
+from cortexmlx.cli.files.outputs import open_locked, write_error
 from cortexmlx.errors import InvalidRequest
 
 HEADER_BYTES = 128
 _MAGIC = b"\x93NUMPY\x01\x00"
-_ITEM = 4
+_ITEM_BYTES = 4
 
 
-class NpyRows:
-    """A file with a row for each text, in the order of the texts. A text without a vector has a row of NaN.
+class NpyRowFile:
+    """A .npy file with one row per text, in input order. A text without a vector has a row of NaN.
 
     Rows reach the disk before the header counts them. So whatever comes after the rows that it counts was cut off by
     the end of a process, and is written again.
@@ -31,29 +31,29 @@ class NpyRows:
         self._path = path
         self._dimensions: int | None = None
         if not anew and path.is_file() and path.stat().st_size:
-            self._read()
+            self._read_existing()
 
     def open(self, dimensions: int | None) -> None:
-        """See `Rows`."""
+        """Lock the file, create it if missing, and cut off an incomplete last row."""
         if None not in (self._dimensions, dimensions) and self._dimensions != dimensions:
             raise InvalidRequest(
                 f"{self._path} has vectors of {self._dimensions} numbers, and not {dimensions}: --force starts again"
             )
         self._dimensions = self._dimensions or dimensions
         try:
-            self._lock = locked(self._path, "embed")
+            self._lock = open_locked(self._path, "embed")
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            os.ftruncate(self._file, self._size)
+            os.ftruncate(self._file, self._end_offset)
             self._write_header(self.count)
         except OSError as error:
-            raise unwritten(str(self._path), error, "it is as it was") from error
+            raise write_error(str(self._path), error, "it is as it was") from error
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """See `Rows`."""
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows and flush them to the disk."""
         assert self._dimensions is not None
         nothing = np.full(self._dimensions, np.nan, "<f4")
         data = memoryview(b"".join((nothing if r.vector is None else r.vector.astype("<f4")).tobytes() for r in rows))
-        place = self._size
+        place = self._end_offset
         try:
             while data:
                 written = os.pwrite(self._file, data, place)
@@ -62,28 +62,31 @@ class NpyRows:
             self._write_header(self.count + len(rows))
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-            raise unwritten(str(self._path), error, "what it holds stays, and --resume goes on") from error
+                os.ftruncate(self._file, self._end_offset)
+            raise write_error(str(self._path), error, "what it holds stays, and --resume goes on") from error
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
 
     def finish(self) -> None:
-        """See `Rows`."""
+        """Do nothing: the array is valid after every write."""
 
     def close(self) -> None:
-        """See `Rows`."""
+        """Close the file."""
         os.close(self._file)
         self._lock.close()
 
     @property
-    def _size(self) -> int:
-        return HEADER_BYTES + self.count * _ITEM * (self._dimensions or 0)
+    def _end_offset(self) -> int:
+        """The byte offset at which the last row ends."""
+        return HEADER_BYTES + self.count * _ITEM_BYTES * (self._dimensions or 0)
 
     def _write_header(self, rows: int) -> None:
-        os.pwrite(self._file, header(rows, self._dimensions), 0)
+        """Write the array's header for this number of rows, and flush it to the disk."""
+        os.pwrite(self._file, make_header(rows, self._dimensions), 0)
         os.fsync(self._file)
 
-    def _read(self) -> None:
+    def _read_existing(self) -> None:
+        """Count the rows of the existing file. Raises InvalidRequest if embed did not write it."""
         strange = InvalidRequest(f"{self._path} is no array that embed has begun: --force starts again")
         with self._path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -92,18 +95,18 @@ class NpyRows:
                 shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
             except ValueError:
                 raise strange from None
-            if len(shape) != 2 or not shape[1] or fortran or kind != np.dtype("<f4") or head != header(*shape):
+            if len(shape) != 2 or not shape[1] or fortran or kind != np.dtype("<f4") or head != make_header(*shape):
                 raise strange
         self._dimensions = int(shape[1])
-        whole = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM * self._dimensions)
+        whole = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM_BYTES * self._dimensions)
         self.count = min(int(shape[0]), whole)
         if self.count:
             there = np.memmap(self._path, "<f4", "r", HEADER_BYTES, (self.count, self._dimensions))
             self.failed = int(np.isnan(there[:, 0]).sum())
 
 
-def header(rows: int, dimensions: int | None) -> bytes:
-    """Return the header of an array, always of the same length."""
+def make_header(rows: int, dimensions: int | None) -> bytes:
+    """Return the .npy header of an array; it always has the same length."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {dimensions}), }}"
     said = text.ljust(HEADER_BYTES - len(_MAGIC) - 3).encode() + b"\n"
     return _MAGIC + len(said).to_bytes(2, "little") + said

@@ -1,5 +1,5 @@
-"""Parquet of embeddings. A Parquet file cannot be continued, so rows are gathered beside it, and it is written at the
-end.
+"""Parquet files of embeddings. Such a file cannot be appended to, so rows are collected in OUT.rows and OUT is written
+at the end.
 """
 
 from __future__ import annotations
@@ -15,62 +15,64 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.cli.embed.jsonl import JsonlRows
-from cortexmlx.cli.embed.rows import Row
-from cortexmlx.cli.files.outputs import unwritten
+from cortexmlx.cli.embed.jsonl import JsonlRowFile
+from cortexmlx.cli.embed.rows import EmbeddingRow
+from cortexmlx.cli.files.outputs import write_error
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.system.files import in_place_of
+from cortexmlx.system.files import write_atomically
 
-_GROUP = 4096
+_ROWS_PER_GROUP = 4096
 """Rows of a row group."""
 
 
-def gathered(output: Path) -> Path:
-    """Return the path of the rows of a run that has not ended."""
+def pending_rows_path(output: Path) -> Path:
+    """Return the path of OUT.rows, which has the rows of an unfinished run."""
     target = Path(os.path.realpath(output))
     return target.with_name(target.name + ".rows")
 
 
 def require_pyarrow() -> None:
-    """Raise CortexError if what writes Parquet is not installed."""
+    """Raise CortexError if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise CortexError("pyarrow is not installed: pip install 'cortexmlx[parquet]', or give -o a .npy or .jsonl")
 
 
-class ParquetRows:
-    """A file with the columns id, embedding (a list of float32), prompt_tokens, truncated and error. Until it is
-    finished, its rows are in OUT.rows.
+class ParquetRowFile:
+    """A Parquet file with the columns id, embedding (a list of float32), prompt_tokens, truncated and error. Until it
+    is finished, its rows are in OUT.rows.
     """
 
     def __init__(self, path: Path, *, anew: bool = False) -> None:
         require_pyarrow()
         self._path = path
-        self._finished = not anew and path.is_file() and path.stat().st_size > 0 and not gathered(path).exists()
-        self._rows: JsonlRows | None = None
+        self._finished = (
+            not anew and path.is_file() and path.stat().st_size > 0 and not pending_rows_path(path).exists()
+        )
+        self._rows: JsonlRowFile | None = None
         self._dimensions: int | None = None
         if self._finished:
-            self._count_finished()
+            self._count_rows()
         else:
-            self._rows = JsonlRows(gathered(path), anew=anew, packed=True)
+            self._rows = JsonlRowFile(pending_rows_path(path), anew=anew, packed=True)
 
     @property
     def count(self) -> int:
-        """See `Rows`."""
+        """The number of rows."""
         return self._finished_count if self._rows is None else self._rows.count
 
     @property
     def failed(self) -> int:
-        """See `Rows`."""
+        """The number of rows without a vector."""
         return self._finished_failed if self._rows is None else self._rows.failed
 
     def open(self, dimensions: int | None) -> None:
-        """See `Rows`."""
+        """Lock OUT.rows, and create it if missing."""
         self._dimensions = dimensions
         if self._rows is not None:
             self._rows.open(dimensions)
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """See `Rows`."""
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows to OUT.rows and flush them to the disk."""
         if self._rows is None:
             raise InvalidRequest(
                 f"{self._path} is finished, with {self.count:,} rows, and the input has more: a Parquet file cannot be "
@@ -79,24 +81,25 @@ class ParquetRows:
         self._rows.append(rows)
 
     def finish(self) -> None:
-        """Write the file, and remove the gathered rows. Raises CortexError."""
+        """Write the Parquet file and remove OUT.rows. Raises CortexError."""
         if self._rows is None:
             return
         try:
-            with in_place_of(self._path) as file:
-                _write(file, self._rows, self._dimensions)
-            gathered(self._path).unlink()
+            with write_atomically(self._path) as file:
+                _write_parquet(file, self._rows, self._dimensions)
+            pending_rows_path(self._path).unlink()
         except OSError as error:
-            raise unwritten(
-                str(self._path), error, f"{gathered(self._path)} has all rows, and --resume goes on"
+            raise write_error(
+                str(self._path), error, f"{pending_rows_path(self._path)} has all rows, and --resume goes on"
             ) from error
 
     def close(self) -> None:
-        """See `Rows`."""
+        """Close OUT.rows."""
         if self._rows is not None:
             self._rows.close()
 
-    def _count_finished(self) -> None:
+    def _count_rows(self) -> None:
+        """Count the rows of a finished Parquet file."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -110,7 +113,8 @@ class ParquetRows:
             raise InvalidRequest(f"{self._path} is no Parquet file of embed: --force starts again") from None
 
 
-def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
+def _write_parquet(file: Any, rows: JsonlRowFile, dimensions: int | None) -> None:
+    """Write all collected rows to a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -130,10 +134,10 @@ def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
     )
     records = rows.records()
     with parquet.ParquetWriter(file, schema) as writer:
-        while group := list(itertools.islice(records, _GROUP)):
-            there = [_unpacked(record.get("embedding")) for record in group]
+        while group := list(itertools.islice(records, _ROWS_PER_GROUP)):
+            there = [_decode_vector(record.get("embedding")) for record in group]
             columns = [
-                [record["id"] if numbers else _text(record["id"]) for record in group],
+                [record["id"] if numbers else _encodable_text(record["id"]) for record in group],
                 there,
                 [record.get("prompt_tokens") for record in group],
                 [record.get("truncated", False) for record in group],
@@ -143,10 +147,11 @@ def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def _text(name: object) -> str:
-    """Return an id as text that UTF-8 can hold: of half a character the escape that JSON has."""
+def _encodable_text(name: object) -> str:
+    """Return an id as text that UTF-8 can hold: half of a surrogate pair is escaped as in JSON."""
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
-def _unpacked(packed: str | None) -> npt.NDArray[np.float32] | None:
+def _decode_vector(packed: str | None) -> npt.NDArray[np.float32] | None:
+    """Return the vector of a base64 string; None for none."""
     return None if packed is None else np.frombuffer(base64.b64decode(packed), "<f4")

@@ -1,4 +1,4 @@
-"""Rows of a file of embeddings, one for each text, in the order of the texts."""
+"""The rows of an embedding file: one per text, in input order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.embed.texts import TextLine
-from cortexmlx.protocols.batch import INVALID, BadLine, Style, error_record
-from cortexmlx.protocols.openai.embeddings import written
+from cortexmlx.protocols.batch import INVALID_REQUEST, InvalidLine, LineStyle, error_record
+from cortexmlx.protocols.openai.embeddings import encode_vector
 from cortexmlx.protocols.request import Body
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The embedding of a text, or why there is none."""
+class EmbeddingRow:
+    """The embedding of one text, or why there is none."""
 
     line: TextLine
     vector: npt.NDArray[np.float32] | None
@@ -27,39 +27,39 @@ class Row:
     cached_tokens: int = 0
     truncated: bool = False
     error: str = ""
-    code: str = INVALID
+    code: str = INVALID_REQUEST
 
 
-class Rows(Protocol):
-    """A file of rows."""
+class RowFile(Protocol):
+    """A file that embedding rows are appended to."""
 
     @property
     def count(self) -> int:
-        """Rows that it holds."""
+        """The number of rows in the file."""
 
     @property
     def failed(self) -> int:
-        """Those of them that have no vector."""
+        """The number of rows without a vector."""
 
     def open(self, dimensions: int | None) -> None:
-        """Lock the file, create it if it is missing, and cut off what is no whole row. `dimensions`: numbers of a
-        vector; None: as many as its rows have. Raises CortexError.
+        """Lock the file, create it if missing, and cut off an incomplete last row. `dimensions` is the length of a
+        vector; None: as its rows have. Raises CortexError.
         """
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """Write rows, and bring them to the disk. Raises CortexError."""
+    def append(self, rows: Sequence[EmbeddingRow]) -> None:
+        """Write rows and flush them to the disk. Raises CortexError."""
 
     def finish(self) -> None:
-        """Say that all rows are there. Raises CortexError."""
+        """Complete the file after the last row. Raises CortexError."""
 
     def close(self) -> None:
         """Close the file."""
 
 
-def record(row: Row, *, packed: bool) -> Body:
-    """Return a row as JSON. It holds nothing that differs from run to run. `packed`: the vector is in base64."""
+def row_record(row: EmbeddingRow, *, packed: bool) -> Body:
+    """Return a row as JSON, without values that differ from run to run. `packed`: the vector is in base64."""
     if row.vector is None:
-        return error_record(BadLine(row.line.number, row.line.id, Style.SIMPLE, row.error), row.error, row.code)
-    said: Body = {"id": row.line.id, "embedding": written(row.vector, packed=packed)}
+        return error_record(InvalidLine(row.line.number, row.line.id, LineStyle.SIMPLE, row.error), row.error, row.code)
+    said: Body = {"id": row.line.id, "embedding": encode_vector(row.vector, packed=packed)}
     said["prompt_tokens"] = row.prompt_tokens
     return {**said, "truncated": True} if row.truncated else said

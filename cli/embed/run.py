@@ -8,30 +8,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from cortexmlx.cli.embed.rows import Row
+from cortexmlx.cli.embed.rows import EmbeddingRow
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
-from cortexmlx.protocols.batch import INVALID
-from cortexmlx.protocols.openai.embeddings import Text
-from cortexmlx.protocols.openai.errors import is_refusal
+from cortexmlx.protocols.batch import INVALID_REQUEST
+from cortexmlx.protocols.openai.embeddings import TextOrTokens
+from cortexmlx.protocols.openai.errors import is_client_error
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.embeddings import Embeddings
 
-MOST_TEXTS = 128
+MAX_CHUNK_TEXTS = 128
 """Texts of a chunk."""
 
-MOST_CHARACTERS = 1 << 18
+MAX_CHUNK_CHARACTERS = 1 << 18
 """Characters of a chunk, roughly. Its rows are on disk when all of it is computed."""
 
-AT_ONCE = 2
+CHUNKS_AT_ONCE = 2
 """Chunks that are computed at once: while the last texts of one are computed, the next ones fill the steps."""
 
-Embed = Callable[[Sequence[Text]], Embeddings]
-Append = Callable[[Sequence[Row]], None]
+Embed = Callable[[Sequence[TextOrTokens]], Embeddings]
+Append = Callable[[Sequence[EmbeddingRow]], None]
 
 
 class EmbedRun:
-    """A run that has `embed` compute the embeddings of lines, and hands their rows to `append` in order.
+    """One embed run: computes the embeddings of lines with `embed`, and gives their rows to `append` in order.
 
     - `done`, `failed`: rows that were handed over, and those of them without a vector.
     - `tokens`, `cached`: tokens of their texts, and those of them from the cache.
@@ -48,33 +48,33 @@ class EmbedRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run was made."""
+        """Seconds since the run began."""
         return time.monotonic() - self._started
 
     def run(self, lines: Iterable[TextLine | None]) -> None:
-        """Run to the end. An interrupt keeps what has finished. Raises EngineClosed and HostLost, and what `append`
+        """Embed all lines. An interrupt keeps finished rows. Raises EngineClosed and HostLost, and what `append`
         raises.
         """
-        pending: deque[Future[list[Row]]] = deque()
-        pool = ThreadPoolExecutor(AT_ONCE, "cortexmlx-embed")
+        pending: deque[Future[list[EmbeddingRow]]] = deque()
+        pool = ThreadPoolExecutor(CHUNKS_AT_ONCE, "cortexmlx-embed")
         try:
-            for chunk in _chunks(lines):
+            for chunk in _split_chunks(lines):
                 if chunk:
-                    pending.append(pool.submit(self._rows, chunk))
-                while len(pending) > AT_ONCE or (pending and pending[0].done()):
-                    self._take(pending)
+                    pending.append(pool.submit(self._rows_of_chunk, chunk))
+                while len(pending) > CHUNKS_AT_ONCE or (pending and pending[0].done()):
+                    self._append_oldest(pending)
             while pending:
-                self._take(pending)
+                self._append_oldest(pending)
         except BaseException:
             while pending and pending[0].done():
                 with suppress(CortexError):
-                    self._take(pending)
+                    self._append_oldest(pending)
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # the engine's end ends what is computed
 
-    def _take(self, pending: deque[Future[list[Row]]]) -> None:
-        """Wait for the oldest chunk, and hand its rows over."""
+    def _append_oldest(self, pending: deque[Future[list[EmbeddingRow]]]) -> None:
+        """Wait for the oldest chunk, and append its rows."""
         while not pending[0].done():
             wait(pending, LONGEST_SECONDS, FIRST_COMPLETED)  # a signal ends it soon, whenever it comes
         try:
@@ -88,13 +88,14 @@ class EmbedRun:
         self.tokens += sum(row.prompt_tokens for row in rows)
         self.cached += sum(row.cached_tokens for row in rows)
 
-    def _rows(self, chunk: Sequence[TextLine]) -> list[Row]:
+    def _rows_of_chunk(self, chunk: Sequence[TextLine]) -> list[EmbeddingRow]:
+        """Return the rows of a chunk, including those of unreadable lines."""
         texts = [(line, line.text) for line in chunk if line.text is not None]
-        computed = {row.line.number: row for row in self._computed(texts)}
-        return [computed.get(line.number) or Row(line, None, error=line.refused) for line in chunk]
+        computed = {row.line.number: row for row in self._compute_rows(texts)}
+        return [computed.get(line.number) or EmbeddingRow(line, None, error=line.error) for line in chunk]
 
-    def _computed(self, texts: Sequence[tuple[TextLine, Text]]) -> list[Row]:
-        """Return the rows of texts. If the engine refuses one of them, the others are computed without it."""
+    def _compute_rows(self, texts: Sequence[tuple[TextLine, TextOrTokens]]) -> list[EmbeddingRow]:
+        """Compute the rows of texts. If the engine refuses one of them, the others are computed without it."""
         if not texts:
             return []
         try:
@@ -103,24 +104,27 @@ class EmbedRun:
             raise
         except CortexError as error:
             if len(texts) == 1:
-                code = INVALID if is_refusal(error) else type(error).__name__
+                code = INVALID_REQUEST if is_client_error(error) else type(error).__name__
                 said = str(error).replace("text 0 ", "the text ", 1).replace("`truncate`", "--truncate")
-                return [Row(texts[0][0], None, error=said, code=code)]
+                return [EmbeddingRow(texts[0][0], None, error=said, code=code)]
             middle = len(texts) // 2
-            return self._computed(texts[:middle]) + self._computed(texts[middle:])
+            return self._compute_rows(texts[:middle]) + self._compute_rows(texts[middle:])
         counts = zip(made.prompt_tokens, made.cached_tokens, made.truncated, strict=True)
-        return [Row(line, vector, *count) for (line, _), vector, count in zip(texts, made.vectors, counts, strict=True)]
+        return [
+            EmbeddingRow(line, vector, *count)
+            for (line, _), vector, count in zip(texts, made.vectors, counts, strict=True)
+        ]
 
 
-def _chunks(lines: Iterable[TextLine | None]) -> Iterator[list[TextLine]]:
-    """Yield the lines in chunks. While no line arrives, yield what there is, which may be nothing."""
+def _split_chunks(lines: Iterable[TextLine | None]) -> Iterator[list[TextLine]]:
+    """Yield the lines in chunks. While no line arrives, yield the lines so far, which may be none."""
     chunk: list[TextLine] = []
     size = 0
     for line in lines:
         if line is not None:
             chunk.append(line)
             size += len(line.text or "")
-        if line is None or len(chunk) >= MOST_TEXTS or size >= MOST_CHARACTERS:
+        if line is None or len(chunk) >= MAX_CHUNK_TEXTS or size >= MAX_CHUNK_CHARACTERS:
             yield chunk
             chunk, size = [], 0
     yield chunk

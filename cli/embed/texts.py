@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
+from cortexmlx.cli.files.lines import decode_line, detect_lines, parse_object
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.batch import Identity, identity_of
-from cortexmlx.protocols.openai.embeddings import UNPROMPTED, Text, checked_text, read_text
+from cortexmlx.protocols.batch import LineId, read_line_id
+from cortexmlx.protocols.openai.embeddings import NO_PROMPT_FOR_TOKENS, TextOrTokens, read_input, require_text
 
-_WANTED = "a `text`"
+_EXPECTED_FIELD = "a `text`"
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class TextLine:
 
     number: int
     """The number of the line, from 1."""
-    id: Identity
+    id: LineId
     """The user's id, or the number of the line."""
-    text: Text | None
+    text: TextOrTokens | None
     """None: the line has no text."""
-    refused: str
+    error: str
     """Why it has none."""
     digest: str
     """Of the whole line, so that a run that goes on notices another input."""
@@ -34,36 +34,37 @@ def read_texts(
     lines: Iterable[bytes | None], jsonl: bool | None, vocab_size: int | None = None, *, prompted: bool = False
 ) -> Iterator[TextLine | None]:
     """Yield a text for each line that is not blank. None, for a line that has not arrived yet, is passed on. If they
-    are `prompted`, a prompt goes before each text, so token ids are none.
+    are `prompted`, a prompt is put before each text, so token ids are refused.
 
     With `jsonl` None, the first line decides: JSON begins with a brace. A line without a text is one with the reason.
     """
-    is_json, filled = filled_lines(lines, jsonl)
+    is_json, filled = detect_lines(lines, jsonl)
     for number, line in filled:
-        yield None if line is None else _read(number, line, is_json, vocab_size, prompted)
+        yield None if line is None else _parse_line(number, line, is_json, vocab_size, prompted)
 
 
-def _read(number: int, line: bytes, is_json: bool, vocab_size: int | None, prompted: bool) -> TextLine:
+def _parse_line(number: int, line: bytes, is_json: bool, vocab_size: int | None, prompted: bool) -> TextLine:
+    """Parse a line as a text to embed, or note why it is none."""
     digest, identity = blake2b(line, digest_size=8).hexdigest(), number
-    text: Text | None = None
+    text: TextOrTokens | None = None
     why = ""
     try:
         if not is_json:
-            text = checked_text(utf8(line), "the line")
+            text = require_text(decode_line(line), "the line")
         else:
-            data = json_object(line, _WANTED)
-            identity = identity_of(data, number)  # type: ignore[assignment]
-            read = _text_of(data, vocab_size)
+            data = parse_object(line, _EXPECTED_FIELD)
+            identity = read_line_id(data, number)  # type: ignore[assignment]
+            read = _text_field(data, vocab_size)
             if prompted and not isinstance(read, str):
-                raise InvalidRequest(f"--prompt {UNPROMPTED}")
+                raise InvalidRequest(f"--prompt {NO_PROMPT_FOR_TOKENS}")
             text = read
     except InvalidRequest as error:
         why = str(error)
     return TextLine(number, identity, text, why, digest)
 
 
-def _text_of(data: dict[str, object], vocab_size: int | None) -> Text:
-    """Return the text of a JSON object. Its other fields are the user's own."""
+def _text_field(data: dict[str, object], vocab_size: int | None) -> TextOrTokens:
+    """Return the text of a JSON object, whose other fields are ignored."""
     if "body" in data:
         raise InvalidRequest("it is a request of a batch file: `cortexmlx batch` answers those", field="body")
     names = [name for name in ("text", "input") if data.get(name) is not None]
@@ -71,9 +72,9 @@ def _text_of(data: dict[str, object], vocab_size: int | None) -> Text:
         raise InvalidRequest("`text` is missing", field="text")
     if len(names) > 1:
         raise InvalidRequest("there are both `text` and `input`: give one of them", field="input")
-    return read_text(data[names[0]], f"`{names[0]}`", vocab_size)
+    return read_input(data[names[0]], f"`{names[0]}`", vocab_size)
 
 
 def count_texts(lines: Iterable[bytes]) -> int:
-    """Return how many lines are not blank."""
+    """Count the lines that are not blank."""
     return sum(1 for line in lines if line.strip())

@@ -1,4 +1,4 @@
-"""The lines of an input: which of them are filled, and whether they are JSON."""
+"""The non-blank lines of an input, as text or as JSON objects."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 
 
-def filled_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
+def detect_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
     """Wait for the first line that is not blank. Return whether the lines are JSON, and all lines that are not blank.
 
     Each line comes with its number, counted from 1. A None after the first line is passed on.
     """
-    filled = _filled(lines)
+    filled = _nonblank_lines(lines)
     number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
     if first is None:
         return False, iter(())
     return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], filled)
 
 
-def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+def _nonblank_lines(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the number and the content of each line that is not blank; None for a line that has not arrived yet."""
     number = 0
     for line in lines:
         if line is None:
@@ -34,18 +35,18 @@ def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]
             yield number, stripped.removeprefix(b"\xef\xbb\xbf")
 
 
-def utf8(line: bytes) -> str:
-    """Return the text of a line. Raises InvalidRequest with the place of a byte that is no UTF-8."""
+def decode_line(line: bytes) -> str:
+    """Decode a line. Raises InvalidRequest with the position of a byte that is not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
 
 
-def json_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[str, Any]:
-    """Return the JSON object of a line. `wanted` is what an object should have. Raises InvalidRequest."""
+def parse_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[str, Any]:
+    """Parse a line as a JSON object. `wanted` names the fields that one should have. Raises InvalidRequest."""
     try:
-        data = json.loads(utf8(line), object_pairs_hook=_each_once)
+        data = json.loads(decode_line(line), object_pairs_hook=_reject_duplicates)
     except InvalidRequest:
         raise
     except ValueError as error:
@@ -57,10 +58,8 @@ def json_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[str
     return data
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises InvalidRequest if two of its fields have the same name: one of them would be
-    lost.
-    """
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of its fields. Raises InvalidRequest if two have the same name: one would be lost."""
     data = dict(pairs)
     if len(data) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]

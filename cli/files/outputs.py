@@ -1,4 +1,4 @@
-"""The files that a command fills over hours: checked before a model is loaded, locked, and continued later."""
+"""Output files of long runs: checked before a model is loaded, locked, and continued by later runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OTHER_FORMS = {
 }
 
 
-class Mode(Enum):
-    """What becomes of a file that exists already."""
+class ExistingFileMode(Enum):
+    """What a run does with an output file that exists already."""
 
     NEW = "it is refused"
     FORCE = "it is begun again"
@@ -39,30 +39,30 @@ class Mode(Enum):
     RETRY = "the same, but for errors"
 
 
-def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
-    """Return what becomes of an existing OUT. Raises typer.BadParameter for options that do not go together."""
+def choose_mode(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> ExistingFileMode:
+    """Return what to do with an existing OUT. Raises typer.BadParameter for options that do not go together."""
     if (resume or retry_errors) and (output == STDOUT or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
     if resume and force:
         raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
     if resume:
-        return Mode.RETRY if retry_errors else Mode.RESUME
-    return Mode.FORCE if force else Mode.NEW
+        return ExistingFileMode.RETRY if retry_errors else ExistingFileMode.RESUME
+    return ExistingFileMode.FORCE if force else ExistingFileMode.NEW
 
 
-def named(path: Path | None) -> Path:
-    """Return where OUT goes: to stdout for None, `-` and `/dev/stdout`, else to the path."""
+def output_path(path: Path | None) -> Path:
+    """Return the path of OUT; `STDOUT` for None, `-` and `/dev/stdout`."""
     return STDOUT if path is None or path in (STDOUT, Path("/dev/stdout")) else path
 
 
-def written_anew(path: Path) -> Path:
-    """Return the path of the file that replaces a file of records after a rewrite."""
+def rewrite_path(path: Path) -> Path:
+    """Return the path of the file that replaces a record file in a rewrite."""
     return path.with_name(path.name + ".new")
 
 
-def locked(path: Path, what: str = "batch") -> FileIO:
-    """Open a file to append to, locked against other runs of the same kind, which `what` names. Raises InvalidRequest
-    if one writes the file, OSError if it cannot be opened.
+def open_locked(path: Path, what: str = "batch") -> FileIO:
+    """Open a file to append to, locked against other runs of the kind that `what` names. Raises InvalidRequest if
+    another run writes the file, OSError if it cannot be opened.
     """
     file = FileIO(path, "ab")
     try:
@@ -75,8 +75,8 @@ def locked(path: Path, what: str = "batch") -> FileIO:
     return file
 
 
-def open_descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path names, as `/dev/fd/3` does, or None."""
+def descriptor_of(path: Path) -> int | None:
+    """Return the open descriptor of this process that a path such as `/dev/fd/3` names, or None."""
     found = _DESCRIPTOR.fullmatch(str(path.absolute()))
     return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
 
@@ -85,18 +85,18 @@ def is_regular(path: Path) -> bool:
     """Return whether a path is a regular file or does not exist yet. False for stdout and for a path that names an open
     descriptor of this process.
     """
-    if path == STDOUT or open_descriptor(path) is not None:
+    if path == STDOUT or descriptor_of(path) is not None:
         return False
     return path.is_file() or not path.exists()
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a regular file; 0 for anything else."""
+def file_size(path: Path) -> int:
+    """Return the size of a regular file in bytes; 0 for anything else."""
     return path.stat().st_size if is_regular(path) and path.is_file() else 0
 
 
-def check_output(path: Path, option: str, source: str, mode: Mode, what: str = "batch") -> None:
-    """Check a file before a model is loaded to fill it. Raises InvalidRequest with the next step."""
+def check_output(path: Path, option: str, source: str, mode: ExistingFileMode, what: str = "batch") -> None:
+    """Check an output file before a model is loaded. Raises InvalidRequest with the next step."""
     target = Path(os.path.realpath(path))
     try:
         there = path.stat()
@@ -106,7 +106,7 @@ def check_output(path: Path, option: str, source: str, mode: Mode, what: str = "
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}: give {option} another name") from None
     if there is not None and stat.S_ISDIR(there.st_mode):
         raise InvalidRequest(f"{path} is a folder: give {option} a file")
-    if there is None and open_descriptor(path) is not None:
+    if there is None and descriptor_of(path) is not None:
         raise InvalidRequest(f"{path} is not open: give {option} another name")
     if there is None and not target.parent.is_dir():
         raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
@@ -115,46 +115,52 @@ def check_output(path: Path, option: str, source: str, mode: Mode, what: str = "
     if not os.access(path if there is not None else target.parent, os.W_OK):
         raise InvalidRequest(f"{path} may not be written: give {option} another name")
     if there is not None and is_regular(path):
-        locked(path, what).close()
-    if mode is Mode.NEW and size_of(path):
+        open_locked(path, what).close()
+    if mode is ExistingFileMode.NEW and file_size(path):
         raise InvalidRequest(
             f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
         )
 
 
-def check_own(output: Path, own: Iterable[Path], others: Iterable[Path | None], what: str = "batch") -> None:
+def check_side_files(output: Path, own: Iterable[Path], others: Iterable[Path | None], what: str = "batch") -> None:
     """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the `others`
-    that the user named, or somebody else's file.
+    that the user named, or another program's file.
     """
     named = [other for other in others if other is not None]
     for each in own:
         for other in named:
             if os.path.realpath(other) == str(each):
                 raise InvalidRequest(f"{other} is what a {what} to {output} keeps for itself: give -o another name")
-        if each.is_file() and not _begins_as_ours(each):
+        if each.is_file() and not _is_record_file(each):
             raise InvalidRequest(
                 f"{each} is none of a {what}'s, and one to {output} writes over it: give -o another name"
             )
 
 
-def _begins_as_ours(path: Path) -> bool:
-    """Return whether a file is empty or begins with a JSON object. Zeros that a disk left count as empty."""
+def _is_record_file(path: Path) -> bool:
+    """Return whether a file is empty or begins with a JSON object. Zero bytes, as after a power failure, count as
+    empty.
+    """
     with path.open("rb") as file:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
-def check_ending(path: Path, option: str, mode: Mode, what: str = "batch") -> None:
-    """Raise InvalidRequest for a name with the ending of another format. A file with such a name can be resumed, since
-    an earlier version may have begun it.
+def check_extension(path: Path, option: str, mode: ExistingFileMode, what: str = "batch") -> None:
+    """Raise InvalidRequest for a file name with the extension of another format. A file with such a name can be
+    resumed, since an earlier version may have begun it.
     """
     ending = path.suffix.lower()
-    if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
+    if (
+        is_regular(path)
+        and ending in _OTHER_FORMS
+        and not (mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and path.exists())
+    ):
         raise InvalidRequest(
             f"{what} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
             f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 
 
-def unwritten(name: str, error: OSError, then: str) -> CortexError:
-    """Return the error of a file that cannot be written. `then` says what of it stays."""
+def write_error(name: str, error: OSError, then: str) -> CortexError:
+    """Return the error for a file that cannot be written. `then` says what remains of it."""
     return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")

@@ -1,4 +1,4 @@
-"""OUT.run, beside OUT: the settings of the run that writes OUT, and what it notes on the way to be resumed."""
+"""OUT.run, next to OUT: the settings of the run that writes OUT, and what a later run needs to resume it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cortexmlx.errors import CortexError, InvalidRequest
 
 
 def run_path(output: Path) -> Path:
-    """Return the path of OUT.run. If OUT is a link, it is beside its target, as the records are."""
+    """Return the path of OUT.run. If OUT is a link, it is next to the link's target, as the records are."""
     target = Path(os.path.realpath(output))
     return target.with_name(target.name + ".run")
 
 
-class LockedRun:
-    """OUT.run, locked by one run at a time. Its first line has the settings of the run. `what` names the kind of run in
-    messages. Raises CortexError if it cannot be written, InvalidRequest if another run has it.
+class LockedRunFile:
+    """OUT.run, locked by one run at a time. Its first line has the run's settings. `what` names the kind of run in
+    messages. Raises CortexError if it cannot be written, InvalidRequest if another run has locked it.
     """
 
     def __init__(self, output: Path, what: str) -> None:
@@ -35,8 +35,8 @@ class LockedRun:
         except OSError as error:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the run, with the time of its beginning as `created`, in seconds since 1970. Raises
+    def read_settings(self) -> dict[str, Any]:
+        """Return the settings of the run, with its start time as `created`, in seconds since 1970. Raises
         InvalidRequest if they cannot be read.
         """
         self._file.seek(0)
@@ -44,24 +44,24 @@ class LockedRun:
             before = json.loads(self._file.readline())
             before["created"] = int(before["created"])
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise self.unknown() from None
+            raise self.unreadable_error() from None
         return dict(before)
 
-    def unknown(self) -> InvalidRequest:
-        """Return the error of a run whose settings cannot be read."""
+    def unreadable_error(self) -> InvalidRequest:
+        """Return the error for a run whose settings cannot be read."""
         return InvalidRequest(
             f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
         )
 
-    def begin(self, settings: Mapping[str, Any]) -> int:
-        """Begin a new run and keep its settings. Return the time, in seconds since 1970."""
+    def start_run(self, settings: Mapping[str, Any]) -> int:
+        """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
         created = int(time.time())
         self._file.truncate(0)
         self.append({**settings, "created": created})
         return created
 
-    def entries(self) -> Iterator[Any]:
-        """Yield what was appended after the settings. A line that was cut in half is left out."""
+    def read_entries(self) -> Iterator[Any]:
+        """Yield the JSON values that were appended after the settings. An incomplete line is left out."""
         self._file.seek(0)
         for line in self._file.read().split(b"\n")[1:]:  # unbuffered: `readlines` would read byte by byte
             try:
@@ -70,7 +70,7 @@ class LockedRun:
                 continue
 
     def append(self, values: Mapping[str, Any], before: bytes = b"") -> None:
-        """Append a line, after the bytes `before`. Raises CortexError if that fails."""
+        """Append a JSON value as a line, after the bytes `before`. Raises CortexError if that fails."""
         data = memoryview(before + json.dumps(values).encode() + b"\n")
         try:
             while data:

@@ -1,4 +1,4 @@
-"""A schema that a user has typed, or the name of its file."""
+"""Read the JSON schema of an option: the schema itself, or the name of its file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
 from cortexmlx.structured.schemas import close_plain_objects
 
 
-def form_of_schema(text: str, *, is_open: bool = False) -> StructuredOutput:
-    """Return the form of a schema that a user has typed: JSON, the name of a file with it, or `json` for any object.
+def parse_schema_option(text: str, *, is_open: bool = False) -> StructuredOutput:
+    """Return the structured output for a schema that a user typed: JSON, the name of a file with it, or `json` for any
+    object.
 
     Small models write properties and blanks until the last token. So JSON is compact, and an object whose schema only
     lists its properties has no others, unless `is_open`. Raises InvalidRequest.
     """
-    form = _as_typed(text.strip())
+    form = _read_schema(text.strip())
     if is_open:
         return form
     try:
@@ -26,7 +27,8 @@ def form_of_schema(text: str, *, is_open: bool = False) -> StructuredOutput:
         raise InvalidRequest("the schema is nested too deep to be closed") from None
 
 
-def _as_typed(text: str) -> StructuredOutput:
+def _read_schema(text: str) -> StructuredOutput:
+    """Return the structured output of a typed schema, reading its file if it names one."""
     if text == "json":
         return StructuredOutput.json()
     if text.startswith("{"):

@@ -1,4 +1,4 @@
-"""The input of a command that reads lines: its format, and files that are refused because they are something else."""
+"""The input of a command that reads lines: its format, and the rejection of files that are something else."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
 
 
-class Format(str, Enum):
-    """How to read the input."""
+class InputFormat(str, Enum):
+    """The format of the input lines: JSONL, plain, or found by the first line."""
 
     auto = "auto"
     jsonl = "jsonl"
@@ -26,8 +26,8 @@ class Format(str, Enum):
 
 
 @dataclass(frozen=True)
-class Reads:
-    """What a command reads, for messages."""
+class InputKind:
+    """What a command's input lines are, in words for messages."""
 
     command: str
     json: str
@@ -36,20 +36,20 @@ class Reads:
     """What a plain line is."""
 
 
-BATCH = Reads("batch", "a request", "a prompt")
+BATCH = InputKind("batch", "a request", "a prompt")
 
 STDIN = "-"
 _JSON = (".jsonl", ".ndjson", ".json")
 _TABLE = "a table"
-_OTHERS = {
+_OTHER_FORMATS = {
     **dict.fromkeys((".csv", ".tsv"), _TABLE),
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".rtf"), "a text of another form"),
 }
 GUIDE = "https://github.com/cortexmlx/cortexmlx/blob/main/docs/batch.md"
 """The page on batch files, for users who have only the package."""
 
-_PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
-_WIDE = {
+_COMPRESSED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
+_WIDE_ENCODINGS = {
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
@@ -65,28 +65,28 @@ _SILENCE_SECONDS = 1.0
 
 
 @contextmanager
-def opened(source: str, input_format: Format, reads: Reads = BATCH) -> Iterator[Iterable[bytes | None]]:
+def open_lines(source: str, input_format: InputFormat, reads: InputKind = BATCH) -> Iterator[Iterable[bytes | None]]:
     """Open the input and yield its lines as bytes. None stands for a line that a pipe does not have yet.
 
     Raises InvalidRequest for a file that is no list of requests, OSError for one that cannot be opened.
     """
     if source == STDIN:
-        yield _coming(sys.stdin.buffer, source, input_format, reads)
+        yield _pipe_lines(sys.stdin.buffer, source, input_format, reads)
         return
-    with _open(Path(source)) as file:
+    with _open_file(Path(source)) as file:
         if Path(source).is_file():
-            _check(source, file.read(_HEAD_BYTES), input_format, reads)
+            _reject_other_formats(source, file.read(_HEAD_BYTES), input_format, reads)
             file.seek(0)
             yield file
         else:
-            yield _coming(file, source, input_format, reads)
+            yield _pipe_lines(file, source, input_format, reads)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     """Open a file or a pipe for reading. Opening a pipe waits for a writer, and a note says so."""
     if not path.is_fifo():
         return path.open("rb")
-    note = threading.Timer(_SILENCE_SECONDS, console.note, [f"waiting for somebody to write to {path} ..."])
+    note = threading.Timer(_SILENCE_SECONDS, console.print_note, [f"waiting for somebody to write to {path} ..."])
     note.daemon = True
     note.start()
     try:
@@ -95,9 +95,11 @@ def _open(path: Path) -> BinaryIO:
         note.cancel()
 
 
-def _coming(file: BinaryIO, source: str, input_format: Format, reads: Reads = BATCH) -> Iterator[bytes | None]:
-    """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from the
-    pipe.
+def _pipe_lines(
+    file: BinaryIO, source: str, input_format: InputFormat, reads: InputKind = BATCH
+) -> Iterator[bytes | None]:
+    """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from
+    the pipe.
 
     Raises InvalidRequest if the pipe's first bytes are no list of requests.
     """
@@ -116,7 +118,7 @@ def _coming(file: BinaryIO, source: str, input_format: Format, reads: Reads = BA
         if not data:
             break
         if first:
-            _check(source, data, input_format, reads)
+            _reject_other_formats(source, data, input_format, reads)
             first = False
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -126,15 +128,15 @@ def _coming(file: BinaryIO, source: str, input_format: Format, reads: Reads = BA
     yield b"".join(begun)
 
 
-def is_jsonl(source: str, input_format: Format) -> bool | None:
-    """Return True for JSON lines, False for plain lines, None if the first line decides."""
-    if input_format is not Format.auto:
-        return input_format is Format.jsonl
+def is_jsonl(source: str, input_format: InputFormat) -> bool | None:
+    """Return True for JSON lines, False for plain lines, None if the first line must decide."""
+    if input_format is not InputFormat.auto:
+        return input_format is InputFormat.jsonl
     return True if Path(source).suffix.lower() in _JSON else None
 
 
 @contextmanager
-def read_ahead(source: str) -> Iterator[BinaryIO | None]:
+def open_ahead(source: str) -> Iterator[BinaryIO | None]:
     """Open a regular file to read it before the command does. Yield None for a pipe, which can be read only once."""
     path = Path(source)
     if source == STDIN or not path.is_file():
@@ -144,25 +146,25 @@ def read_ahead(source: str) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _check(source: str, head: bytes, input_format: Format, reads: Reads) -> None:
-    """Raise InvalidRequest if the first bytes of the input are no list of requests. The message says how to convert the
-    input, if that is possible.
+def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, reads: InputKind) -> None:
+    """Raise InvalidRequest if the first bytes show that the input is not a list of lines. The message says how to
+    convert it, if possible.
     """
     again = f"cortexmlx {reads.command} ... -"
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
-    for magic, unpack in _PACKED.items():
+    for magic, unpack in _COMPRESSED.items():
         if head.startswith(magic):
             raise InvalidRequest(f"{name} is compressed: {unpack}{file} | {again}")
-    for mark, encoding in _WIDE.items():
+    for mark, encoding in _WIDE_ENCODINGS.items():
         if head.startswith(mark):
             convert = f"iconv -f {encoding} -t UTF-8{file}"
             raise InvalidRequest(f"{name} is {encoding}, and {reads.command} reads UTF-8: {convert} | {again}")
     if head.startswith(_BINARY) or b"\0" in head:
         raise InvalidRequest(f"{name} is no text: {reads.command} reads JSONL or plain lines, in UTF-8")
-    if input_format is not Format.auto:
+    if input_format is not InputFormat.auto:
         return
     suffix = Path(source).suffix.lower()
-    if (kind := _OTHERS.get(suffix)) is not None:
+    if (kind := _OTHER_FORMATS.get(suffix)) is not None:
         how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE and reads is BATCH else ""
         raise InvalidRequest(
             f"{name} is {kind}: {reads.command} reads JSONL, {reads.json} a line, or plain lines, {reads.plain} a "

@@ -1,4 +1,4 @@
-"""StatusLine: how far a long run is, in a live line for a person, or in a line every ten seconds for a log."""
+"""The status line of a long run: live on a terminal, or a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LOG_SECONDS = 10.0
 
 
 class StatusLine:
-    """A thread that shows what `line` returns on stderr, in its context. It ends when `line` raises CortexError.
+    """Shows a run's status on stderr from a thread while its context is open: `line` returns the text. It ends when
+    `line` raises CortexError.
 
     `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
     """
@@ -29,7 +30,7 @@ class StatusLine:
             self._status = Status("starting", console=console.stderr())
         self._every = LIVE_SECONDS if self._status else LOG_SECONDS
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="cortexmlx-progress", daemon=True)
+        self._thread = threading.Thread(target=self._refresh, name="cortexmlx-progress", daemon=True)
 
     def __enter__(self) -> Self:
         if self._status:
@@ -43,7 +44,8 @@ class StatusLine:
         if self._status:
             self._status.stop()
 
-    def _watch(self) -> None:
+    def _refresh(self) -> None:
+        """Show the status again and again until the context ends."""
         from rich.text import Text
 
         while not self._over.wait(self._every):
@@ -54,4 +56,4 @@ class StatusLine:
             if self._status:
                 self._status.update(Text(line))
             else:
-                console.note(line)
+                console.print_note(line)

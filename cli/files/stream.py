@@ -1,4 +1,4 @@
-"""RecordStream: records that leave the process at once, to stdout, a pipe or a device."""
+"""Records that are written immediately to stdout, a pipe or a device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from cortexmlx.cli.files.outputs import open_descriptor, unwritten
+from cortexmlx.cli.files.outputs import descriptor_of, write_error
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.protocols.request import Body
 
 
 class RecordStream:
-    """Stdout (None), a pipe or a device. Each record is written at once."""
+    """Writes each record immediately to stdout (None), a pipe or a device."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file = sys.stdout if path is None else _stream(path)
+        self._file = sys.stdout if path is None else _open_stream(path)
 
     def append(self, record: Body) -> None:
         """Write one record. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
@@ -30,7 +30,7 @@ class RecordStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
+            raise write_error(str(self._path or "stdout"), error, "it has all that was finished before") from error
 
     def sync(self) -> None:
         """Do nothing: the reader has every record already."""
@@ -42,12 +42,12 @@ class RecordStream:
                 self._file.close()
 
 
-def _stream(path: Path) -> TextIO:
+def _open_stream(path: Path) -> TextIO:
     """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
 
     A path that names an open descriptor is written from the descriptor's position on.
     """
-    if (known := open_descriptor(path)) is not None:
+    if (known := descriptor_of(path)) is not None:
         return os.fdopen(os.dup(known), "w", encoding="utf-8")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     try:
@@ -55,7 +55,7 @@ def _stream(path: Path) -> TextIO:
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        console.note(f"waiting for somebody to read {path} ...")
+        console.print_note(f"waiting for somebody to read {path} ...")
         descriptor = os.open(path, flags)
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "w", encoding="utf-8")

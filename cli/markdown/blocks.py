@@ -1,4 +1,4 @@
-"""The blocks of a Markdown text, and the part of an unfinished text whose blocks are certain."""
+"""Parse Markdown into top-level blocks, and find the part of an unfinished text whose blocks are certain."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _BEGUN = re.compile(
 """The beginning of a line that decides its block, whatever follows."""
 
 
-class Dialect(MarkdownIt):
-    """A parser that shows addresses as they were written."""
+class ChatMarkdown(MarkdownIt):
+    """A markdown-it parser that shows link addresses as they were written."""
 
     def normalizeLink(self, url: str) -> str:
         """Return the address without encoding it."""
@@ -41,33 +41,33 @@ class Dialect(MarkdownIt):
         return link
 
 
-DEEPEST = 40
+MAX_NESTING = 40
 """Levels of nesting: a quote counts one, a list two. Signs of deeper levels are text; the parser would leave it all
 out.
 """
 
 
-def _bounded(rule: RuleFuncBlockType) -> RuleFuncBlockType:
-    """Return a rule that holds down to the deepest level."""
-    return lambda state, begin, end, silent: state.level < DEEPEST and rule(state, begin, end, silent)
+def _limit_nesting(rule: RuleFuncBlockType) -> RuleFuncBlockType:
+    """Return a block rule that applies only down to the deepest allowed nesting level."""
+    return lambda state, begin, end, silent: state.level < MAX_NESTING and rule(state, begin, end, silent)
 
 
 @lru_cache(maxsize=8)
-def _last_link(text: str) -> int:
-    """Return the place of the last `](` that a `)` follows; -1 if there is no such place."""
+def _last_link_end(text: str) -> int:
+    """Return the position of the last `](` that a `)` follows; -1 if there is none."""
     return text.rfind("](", 0, max(text.rfind(")"), 0))
 
 
-def _ending(rule: RuleFuncInlineType) -> RuleFuncInlineType:
-    """Return a link rule that runs only where a link can end. Otherwise it would read the rest of the text after each
-    of a thousand `[`.
+def _limit_to_last_link(rule: RuleFuncInlineType) -> RuleFuncInlineType:
+    """Return a link rule that runs only before the text's last link end. Otherwise it would read the rest of the text
+    after each of a thousand `[`.
     """
-    return lambda state, silent: state.pos < _last_link(state.src) and rule(state, silent)
+    return lambda state, silent: state.pos < _last_link_end(state.src) and rule(state, silent)
 
 
-def _surplus(state: StateCore) -> None:
-    """Add what stands after the last column of a row, as after a | in code, to its last cell. The parser leaves
-    it out.
+def _keep_surplus_cells(state: StateCore) -> None:
+    """Append the cells beyond a table's last column, as after a | in code, to its last cell. The parser would drop
+    them.
     """
     lines = state.src.split("\n")
     row, cells = "", list[Token]()
@@ -94,19 +94,19 @@ def parser() -> MarkdownIt:
     HTML and link definitions are off, since both would make text disappear. Underlined headings are off, since they
     would change a line that is printed already. A character after a backslash is a token of its own.
     """
-    dialect = Dialect("commonmark", {"html": False, "maxNesting": 100}).enable(["table", "strikethrough"])
+    dialect = ChatMarkdown("commonmark", {"html": False, "maxNesting": 100}).enable(["table", "strikethrough"])
     ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
-    dialect.block.ruler.at("blockquote", _bounded(blockquote), {"alt": [*ends, "list"]})
-    dialect.block.ruler.at("list", _bounded(list_block), {"alt": ends})
-    dialect.inline.ruler.at("link", _ending(link))
-    dialect.inline.ruler.at("image", _ending(image))
-    dialect.core.ruler.after("block", "surplus", _surplus)
+    dialect.block.ruler.at("blockquote", _limit_nesting(blockquote), {"alt": [*ends, "list"]})
+    dialect.block.ruler.at("list", _limit_nesting(list_block), {"alt": ends})
+    dialect.inline.ruler.at("link", _limit_to_last_link(link))
+    dialect.inline.ruler.at("image", _limit_to_last_link(image))
+    dialect.core.ruler.after("block", "surplus", _keep_surplus_cells)
     return dialect.disable(["lheading", "reference", "text_join"])
 
 
 @dataclass(frozen=True)
-class Block:
-    """A top-level block, or one item of a top-level list, from source line `begin` up to `end`."""
+class MarkdownBlock:
+    """A top-level block of a Markdown text, or one item of a top-level list, from source line `begin` up to `end`."""
 
     kind: str
     tokens: tuple[Token, ...]
@@ -114,9 +114,9 @@ class Block:
     end: int
 
 
-def blocks(text: str) -> list[Block]:
-    """Return the top-level blocks of `text`. Each item of a list is a block."""
-    found: list[Block] = []
+def parse_blocks(text: str) -> list[MarkdownBlock]:
+    """Parse `text` into its top-level blocks. Each item of a list is a block."""
+    found: list[MarkdownBlock] = []
     start, level = 0, 0
     tokens = parser().parse(text)
     for index, token in enumerate(tokens):
@@ -125,24 +125,25 @@ def blocks(text: str) -> list[Block]:
         elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
             level, start = 0, index + 1
         elif token.level == level and token.nesting <= 0:
-            found.append(_block(tokens[start : index + 1]))
+            found.append(_make_block(tokens[start : index + 1]))
             start = index + 1
     return found
 
 
-def _block(tokens: Sequence[Token]) -> Block:
+def _make_block(tokens: Sequence[Token]) -> MarkdownBlock:
+    """Return the block of these tokens."""
     begin, end = tokens[0].map or (0, 0)
-    return Block(tokens[0].type, tuple(tokens), begin, end)
+    return MarkdownBlock(tokens[0].type, tuple(tokens), begin, end)
 
 
-def certain(text: str) -> str:
+def stable_prefix(text: str) -> str:
     """Return `text`, without its last line if that could still begin several kinds of blocks."""
     last = text.rfind("\n") + 1
     return text if last == len(text) or _BEGUN.match(text, last) else text[:last]
 
 
-def first_lines(text: str, count: int) -> int:
-    """Return the number of characters of the first `count` lines."""
+def lines_length(text: str, count: int) -> int:
+    """Return the length in characters of the first `count` lines."""
     at = 0
     for _ in range(count):
         at = text.index("\n", at) + 1

@@ -1,4 +1,4 @@
-"""The colours of code, line by line as the lines arrive."""
+"""Syntax highlighting of code, line by line as the lines arrive."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rich.text import Text
 
 from cortexmlx.cli.markdown.styles import SYNTAX
 
-LONGEST = 2000
+MAX_LINE_LENGTH = 2000
 """Characters, at most, before a line that are read again with it."""
 PROBE = "\n\nq\n"
 """Text that is read after a line. If its letter is in a string or a comment, the line has left one open."""
 
 
 class Highlighter:
-    """A highlighter that takes code line by line and never changes its text.
+    """A syntax highlighter that takes code line by line and never changes its text.
 
     Each line is read with those before it, back to an empty line outside of strings and comments. So the work for a
     line does not grow with the code.
     """
 
     def __init__(self, language: str) -> None:
-        self._lexer = _lexer(language)
+        self._lexer = _find_lexer(language)
         self._before = ""
         self._inside = False
 
-    def line(self, text: str) -> Text:
-        """Return the next line in colours."""
+    def highlight_line(self, text: str) -> Text:
+        """Return the next line of the code in colours."""
         if self._lexer is None:
             return Text(text)
         if not text.strip():
@@ -41,17 +41,17 @@ class Highlighter:
         kind: tuple[str, ...] = ()
         for index, kind, value in self._lexer.get_tokens_unprocessed(self._before + text + PROBE):
             if index < end and index + len(value) > begin:
-                coloured.append(value[max(begin - index, 0) : end - index], style_of(kind))
+                coloured.append(value[max(begin - index, 0) : end - index], token_style(kind))
             if index + len(value) > end + 2:
                 break
         self._inside = kind[:1] == ("Comment",) or kind[:2] == ("Literal", "String")
-        self._before = ("" if end > LONGEST else self._before) + text + "\n"
+        self._before = ("" if end > MAX_LINE_LENGTH else self._before) + text + "\n"
         return coloured if coloured.plain == text else Text(text)
 
 
 @lru_cache(maxsize=256)
-def style_of(kind: tuple[str, ...]) -> Style | str:
-    """Return the style of a kind of token, or of the nearest kind above it."""
+def token_style(kind: tuple[str, ...]) -> Style | str:
+    """Return the style of a kind of token, or of its nearest parent kind that has one."""
     for length in range(len(kind), 0, -1):
         if (style := SYNTAX.get(".".join(kind[:length]))) is not None:
             return style
@@ -59,7 +59,8 @@ def style_of(kind: tuple[str, ...]) -> Style | str:
 
 
 @lru_cache(maxsize=32)
-def _lexer(language: str) -> Lexer | None:
+def _find_lexer(language: str) -> Lexer | None:
+    """Return the Pygments lexer of a language, or None."""
     try:
         return get_lexer_by_name(language) if language else None
     except ClassNotFound:

@@ -1,4 +1,4 @@
-"""The lines of an answer, and the rows that they take on a screen of a given width."""
+"""The logical lines of an answer, and how each wraps to rows of the screen."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ _WORD = re.compile(f" +|[{_WIDE}][{_CLOSING}]*|[^ {_WIDE}]+[{_CLOSING}]*")
 """What is not split at the end of a row: a word, or a character of a script without spaces. Closing signs stay with
 what they close.
 """
-NARROWEST = 8
+MIN_WIDTH = 8
 
 
 @dataclass(frozen=True)
 class ScreenRow:
-    """A row of the screen."""
+    """One row of text on the screen."""
 
     text: Text
     end: int
     """The place in the flow at which the row ends."""
 
 
-class Flow(Protocol):
-    """A line of the answer."""
+class LogicalLine(Protocol):
+    """A logical line of the answer, which takes one or more rows on the screen."""
 
     @property
     def group(self) -> int:
-        """The number of the line's paragraph, code block or table. Later text can change lines of one group
-        together.
-        """
+        """The number of the line's paragraph, code block or table: later text can change all lines of one group."""
 
     @property
     def size(self) -> int:
-        """The place at which the line ends."""
+        """The position at which the line ends."""
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """Return the line from the place `start` on, in rows of `width` cells."""
+        """Return the line from position `start` on, in rows of `width` cells."""
 
 
 @dataclass(frozen=True)
-class Prose:
-    """A line of words that are wrapped."""
+class WrappedLine:
+    """A logical line of words, wrapped at words."""
 
     group: int
     text: Text
-    first: Text = field(default_factory=Text)
+    first_prefix: Text = field(default_factory=Text)
     """Stands before the first row."""
-    rest: Text = field(default_factory=Text)
+    rest_prefix: Text = field(default_factory=Text)
     """Stands before the other rows."""
     shape: str = ""
     """The text, with a letter in place of each character that cannot be markup."""
@@ -66,17 +64,19 @@ class Prose:
         return len(self.text.plain)
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """Return the rows as `Flow.rows` does. A flow without words is one row."""
-        room = max(width - self.rest.cell_len, NARROWEST)
+        """Return the line from position `start` on, in rows of `width` cells. A line without words is one row."""
+        room = max(width - self.rest_prefix.cell_len, MIN_WIDTH)
         made = []
-        for begin, end, next_begin in wrapped(self.text.plain, start, room):
-            made.append(ScreenRow((self.rest if begin else self.first) + self.text[begin:end], next_begin))
-        return made or ([ScreenRow(_bare(self.first), 0)] if not self.size else [])
+        for begin, end, next_begin in wrap_words(self.text.plain, start, room):
+            made.append(
+                ScreenRow((self.rest_prefix if begin else self.first_prefix) + self.text[begin:end], next_begin)
+            )
+        return made or ([ScreenRow(_without_trailing_blanks(self.first_prefix), 0)] if not self.size else [])
 
 
 @dataclass(frozen=True)
-class Verbatim:
-    """A line that is printed as it is. The terminal wraps it if it is too long, so that it is copied whole."""
+class VerbatimLine:
+    """A logical line that is printed unchanged. The terminal wraps it if it is too long, so that it is copied whole."""
 
     group: int
     text: Text
@@ -91,8 +91,10 @@ class Verbatim:
         return [] if start else [ScreenRow(self.text, 1)]
 
 
-def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
-    """Return the rows of `plain` from `start` on: where each begins and ends, and where the next begins."""
+def wrap_words(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
+    """Wrap `plain` from position `start` on at words: return where each row begins and ends, and where the next
+    begins.
+    """
     found: list[tuple[int, int, int]] = []
     begin, end, used = start, start, 0
     for word in _WORD.finditer(plain, start):
@@ -120,8 +122,8 @@ def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def folded(text: Text, width: int) -> list[Text]:
-    """Return a line in rows of `width` cells, as a terminal wraps it."""
+def fold_rows(text: Text, width: int) -> list[Text]:
+    """Return a line in rows of `width` cells, as a terminal wraps it, in the middle of words."""
     rows, at = [], 0
     for piece in chop_cells(text.plain, width):
         rows.append(text[at : at + len(piece)])
@@ -129,7 +131,8 @@ def folded(text: Text, width: int) -> list[Text]:
     return rows or [text]
 
 
-def _bare(prefix: Text) -> Text:
+def _without_trailing_blanks(prefix: Text) -> Text:
+    """Return a prefix without the blanks at its end."""
     bare = prefix.copy()
     bare.rstrip()
     return bare

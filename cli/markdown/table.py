@@ -1,4 +1,6 @@
-"""Tables: columns as wide as their cells, narrower in a narrow window, and none in a window that is too narrow."""
+"""Markdown tables: columns as wide as their cells, narrower in a narrow window; lists of cells where columns do not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +9,29 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from cortexmlx.cli.markdown.flows import ScreenRow, wrapped
+from cortexmlx.cli.markdown.flows import ScreenRow, wrap_words
 from cortexmlx.cli.markdown.styles import FAINT, HEADING
 
-NARROWEST = 5
+MIN_COLUMN_WIDTH = 5
 """Cells per column. In a narrower window, a row becomes lines of `heading: cell`."""
-BETWEEN = " │ "
+COLUMN_SEPARATOR = " │ "
 
 Cells = tuple[Text, ...]
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What is printed already of a table."""
+class PrintedTable:
+    """The printed part of an open table: its column widths and the rows already dropped."""
 
     widths: tuple[int, ...]
     """The widths of the columns, in cells."""
-    gone: int = 0
+    dropped_rows: int = 0
     """Rows of the body that are no longer in the text."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table."""
+    """A row of a table, as a logical line."""
 
     group: int
     number: int
@@ -49,46 +51,48 @@ class TableRow:
         """Return the row's lines on the screen, with a rule below the heading."""
         if start:
             return []
-        room = width - len(BETWEEN) * (len(self.headings) - 1)
-        if room < NARROWEST * len(self.headings):
-            return [ScreenRow(text, 1) for text in self._listed(width)]
+        room = width - len(COLUMN_SEPARATOR) * (len(self.headings) - 1)
+        if room < MIN_COLUMN_WIDTH * len(self.headings):
+            return [ScreenRow(text, 1) for text in self._list_lines(width)]
         words = (max(map(cell_len, cell.plain.split()), default=0) for cell in self.cells)
         # A word that is wider than its printed column sticks out, so that it is not broken.
-        widths = fitted(tuple(max(wish, word) for wish, word in zip(self.widths, words, strict=True)), room)
-        texts = self._in_columns(widths)
+        widths = fit_widths(tuple(max(wish, word) for wish, word in zip(self.widths, words, strict=True)), room)
+        texts = self._column_lines(widths)
         if not self.number:
             for text in texts:
                 text.stylize(HEADING)
             texts.append(Text("─┼─".join("─" * w for w in widths), FAINT))
         return [ScreenRow(text, 1) for text in texts]
 
-    def _in_columns(self, widths: tuple[int, ...]) -> list[Text]:
+    def _column_lines(self, widths: tuple[int, ...]) -> list[Text]:
+        """Return the row's lines in columns of these widths."""
         columns = []
         for cell, width in zip(self.cells, widths, strict=True):
-            columns.append([cell[begin:end] for begin, end, _ in wrapped(cell.plain, 0, width)])
+            columns.append([cell[begin:end] for begin, end, _ in wrap_words(cell.plain, 0, width)])
         texts = []
         for at in range(max(1, *map(len, columns))):
             row = Text()
             for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
                 if number:
-                    row.append(BETWEEN, FAINT)
-                row.append_text(_aligned(column[at] if at < len(column) else Text(), width, self.alignments[number]))
+                    row.append(COLUMN_SEPARATOR, FAINT)
+                row.append_text(_align_cell(column[at] if at < len(column) else Text(), width, self.alignments[number]))
             row.rstrip()
             texts.append(row)
         return texts
 
-    def _listed(self, width: int) -> list[Text]:
+    def _list_lines(self, width: int) -> list[Text]:
+        """Return the row as lines of `heading: cell`, for a narrow window."""
         if not self.number:
             return []
         texts = [] if self.number == 1 else [Text()]
         for heading, cell in zip(self.headings, self.cells, strict=True):
             line = Text.assemble(Text(heading.plain, HEADING), ": ", cell)
-            texts += [line[begin:end] for begin, end, _ in wrapped(line.plain, 0, width)]
+            texts += [line[begin:end] for begin, end, _ in wrap_words(line.plain, 0, width)]
         return texts
 
 
-def fitted(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """Return widths of at most `room` in all. The widest columns give way first."""
+def fit_widths(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """Return column widths of at most `room` in all. The widest columns shrink first."""
     low, high = 1, max(wishes, default=1)
     while low < high:
         middle = (low + high + 1) // 2
@@ -105,7 +109,8 @@ def fitted(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _aligned(text: Text, width: int, alignment: str) -> Text:
+def _align_cell(text: Text, width: int, alignment: str) -> Text:
+    """Return a cell's text padded to its column's width."""
     text = text.copy()
     free = max(width - text.cell_len, 0)
     left = free if alignment == "right" else free // 2 if alignment == "center" else 0

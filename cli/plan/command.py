@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from cortexmlx.cli import options
-from cortexmlx.cli.plan.run import Run
-from cortexmlx.cli.planning.figures import MachineFigures, ModelFigures, Plan
-from cortexmlx.cli.planning.hosts import HostsFigures
-from cortexmlx.cli.planning.machine import called
+from cortexmlx.cli.plan.run import RunFigures
+from cortexmlx.cli.planning.figures import MachineFigures, MemoryPlan, ModelFigures
+from cortexmlx.cli.planning.hosts import DistributedFigures
+from cortexmlx.cli.planning.machine import machine_phrase
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv import sizing
-from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
-from cortexmlx.kv.spec import KVSpec, LayerGroup, quantized
+from cortexmlx.kv.sizing import ArenaDemand, bytes_per_token, format_bytes, sequence_bytes
+from cortexmlx.kv.spec import KVSpec, LayerGroup, quantize_groups
 from cortexmlx.models.resolve import STARTER
 
 LABEL = 16
@@ -29,62 +29,71 @@ VALUE = 12
 WIDTH = 80
 
 
-_WAYS = {"tensor": "each has a part of every layer (tensor parallel)", "pipeline": "each has some layers (pipeline)"}
+_WAY_TEXTS = {
+    "tensor": "each has a part of every layer (tensor parallel)",
+    "pipeline": "each has some layers (pipeline)",
+}
 
 
-def page(plan: Plan, runs: Sequence[Run] = (), spread: HostsFigures | None = None) -> str:
-    """Return the whole plan, at most 80 columns wide for ordinary models."""
-    here = _here(plan.here, plan.model.context_length)
-    hosts = () if spread is None else _hosts(spread, called(not plan.here.assumed))
-    return "\n".join([*_model(plan.model), "", *here, *_runs(runs), *hosts])
+def plan_text(plan: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None) -> str:
+    """Return the whole plan as text, at most 80 columns wide for ordinary models."""
+    here = _machine_lines(plan.here, plan.model.context_length)
+    hosts = () if spread is None else _host_lines(spread, machine_phrase(not plan.here.assumed))
+    return "\n".join([*_model_lines(plan.model), "", *here, *_run_lines(runs), *hosts])
 
 
-def _model(model: ModelFigures) -> Iterator[str]:
+def _model_lines(model: ModelFigures) -> Iterator[str]:
+    """Yield the lines on the model itself."""
     millions = model.parameters / 1e6
     size = f"{millions / 1e3:.2f} B" if millions >= 999.5 else f"{millions:.0f} M"
-    name = f"{in_a_line(model.name)}: {in_a_line(model.architecture)}"
+    name = f"{to_single_line(model.name)}: {to_single_line(model.architecture)}"
     yield f"{name}, {size} parameters, context {model.context_length:,} tokens"
-    yield line("weights", format_bytes(model.weight_bytes), "as stored")
+    yield figure_line("weights", format_bytes(model.weight_bytes), "as stored")
     if model.adapter_bytes:
-        yield line("adapter", format_bytes(model.adapter_bytes), "as stored")
+        yield figure_line("adapter", format_bytes(model.adapter_bytes), "as stored")
     yield from kv_lines(model.groups, model.kv_bytes_per_token, model.itemsize)
     if model.state_bytes_per_sequence:
-        yield line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
+        yield figure_line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
     refusal = (f"cortexmlx does not run it yet: {model.refusal}",) if model.refusal else ()
     for says in (*refusal, *model.notes):
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _here(here: MachineFigures, context: int) -> Iterator[str]:
+def _machine_lines(here: MachineFigures, context: int) -> Iterator[str]:
+    """Yield the lines on the model on this machine: memory, KV bytes and the tokens that fit."""
     room = f"{format_bytes(here.working_set_bytes)} of it for models"
     if here.assumed:
         yield f"On a Mac with {format_bytes(here.memory_bytes)}: {room}, as macOS gives its GPU at least"
     else:
         yield f"On this machine: {format_bytes(here.memory_bytes)}, {room}"
-    yield line("weights", format_bytes(here.weight_bytes), here.weights_as)
-    yield line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
-    yield line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
-    yield line("logits", format_bytes(here.logits_bytes), "of one step")
+    yield figure_line("weights", format_bytes(here.weight_bytes), here.weights_as)
+    yield figure_line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
+    yield figure_line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
+    yield figure_line("logits", format_bytes(here.logits_bytes), "of one step")
     if here.states_bytes:
-        yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
+        yield figure_line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
     if here.draft_bytes:
-        yield line("draft model", format_bytes(here.draft_bytes), "its weights, tails and logits")
-    yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
+        yield figure_line("draft model", format_bytes(here.draft_bytes), "its weights, tails and logits")
+    yield figure_line("left for KV", format_bytes(here.free_bytes), _capacity_text(here))
     said = "" if here.limited else " (--kv-memory changes it)"
     none = "tokens take none" if not here.kv_bytes_per_token else "nothing is left for it"
     arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else none
-    yield line("arena", format_bytes(here.arena_bytes), arena)
+    yield figure_line("arena", format_bytes(here.arena_bytes), arena)
     if here.draft_kv_bytes:
-        yield line("draft's arena", format_bytes(here.draft_kv_bytes), "its part of the KV memory, for as many tokens")
-    beyond = sizing.beyond_note(here.arena_bytes + here.draft_kv_bytes, here.free_bytes, called(not here.assumed))
+        yield figure_line(
+            "draft's arena", format_bytes(here.draft_kv_bytes), "its part of the KV memory, for as many tokens"
+        )
+    beyond = sizing.kv_memory_warning(
+        here.arena_bytes + here.draft_kv_bytes, here.free_bytes, machine_phrase(not here.assumed)
+    )
     for says in beyond if here.limited else ():
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if here.row_tokens is not None:
         kept = "tokens at most, whatever the length of its text"
-        yield line("of a row", f"{here.row_tokens:,}", kept)
+        yield figure_line("of a row", f"{here.row_tokens:,}", kept)
     if here.snapshots:
         remark = f"{here.snapshots:,} states of beginnings that can be used again"
-        yield line("snapshots", format_bytes(here.snapshot_bytes), remark)
+        yield figure_line("snapshots", format_bytes(here.snapshot_bytes), remark)
     yield ""
     where = "the arena" if here.limited else "what is left for KV"
     yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {where}"
@@ -97,28 +106,32 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
         yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{remark}"
 
 
-def _runs(runs: Sequence[Run]) -> Iterator[str]:
+def _run_lines(runs: Sequence[RunFigures]) -> Iterator[str]:
+    """Yield the lines on the peak memory of each run."""
     for run in runs:
         yield ""
         yield f"{run.rows:,} x {run.tokens:,} tokens at once, with all of the cache in use"
-        yield line("weights", format_bytes(run.weight_bytes), "")
-        yield line("arena", format_bytes(run.arena_bytes), "with two spare blocks for each kind of layer")
+        yield figure_line("weights", format_bytes(run.weight_bytes), "")
+        yield figure_line("arena", format_bytes(run.arena_bytes), "with two spare blocks for each kind of layer")
         if run.states_bytes or run.snapshot_bytes:
-            yield line("states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots")
-        yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
+            yield figure_line(
+                "states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots"
+            )
+        yield figure_line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
         if run.verify_bytes:
-            yield line("verify step", format_bytes(run.verify_bytes), "or this, with drafts to verify")
-        yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
-        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory at most, but for 2 % plus 8 MiB")
+            yield figure_line("verify step", format_bytes(run.verify_bytes), "or this, with drafts to verify")
+        yield figure_line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
+        yield figure_line("peak", format_bytes(run.peak_bytes), "of MLX's memory at most, but for 2 % plus 8 MiB")
 
 
-def _hosts(spread: HostsFigures, machine: str) -> Iterator[str]:
+def _host_lines(spread: DistributedFigures, machine: str) -> Iterator[str]:
+    """Yield the lines on each of several machines."""
     yield ""
     if spread.refusal is not None:
-        yield from textwrap.wrap(in_a_line(spread.refusal), WIDTH)
+        yield from textwrap.wrap(to_single_line(spread.refusal), WIDTH)
         return
     like = "like this one" if machine == "this machine" else "of that size"
-    yield f"On {spread.hosts} machines {like}: {_WAYS[str(spread.way)]}"
+    yield f"On {spread.hosts} machines {like}: {_WAY_TEXTS[str(spread.way)]}"
     yield f"{'rank':>6}  {'layers':>6}  {'weights':>10}  {'KV per token':>12}  {'left for KV':>11}  one sequence"
     for host in spread.ranks:
         sizes = [format_bytes(n) for n in (host.weight_bytes, host.kv_bytes_per_token, host.free_bytes)]
@@ -134,23 +147,24 @@ def _hosts(spread: HostsFigures, machine: str) -> Iterator[str]:
     )
 
 
-def line(label: str, value: str, remark: str) -> str:
-    """Return one figure."""
+def figure_line(label: str, value: str, remark: str) -> str:
+    """Return a line of the plan: label, value and remark."""
     return f"  {label:<{LABEL}}{value:<{VALUE}}{remark}".rstrip()
 
 
 def kv_lines(groups: tuple[LayerGroup, ...], per_token: int, itemsize: int) -> Iterator[str]:
-    """Return the bytes per token and where they come from, a line per kind of layer."""
+    """Yield the KV bytes per token and their arithmetic, a line per kind of layer."""
     label, value = "KV per token", format_bytes(per_token)
     for group in groups:
         if group.spec.kv_heads:
-            yield line(label, value, _formula(group, itemsize))
+            yield figure_line(label, value, _kv_formula(group, itemsize))
             label = value = ""
     if label:
-        yield line(label, value, "no layer keeps keys and values")
+        yield figure_line(label, value, "no layer keeps keys and values")
 
 
-def _formula(group: LayerGroup, itemsize: int) -> str:
+def _kv_formula(group: LayerGroup, itemsize: int) -> str:
+    """Return the arithmetic of a layer group's KV bytes per token, in words."""
     spec = group.spec
     kind = "chunks of" if spec.chunked else "window"
     window = f", {kind} {spec.window:,}" if spec.window else ""
@@ -161,7 +175,8 @@ def _formula(group: LayerGroup, itemsize: int) -> str:
     return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {each}{window}"
 
 
-def _fits(here: MachineFigures) -> str:
+def _capacity_text(here: MachineFigures) -> str:
+    """Return in words how long a single sequence may be."""
     if here.fits is None:
         return "any length: what is kept does not grow with it"
     if not here.free_bytes:
@@ -169,7 +184,16 @@ def _fits(here: MachineFigures) -> str:
     return f"{here.fits:,} tokens in one sequence"
 
 
-_OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last", "hosts")
+_MACHINE_OPTIONS = (
+    "memory",
+    "kv_memory",
+    "block_size",
+    "max_rows",
+    "prefill_budget",
+    "keep_first",
+    "keep_last",
+    "hosts",
+)
 """Parameters of a machine, which do not apply to a shape alone."""
 
 
@@ -257,64 +281,66 @@ def plan(
         keep_last=keep_last,
         draft=draft,
     )
-    folders = (*([] if adapter is None else [adapter]), *(options.adapters_of(adapters) or {}).values())
+    folders = (*([] if adapter is None else [adapter]), *(options.parse_adapters(adapters) or {}).values())
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
         if model is not None or model_option is not None or folders or draft is not None:
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
-        for name in options.given(ctx):
-            if name in _OF_A_MACHINE:
+        for name in options.given_parameters(ctx):
+            if name in _MACHINE_OPTIONS:
                 hint = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter("says nothing to a shape: leave it out", param_hint=hint)
         spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
-        (group,) = quantized((LayerGroup(spec, tuple(range(layers))),), config.kv_bits, config.kv_group_size)
-        plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
+        (group,) = quantize_groups((LayerGroup(spec, tuple(range(layers))),), config.kv_bits, config.kv_group_size)
+        print_shape_plan(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
     if hosts is not None and (folders or draft is not None):
         raise typer.BadParameter("adapters and draft models run on one machine only", param_hint="--hosts")
-    plan_model(
+    print_model_plan(
         options.model_name(model, model_option),
         folders,
         tuple(context or ()),
-        replace(config, kv_memory=options.memory_size(kv_memory)),
+        replace(config, kv_memory=options.parse_memory_size(kv_memory)),
         itemsize,
         as_json,
-        _sold(memory),
-        _count(hosts),
+        _parse_memory(memory),
+        _count_hosts(hosts),
     )
 
 
-def _sold(memory: str | None) -> int | None:
-    from cortexmlx.cli.planning.machine import sold_memory
+def _parse_memory(memory: str | None) -> int | None:
+    """Return the bytes of --memory. Raises typer.BadParameter."""
+    from cortexmlx.cli.planning.machine import parse_sold_memory
 
     try:
-        return None if memory is None else sold_memory(memory)
+        return None if memory is None else parse_sold_memory(memory)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from None
 
 
-def _count(hosts: str | None) -> int | None:
+def _count_hosts(hosts: str | None) -> int | None:
+    """Return the number of machines of --hosts."""
     from cortexmlx.distributed.spec import Hosts
 
     return None if hosts is None else Hosts.parse(hosts).ranks
 
 
-def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
-    """Print the arithmetic for a shape that is given by hand."""
+def print_shape_plan(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
+    """Print the KV bytes of a layer shape that is given by options."""
     per_token = bytes_per_token([group], itemsize)
     totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
     if as_json:
         table = [{"tokens": tokens, "bytes": size} for tokens, size in totals.items()]
-        console.say(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
+        console.print_result(json.dumps({"kv_bytes_per_token": per_token, "lengths": table}))
         return
-    console.say("\n".join(kv_lines((group,), per_token, itemsize)))
+    console.print_result("\n".join(kv_lines((group,), per_token, itemsize)))
     for tokens, size in totals.items():
-        console.say(line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
+        console.print_result(figure_line(f"{tokens:,} tokens", format_bytes(size), f"{size:,} bytes"))
 
 
-def plan_model(
+def print_model_plan(
     target: str,
     adapters: Sequence[str],
     lengths: tuple[int, ...],
@@ -325,22 +351,22 @@ def plan_model(
     hosts: int | None = None,
 ) -> None:
     """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
-    machine is this one, or a Mac with `memory` bytes. With `hosts`, say what each of so many such machines has.
+    machine is this one, or a Mac with `memory` bytes. With `hosts`, print what each of so many such machines has.
     """
     from cortexmlx.cli.plan.run import plan_runs
     from cortexmlx.cli.planning.figures import make_plan
     from cortexmlx.cli.planning.hosts import plan_hosts
-    from cortexmlx.cli.planning.machine import mac, this_machine
-    from cortexmlx.cli.planning.skeleton import build, build_draft
-    from cortexmlx.cli.planning.source import find
+    from cortexmlx.cli.planning.machine import mac_with_memory, this_machine
+    from cortexmlx.cli.planning.skeleton import build_draft_skeleton, build_skeleton
+    from cortexmlx.cli.planning.source import find_source
     from cortexmlx.models.adapters.files import read_adapter
 
-    source = find(target)
+    source = find_source(target)
     source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in adapters))
-    skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
-    draft = None if config.draft is None else build_draft(str(config.draft))
-    machine = this_machine() if memory is None else mac(memory)
-    load = Load(config.max_rows, config.prefill_budget, config.block_size)
+    skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
+    draft = None if config.draft is None else build_draft_skeleton(str(config.draft))
+    machine = this_machine() if memory is None else mac_with_memory(memory)
+    load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
     figures = make_plan(
         source,
         skeleton,
@@ -359,15 +385,17 @@ def plan_model(
     replayed = hosts is None and draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
     if as_json:
-        console.say(json.dumps(json_figures(figures, runs, spread)))
+        console.print_result(json.dumps(plan_json(figures, runs, spread)))
         return
-    console.say(page(figures, runs, spread))
+    console.print_result(plan_text(figures, runs, spread))
     if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
-        console.say("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
+        console.print_result("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
-def json_figures(figures: Plan, runs: Sequence[Run] = (), spread: HostsFigures | None = None) -> dict[str, Any]:
-    """Return the figures for `--json`. Layers that keep the same numbers share one entry of `shapes`."""
+def plan_json(
+    figures: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None
+) -> dict[str, Any]:
+    """Return the plan for `--json`. Layers that keep the same numbers share one entry of `shapes`."""
     data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
     if spread is not None:
         data["hosts"] = asdict(spread)

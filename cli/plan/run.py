@@ -1,5 +1,5 @@
-"""The memory that a run takes at most: arithmetic for what stays, and the engine's own steps, traced on the model's
-outline.
+"""The peak memory of a run: arithmetic for what is allocated once, and the engine's own steps, traced on the model's
+skeleton.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.planning.figures import EXPANDED, MachineFigures
-from cortexmlx.cli.planning.machine import Machine
-from cortexmlx.cli.planning.skeleton import Skeleton, as_loaded
+from cortexmlx.cli.planning.machine import TargetMachine
+from cortexmlx.cli.planning.skeleton import Skeleton, model_as_loaded
 from cortexmlx.kv import sizing
-from cortexmlx.kv.spec import Counts, LayerGroup, paged
+from cortexmlx.kv.spec import GroupCounts, LayerGroup, paged_groups
 
 if TYPE_CHECKING:
     from cortexmlx.core.config import EngineConfig
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run of several rows at once. All of the cache is in use, for running rows or for prefixes. All sizes are in
-    bytes.
+class RunFigures:
+    """The memory of a run of several rows at once, in bytes. All of the cache is in use, for running rows or for
+    prefixes.
     """
 
     tokens: int
@@ -48,30 +48,30 @@ class Run:
 
 def plan_runs(
     skeleton: Skeleton,
-    machine: Machine,
+    machine: TargetMachine,
     here: MachineFigures,
     config: EngineConfig,
-    load: sizing.Load,
+    load: sizing.ArenaDemand,
     lengths: Sequence[int],
-) -> tuple[Run, ...]:
-    """Return what runs of such sequences take on this machine.
+) -> tuple[RunFigures, ...]:
+    """Return the memory of runs of such sequences on this machine, one for each length.
 
     Lengths that do not fit the context or the cache have no run. Models that are not paged have none either, and
     neither has a cache of the default size without room.
     """
-    from cortexmlx.execution.execution_modes import PagedMode, execution_mode
+    from cortexmlx.execution.execution_modes import PagedMode, choose_execution_mode
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()
-    model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
-    way = execution_mode(model, config.kv_bits, config.kv_group_size)
+    model = model_as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
+    way = choose_execution_mode(model, config.kv_bits, config.kv_group_size)
     memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
     if not isinstance(way, PagedMode) or not memory:
         return ()
     if config.keep is None:
         fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
     else:
-        fitting = [min(tokens, config.keep.most) for tokens in lengths]
+        fitting = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
     drafts = config.speculate and not config.reproducible
     runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens, drafts) for tokens in fitting)
     return tuple(run for run in runs if run is not None)
@@ -81,49 +81,52 @@ def plan_run(
     skeleton: Skeleton,
     way: ExecutionMode,
     weights: int,
-    load: sizing.Load,
+    load: sizing.ArenaDemand,
     memory: int,
     tokens: int,
     drafts: bool = True,
-) -> Run | None:
-    """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run at once as
-    fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds no block.
+) -> RunFigures | None:
+    """Return the memory of a run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run
+    at once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
+    no block.
     """
-    from cortexmlx.execution.largest_steps import step_bytes
+    from cortexmlx.execution.largest_steps import predict_step_bytes
 
-    blocks = way.blocks(memory, load, skeleton.context_length)
-    groups = paged(way.groups)
+    blocks = way.count_blocks(memory, load, skeleton.context_length)
+    groups = paged_groups(way.groups)
     rows = min(load.rows, sizing.sequences_that_fit(groups, blocks, load.block_size, tokens))
     if not rows:
         return None
     slabs = [_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks, strict=True)]
     arena = sum(size * len(group.layers) for group, size in zip(groups, slabs, strict=True))
     _, snapshots = sizing.split_memory(way.groups, memory, load.rows)
-    state = sizing.row_bytes(way.groups)
-    step = step_bytes(
+    state = sizing.row_state_bytes(way.groups)
+    step = predict_step_bytes(
         skeleton.model,
         way.groups,
-        way.backend("auto").attend,
+        way.choose_backend("auto").attend,
         skeleton.vocab_size,
         replace(load, rows=rows),
         tokens,
         drafts,
     )
     tail = sizing.tail_bytes(way.groups, rows) // 2
-    before = _before_it_grew(blocks, load.block_size)
+    before = _blocks_before_growth(blocks, load.block_size)
     growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, before, strict=True))
     states, kept = rows * state, snapshots * state
     peak = weights + arena + states + kept + max(step.prefill, step.verify, tail + step.decode, growth)
-    return Run(tokens, rows, weights, arena, states, kept, tail, step.prefill, step.verify, step.decode, growth, peak)
+    return RunFigures(
+        tokens, rows, weights, arena, states, kept, tail, step.prefill, step.verify, step.decode, growth, peak
+    )
 
 
-def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
-    """Return the blocks of each group before the arena grew to its last size; 0 if it never grew. The arena grows to at
-    most twice its size each time.
+def _blocks_before_growth(blocks: GroupCounts, block_size: int) -> GroupCounts:
+    """Return the blocks of each group before the arena grew to its last size; 0 if it never grew. The arena grows to
+    at most twice its size each time.
     """
     sizes = []
     for count in blocks:
-        size = sizing.first_blocks(count, block_size)
+        size = sizing.initial_blocks(count, block_size)
         while 2 * size < count:
             size *= 2
         sizes.append(size if size < count else 0)

@@ -1,1 +1,1 @@
-"""What a model takes, and what a machine has: the arithmetic behind `plan`, and the memory of a server's models."""
+"""What memory a model takes, and what a machine has: the arithmetic of `plan` and of a server's models."""

@@ -1,14 +1,14 @@
-"""The figures of a plan: what a model takes, what a machine has, and what fits."""
+"""The figures of a memory plan: what a model takes, what a machine has, and what fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.cli.planning.machine import Machine, called
+from cortexmlx.cli.planning.machine import TargetMachine, machine_phrase
 from cortexmlx.cli.planning.skeleton import Skeleton
 from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.kv import sizing
-from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, kv_form, paged
+from cortexmlx.kv.spec import ITEMSIZE, GroupCounts, LayerGroup, describe_quantization, paged_groups
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"
@@ -19,7 +19,7 @@ LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision in which it is stored."""
+    """The memory of a model by itself, in the precision in which it is stored."""
 
     name: str
     architecture: str
@@ -41,8 +41,8 @@ class ModelFigures:
 
 
 @dataclass(frozen=True)
-class Length:
-    """A context length, in tokens."""
+class LengthFigures:
+    """The KV memory of one context length, and how many sequences of it fit."""
 
     tokens: int
     bytes: int
@@ -53,7 +53,7 @@ class Length:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The model on a machine, in bytes."""
+    """The memory of a model on a machine, in bytes."""
 
     assumed: bool
     """Whether the machine is not this one, but a Mac with that memory."""
@@ -85,12 +85,12 @@ class MachineFigures:
     snapshot_bytes: int
     row_tokens: int | None
     """Tokens that a row keeps, at most. None for all."""
-    lengths: tuple[Length, ...]
+    lengths: tuple[LengthFigures, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The figures that `cortexmlx plan` shows."""
+class MemoryPlan:
+    """The memory figures that `cortexmlx plan` shows: the model alone, and on a machine."""
 
     model: ModelFigures
     here: MachineFigures
@@ -99,16 +99,16 @@ class Plan:
 def make_plan(
     source: PlanSource,
     skeleton: Skeleton,
-    machine: Machine,
+    machine: TargetMachine,
     *,
-    load: sizing.Load,
+    load: sizing.ArenaDemand,
     kv_memory: int | None = None,
     keep: KeepPolicy | None = None,
     itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
     draft: Skeleton | None = None,
-) -> Plan:
-    """Return the plan of what `skeleton` takes, by itself and on `machine`, with `draft` as its draft model.
+) -> MemoryPlan:
+    """Compute the memory plan of `skeleton`, by itself and on `machine`, with `draft` as its draft model.
 
     `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row, `itemsize` the bytes of a cached number.
     Raises InvalidRequest if a row could not have that many tokens.
@@ -126,38 +126,41 @@ def make_plan(
         groups=skeleton.groups,
         itemsize=size,
         kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
-        state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
+        state_bytes_per_sequence=sizing.row_state_bytes(skeleton.groups),
         refusal=skeleton.refusal,
         notes=skeleton.notes + source.notes,
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
-    weights_here, form = _weights_here(stored, skeleton, machine)
+    weights_here, form = _loaded_weights(stored, skeleton, machine)
     weights_here += source.adapter
-    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths, draft))
+    return MemoryPlan(
+        model, _machine_figures(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths, draft)
+    )
 
 
-def _here(
+def _machine_figures(
     skeleton: Skeleton,
-    machine: Machine,
+    machine: TargetMachine,
     weights: int,
     form: str,
     itemsize: int,
-    load: sizing.Load,
+    load: sizing.ArenaDemand,
     kv_memory: int | None,
     keep: KeepPolicy | None,
     lengths: tuple[int, ...],
     draft: Skeleton | None,
 ) -> MachineFigures:
+    """Compute the figures of a model on a machine."""
     groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     context = skeleton.context_length
-    row = None if keep is None else keep.most
+    row = None if keep is None else keep.max_row_tokens
     per_token = sizing.bytes_per_token(groups, itemsize)
     paged, max_rows = skeleton.most_rows is None, load.rows
     tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
-    states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
-    drafts, draft_groups = _draft_here(draft, skeleton, machine, max_rows)
+    states, state = sizing.step_state_bytes(kept, max_rows), sizing.row_state_bytes(kept)
+    drafts, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
     reserved = weights + tail + logits + states + drafts
     free = max(machine.working_set - reserved, 0)
     memory = kv_memory or sizing.default_kv_bytes(
@@ -166,10 +169,10 @@ def _here(
     of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), itemsize)
     memory -= of_draft
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
-    blocks = _blocks(arena, groups, load, itemsize) if per_token else ()
+    blocks = _arena_blocks(arena, groups, load, itemsize) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
     if kv_memory is not None:
-        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, called(machine.here))
+        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, machine_phrase(machine.here))
     if keep is not None:
         keep.check(context, tokens or context)
     asked = blocks if kv_memory is not None and per_token else None
@@ -181,7 +184,7 @@ def _here(
         weight_bytes=weights,
         weights_as=form,
         itemsize=itemsize,
-        kv_form=kv_form(groups) or f"{itemsize} bytes per number",
+        kv_form=describe_quantization(groups) or f"{itemsize} bytes per number",
         kv_bytes_per_token=per_token,
         tail_bytes=tail,
         logits_bytes=logits,
@@ -197,30 +200,30 @@ def _here(
         snapshot_bytes=snapshots * state,
         row_tokens=row,
         lengths=tuple(
-            _length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
+            _length_figures(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
         ),
     )
 
 
-def _draft_here(
-    draft: Skeleton | None, skeleton: Skeleton, machine: Machine, rows: int
+def _draft_memory(
+    draft: Skeleton | None, skeleton: Skeleton, machine: TargetMachine, rows: int
 ) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Return the bytes that a draft model takes without keys and values, and what its layers keep. Nothing if there is
-    none, or if it is of no use for `skeleton`, as the engine finds.
+    """Return the bytes of a draft model without keys and values, and its layer groups. Nothing if there is none, or if
+    the engine would not use it for `skeleton`.
     """
-    if draft is None or not skeleton.can_cut_back:
+    if draft is None or not skeleton.can_rewind:
         return 0, ()
     stored, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
-    weights, _ = _weights_here(stored, draft, machine)
+    weights, _ = _loaded_weights(stored, draft, machine)
     return sizing.reserved_bytes(groups, rows, draft.vocab_size, weights), groups
 
 
-def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:
+def _arena_blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.ArenaDemand, itemsize: int) -> GroupCounts:
     """Return the blocks of each group in an arena of this many bytes."""
-    return sizing.blocks_that_fit(arena, paged(groups), load, itemsize)
+    return sizing.blocks_that_fit(arena, paged_groups(groups), load, itemsize)
 
 
-def _length(
+def _length_figures(
     groups: tuple[LayerGroup, ...],
     tokens: int,
     row: int | None,
@@ -228,8 +231,9 @@ def _length(
     itemsize: int,
     free: int,
     most: int | None,
-    blocks: Counts | None,
-) -> Length:
+    blocks: GroupCounts | None,
+) -> LengthFigures:
+    """Compute the KV memory of one context length."""
     kept = tokens if row is None else min(tokens, row)
     if most is None:
         needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
@@ -238,19 +242,19 @@ def _length(
     if blocks is None:
         fit = free // needed if needed else 0
     else:
-        fit = sizing.sequences_that_fit(paged(groups), blocks, block_size, kept)
-    return Length(tokens, needed, fit if most is None else min(fit, most))
+        fit = sizing.sequences_that_fit(paged_groups(groups), blocks, block_size, kept)
+    return LengthFigures(tokens, needed, fit if most is None else min(fit, most))
 
 
-def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
+def _loaded_weights(stored: int, skeleton: Skeleton, machine: TargetMachine) -> tuple[int, str]:
     """Return the bytes and the form of the weights in memory. On a CPU, they have the form that `load_model` chooses,
     since MLX is fastest in float32 there.
     """
-    from cortexmlx.models.load import float32_pays
+    from cortexmlx.models.load import is_float32_affordable
 
     if not machine.on_cpu:
         return stored, "as stored"
-    if float32_pays(skeleton.parameters, machine.memory):
+    if is_float32_affordable(skeleton.parameters, machine.memory):
         return skeleton.parameters * 4, EXPANDED
     if skeleton.widened_bytes >= skeleton.parameters * 4:
         return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"

@@ -1,4 +1,6 @@
-"""What each of several hosts has of a model. The outline is cut by the class's own code, as the workers cut it."""
+"""The part of a model that each of several hosts has. The skeleton is cut by mlx-lm's own code, as the workers cut
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.cli.planning.figures import EXPANDED, MachineFigures
-from cortexmlx.cli.planning.machine import Machine
-from cortexmlx.cli.planning.skeleton import Skeleton, as_loaded, caches_of
+from cortexmlx.cli.planning.machine import TargetMachine
+from cortexmlx.cli.planning.skeleton import Skeleton, model_as_loaded, probe_caches
 from cortexmlx.errors import HostRefused
 from cortexmlx.kv import sizing
-from cortexmlx.kv.spec import LayerGroup, quantized
+from cortexmlx.kv.spec import LayerGroup, quantize_groups
 
 
 @dataclass(frozen=True)
 class HostFigures:
-    """One host's part. All sizes are in bytes."""
+    """The memory of one host's part of a model, in bytes."""
 
     rank: int
     layers: int
@@ -31,8 +33,8 @@ class HostFigures:
 
 
 @dataclass(frozen=True)
-class HostsFigures:
-    """A model on several hosts."""
+class DistributedFigures:
+    """The memory of a model that is cut for several hosts."""
 
     hosts: int
     way: str | None
@@ -47,40 +49,40 @@ class HostsFigures:
 def plan_hosts(
     name: str,
     skeleton: Skeleton,
-    machine: Machine,
+    machine: TargetMachine,
     here: MachineFigures,
-    load: sizing.Load,
+    load: sizing.ArenaDemand,
     hosts: int,
     kv: tuple[int | None, int | None] = (None, None),
-) -> HostsFigures:
-    """Return what each of `hosts` machines like `machine` has. `kv` are the bits and the group size of quantized keys
+) -> DistributedFigures:
+    """Compute what each of `hosts` machines like `machine` has. `kv` are the bits and the group size of quantized keys
     and values. `here` says in which form a machine has the weights.
     """
-    from cortexmlx.models.sharding import Way, choose_way, hosts_that_fit
+    from cortexmlx.models.sharding import CutMode, choose_cut_mode, possible_host_counts
     from cortexmlx.models.weights import weight_bytes
 
     why = skeleton.refusal or (skeleton.notes[0] if skeleton.most_rows is not None else None)
     if why is not None:
-        return HostsFigures(hosts, None, f"{name} cannot run on several hosts: {why}", (), ())
-    would_do = tuple(hosts_that_fit(skeleton.model))
+        return DistributedFigures(hosts, None, f"{name} cannot run on several hosts: {why}", (), ())
+    would_do = tuple(possible_host_counts(skeleton.model))
     try:
-        way = choose_way(skeleton.model, hosts, tuple(Way), name)
+        way = choose_cut_mode(skeleton.model, hosts, tuple(CutMode), name)
     except HostRefused as refused:
-        return HostsFigures(hosts, None, str(refused), would_do, ())
-    model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
+        return DistributedFigures(hosts, None, str(refused), would_do, ())
+    model = model_as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
     dtype = "float32" if machine.on_cpu else skeleton.dtype
     whole = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     ranks: list[HostFigures] = []
     for rank in range(hosts):
-        if way is Way.TENSOR and ranks:  # all parts are as large: what cannot be divided evenly is refused
+        if way is CutMode.TENSOR and ranks:  # all parts are as large: what cannot be divided evenly is refused
             ranks.append(replace(ranks[0], rank=rank))
             continue
-        if way is Way.TENSOR:
-            part = _tensor_part(model, hosts)
-            groups = quantized(caches_of(part, dtype)[1], *kv)
+        if way is CutMode.TENSOR:
+            part = _cut_tensors(model, hosts)
+            groups = quantize_groups(probe_caches(part, dtype)[1], *kv)
         else:
-            part, layers = _pipeline_part(model, hosts, rank)
-            groups = tuple(_only(whole, layers))
+            part, layers = _cut_layers(model, hosts, rank)
+            groups = tuple(_select_layers(whole, layers))
         weights = weight_bytes(part)
         free = machine.working_set - sizing.reserved_bytes(groups, load.rows, skeleton.vocab_size, weights)
         ranks.append(
@@ -93,10 +95,10 @@ def plan_hosts(
                 fits=sizing.tokens_that_fit(groups, max(free, 0)),
             )
         )
-    return HostsFigures(hosts, way.value, None, would_do, tuple(ranks))
+    return DistributedFigures(hosts, way.value, None, would_do, tuple(ranks))
 
 
-def _copied(model: Any) -> Any:
+def _copy_modules(model: Any) -> Any:
     """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some in place."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -104,33 +106,34 @@ def _copied(model: Any) -> Any:
     return copy.deepcopy(model, {id(array): mx.stop_gradient(array) for _, array in tree_flatten(model.parameters())})
 
 
-def _tensor_part(model: Any, hosts: int) -> Any:
-    """Return what a host has if every layer is cut. It can be called for its shapes."""
+def _cut_tensors(model: Any, hosts: int) -> Any:
+    """Return one host's part if every layer is cut. It can be called, but only its shapes are right."""
     import mlx.core as mx
 
-    from cortexmlx.models.sharding import PlannedGroup
+    from cortexmlx.models.sharding import StandInGroup
 
-    part = _copied(model)
-    part.shard(PlannedGroup(0, hosts))
+    part = _copy_modules(model)
+    part.shard(StandInGroup(0, hosts))
     alone = mx.distributed.init()
     for _, module in part.named_modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, PlannedGroup):
+            if isinstance(value, StandInGroup):
                 setattr(module, name, alone)  # a sum over one rank has the shape of any
     return part
 
 
-def _pipeline_part(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
-    """Return what a host has if the layers are divided, and which layers those are."""
-    from cortexmlx.models.sharding import PlannedGroup, pipelined_part
+def _cut_layers(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
+    """Return one host's part if the layers are divided, and which layers those are."""
+    from cortexmlx.models.sharding import StandInGroup, find_pipeline_module
 
-    part = _copied(model)
-    inner = pipelined_part(part)
-    inner.pipeline(PlannedGroup(rank, hosts))
+    part = _copy_modules(model)
+    inner = find_pipeline_module(part)
+    inner.pipeline(StandInGroup(rank, hosts))
     return part, range(inner.start_idx, inner.end_idx)
 
 
-def _only(groups: Iterable[LayerGroup], layers: range) -> Iterable[LayerGroup]:
+def _select_layers(groups: Iterable[LayerGroup], layers: range) -> Iterable[LayerGroup]:
+    """Yield the groups with only their layers in this range."""
     for group in groups:
         kept = tuple(layer for layer in group.layers if layer in layers)
         if kept:

@@ -16,8 +16,8 @@ _AS_SOLD = re.compile(r"([kmgt])b\s*\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A machine that runs models."""
+class TargetMachine:
+    """The machine that a plan is for: its memory, and whether it computes on a CPU."""
 
     memory: int
     """Bytes of memory."""
@@ -29,29 +29,29 @@ class Machine:
     """Whether it is this machine."""
 
 
-def called(here: bool) -> str:
-    """Return what a sentence calls the machine."""
+def machine_phrase(here: bool) -> str:
+    """Return what a sentence calls the machine: this one, or the Mac of --memory."""
     return "this machine" if here else "such a Mac"
 
 
-def this_machine() -> Machine:
+def this_machine() -> TargetMachine:
     """Return the machine that runs this program."""
-    return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
+    return TargetMachine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
 
 
-def mac(memory: int) -> Machine:
-    """Return a Mac with `memory` bytes, as it is delivered.
+def mac_with_memory(memory: int) -> TargetMachine:
+    """Return a Mac with `memory` bytes, with its factory settings.
 
     Metal is reported to recommend two thirds of the memory up to 32 GiB, three quarters from 36 GiB on, and somewhat
     more on newer systems.
     """
     share = memory * 2 // 3 if memory <= _TWO_THIRDS_UP_TO else memory * 3 // 4
-    return Machine(memory, share, here=False)
+    return TargetMachine(memory, share, here=False)
 
 
-def sold_memory(text: str) -> int:
-    """Return the bytes of a memory as it is sold: "64GB" are 64 GiB. Raises InvalidRequest for anything else, or for
-    less than 1 GiB.
+def parse_sold_memory(text: str) -> int:
+    """Return the bytes of a memory size as it is sold: "64GB" is 64 GiB. Raises InvalidRequest for anything else, or
+    for less than 1 GiB.
     """
     try:
         size = parse_size(_AS_SOLD.sub(r"\1", text))

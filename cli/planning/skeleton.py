@@ -1,4 +1,4 @@
-"""A model without its numbers: built from its configuration alone, to count the memory that it takes.
+"""A model without weights, built from its configuration alone, to compute the memory that it takes.
 
 mlx's arrays are lazy, so mlx-lm's own class can be built, quantized and even called without computing anything. The
 shapes of its parameters and caches are exact for every architecture that mlx-lm knows.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.sizing import row_bytes
-from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantized, unquantized
-from cortexmlx.models.folder_config import UNSTATED_CONTEXT, language_configs, stated_context
+from cortexmlx.kv.sizing import row_state_bytes
+from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantization_error, quantize_groups
+from cortexmlx.models.folder_config import DEFAULT_CONTEXT, language_configs, stated_context_length
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What a configuration says about memory."""
+    """A model without weights: its sizes and KV layer groups, from its configuration."""
 
     architecture: str
     parameters: int
@@ -49,20 +49,20 @@ class Skeleton:
     """Why there is such a limit, a line each."""
 
     @property
-    def can_cut_back(self) -> bool:
-        """Whether a row can take back its newest tokens, as `InProcessModel` says of a loaded model."""
-        return self.most_rows is None and not row_bytes(self.groups)
+    def can_rewind(self) -> bool:
+        """Whether a row can drop its newest tokens, as `InProcessModel` says of a loaded model."""
+        return self.most_rows is None and not row_state_bytes(self.groups)
 
-    def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
+    def with_quantized_kv(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
         """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
         if kv_bits is not None and self.most_rows is not None:
-            raise unquantized(kv_bits, self.notes[0])
-        groups, widened = (quantized(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
+            raise quantization_error(kv_bits, self.notes[0])
+        groups, widened = (quantize_groups(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
         return replace(self, groups=groups, widened_groups=widened)
 
 
-def build(config: Mapping[str, Any]) -> Skeleton:
-    """Build the model that `config` (the contents of config.json) describes, without allocating its weights.
+def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
+    """Build the skeleton of a model from `config`, the contents of config.json, without allocating its weights.
 
     Raises ModelUnsupported if mlx-lm does not know the architecture, if the configuration does not fit it, or if
     mlx-lm's code fails with it. Raises ModelCorrupt if it has more layers than any model.
@@ -72,25 +72,25 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     blas.preload()
     import mlx.core as mx
 
-    from cortexmlx.models.folder_config import check_layers_without_weights
-    from cortexmlx.models.weights import expand, parameter_count, unsupported_on_cpu, weight_bytes
+    from cortexmlx.models.folder_config import check_layer_limit
+    from cortexmlx.models.weights import dequantize_layers, find_unsupported_on_cpu, parameter_count, weight_bytes
 
-    check_layers_without_weights(config)
-    model = _lazy_model(dict(config))
-    dtype = _dtype(config)
+    check_layer_limit(config)
+    model = _build_lazy_model(dict(config))
+    dtype = _config_dtype(config)
     model.set_dtype(getattr(mx, dtype))
     parameters = parameter_count(model)
     try:
-        _quantize(model, config)
+        _quantize_model(model, config)
         stored, widened = weight_bytes(model), weight_bytes(model, widened=True)
-        if mx.default_device() == mx.cpu and unsupported_on_cpu(model) is not None:
-            expand(model)  # as the engine does
-        vocab_size, groups = caches_of(model, dtype)
+        if mx.default_device() == mx.cpu and find_unsupported_on_cpu(model) is not None:
+            dequantize_layers(model)  # as the engine does
+        vocab_size, groups = probe_caches(model, dtype)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         kind = config["model_type"]
         raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
-    way, refusal = _way(model)
+    way, refusal = _execution_mode(model)
     model.set_dtype(mx.float32)
     return Skeleton(
         architecture=str(config["model_type"]),
@@ -98,10 +98,10 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         weight_bytes=stored,
         widened_bytes=widened,
         vocab_size=vocab_size,
-        context_length=stated_context(config) or UNSTATED_CONTEXT,
+        context_length=stated_context_length(config) or DEFAULT_CONTEXT,
         dtype=dtype,
         groups=groups,
-        widened_groups=caches_of(model, "float32")[1],
+        widened_groups=probe_caches(model, "float32")[1],
         model=model,
         refusal=refusal,
         most_rows=way.most_rows if way is not None else None,
@@ -109,24 +109,25 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     )
 
 
-def build_draft(name: str) -> Skeleton:
-    """Build a draft model, by its name. Raises what `find` and `build` raise, and ModelUnsupported for a model that the
-    engine does not take as one.
+def build_draft_skeleton(name: str) -> Skeleton:
+    """Build the skeleton of a draft model, by its name. Raises what `find` and `build` raise, and ModelUnsupported for
+    a model that the engine does not accept as a draft.
     """
-    from cortexmlx.cli.planning.source import find
+    from cortexmlx.cli.planning.source import find_source
 
-    draft = build(find(name).config)
+    draft = build_skeleton(find_source(name).config)
     why = draft.refusal
-    if why is None and not draft.can_cut_back:
+    if why is None and not draft.can_rewind:
         why = "its layers do not all keep keys and values, so no wrong token can be taken back"
     if why is not None:
         raise ModelUnsupported(f"{name} cannot draft (--draft): {why}")
     return draft
 
 
-def _lazy_model(config: dict[str, Any]) -> Any:
-    from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
-    from cortexmlx.models.folder_config import missing_settings
+def _build_lazy_model(config: dict[str, Any]) -> Any:
+    """Build the mlx-lm model with lazy arrays, which allocate nothing."""
+    from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+    from cortexmlx.models.folder_config import describe_missing_settings
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
@@ -134,7 +135,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     if missing := missing_package(kind):
         raise ModelUnsupported(f"mlx-lm says of {kind!r}: {missing}")
     try:
-        model_class, args_class = mlx_lm_utils()._get_classes(config)
+        model_class, args_class = import_mlx_lm_utils()._get_classes(config)
     except (ValueError, AttributeError):  # no module of that name, or not the module of a model
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
@@ -142,7 +143,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     try:
         model = model_class(args_class.from_dict(config))
     except Exception as error:
-        if fault := missing_settings(error, kind):
+        if fault := describe_missing_settings(error, kind):
             raise ModelUnsupported(f"the configuration {fault}") from error
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
@@ -152,15 +153,16 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     return model
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
+def _config_dtype(config: Mapping[str, Any]) -> str:
+    """Return the dtype that the configuration names; bfloat16 if it names none."""
     stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
     named = next(filter(None, stated), None)
     return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"
 
 
-def _quantize(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize as mlx-lm does on loading. The configuration may set single layers; every other layer is quantized if it
-    can be.
+def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
+    """Quantize the model as mlx-lm does on loading. The configuration may set single layers; every other layer is
+    quantized if it can be.
     """
     import mlx.nn as nn
 
@@ -183,32 +185,32 @@ def _quantize(model: Any, config: Mapping[str, Any]) -> None:
     )
 
 
-def caches_of(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Return the width of the logits, and what one token leaves in mlx-lm's own caches."""
+def probe_caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
+    """Return the width of the logits, and the layer groups of what one token leaves in mlx-lm's own caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 
     caches = make_prompt_cache(model)
     logits = model(mx.zeros((1, 1), mx.int32), cache=caches)
-    return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _specs(cache, dtype)])
+    return int(logits.shape[-1]), group_layers([spec for cache in caches for spec in _cache_specs(cache, dtype)])
 
 
-def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
+def _execution_mode(model: Any) -> tuple[ExecutionMode | None, str | None]:
     """Return how the engine runs the model, or why it does not."""
-    from cortexmlx.execution.execution_modes import execution_mode
+    from cortexmlx.execution.execution_modes import choose_execution_mode
 
     try:
-        return execution_mode(model), None
+        return choose_execution_mode(model), None
     except ModelUnsupported as error:
         return None, str(error)
 
 
-def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
-    """Return what one cache object keeps. An object that holds several caches counts as several layers."""
+def _cache_specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
+    """Yield what one cache object stores. An object that holds several caches counts as several layers."""
     inner = getattr(cache, "caches", None)
     if inner is not None:
         for each in inner:
-            yield from _specs(each, dtype)
+            yield from _cache_specs(each, dtype)
         return
     keys = getattr(cache, "keys", None)
     if keys is not None:
@@ -221,17 +223,17 @@ def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
         yield KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in state))
 
 
-def as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
-    """Return the outline in the form in which the engine has the model. On a CPU, all plain numbers are float32, and
-    packed ones are `expanded` where that is faster.
+def model_as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
+    """Return the skeleton's model in the form in which the engine loads it. On a CPU, all plain numbers are float32,
+    and packed ones are `expanded` where that is faster.
     """
     import mlx.core as mx
 
-    from cortexmlx.models.weights import expand
+    from cortexmlx.models.weights import dequantize_layers
 
     if not on_cpu:
         skeleton.model.set_dtype(getattr(mx, skeleton.dtype))
     elif expanded:
-        expand(skeleton.model)
+        dequantize_layers(skeleton.model)
         skeleton.model.set_dtype(mx.float32)
     return skeleton.model

@@ -11,13 +11,13 @@ from typing import Any
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models.folder_config import read_config, read_json_object
 from cortexmlx.models.inventory import stored_bytes
-from cortexmlx.models.resolve import SourceKind, resolve
+from cortexmlx.models.resolve import SourceKind, resolve_model
 from cortexmlx.models.safetensors_check import check_weights
 
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A model's configuration, and the bytes of its weights."""
+    """The configuration of a model to plan for, and the bytes of its weights."""
 
     name: str
     config: Mapping[str, Any]
@@ -33,8 +33,8 @@ class PlanSource:
     """What is wrong with the files."""
 
 
-def find(target: str) -> PlanSource:
-    """Return the configuration of a folder, a config.json, a .gguf file, a hub id or the starter model. No weights are
+def find_source(target: str) -> PlanSource:
+    """Find the configuration of a folder, a config.json, a .gguf file, a hub id or the starter model. No weights are
     loaded.
 
     For a hub id that is not on this machine, only config.json is downloaded. Raises ModelNotFound or ModelCorrupt.
@@ -42,23 +42,25 @@ def find(target: str) -> PlanSource:
     path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":
         name = path.resolve().parent.name if path.stem == "config" else path.stem
-        return _of_folder(name, path.parent, _read(path))
-    source = resolve(target)
+        return _from_folder(name, path.parent, _read_config(path))
+    source = resolve_model(target)
     if source.kind is SourceKind.HUB:
         return _from_hub(target)
     assert source.path is not None
     if source.kind is SourceKind.FOLDER:
-        return _of_folder(source.path.resolve().name, source.path, read_config(source.path))
+        return _from_folder(source.path.resolve().name, source.path, read_config(source.path))
     return _from_gguf(target, source.path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a config.json. Raises ModelNotFound if there is none."""
     if not path.is_file():
         raise ModelNotFound(f"there is no {path}: give a model's folder, its config.json, a .gguf file or a hub id")
     return read_json_object(path)
 
 
-def _of_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
+def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
+    """Return the source of a model's folder."""
     try:
         check_weights(folder)
     except ModelCorrupt as damage:  # the plan does not need the damaged files
@@ -67,23 +69,25 @@ def _of_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:
-    from cortexmlx.models.gguf.config import activation_type, describe
+    """Return the source of a .gguf file, from its header."""
+    from cortexmlx.models.gguf.config import activation_type, describe_model
     from cortexmlx.models.gguf.file import read_model_header
-    from cortexmlx.models.gguf.tensors import GROUP, PACKED, memory_bytes
+    from cortexmlx.models.gguf.tensors import GROUP_SIZE, PACKED_TYPES, tensor_memory_bytes
 
     header = read_model_header(path)
-    description = describe(header)
+    description = describe_model(header)
     dtype = activation_type(header, description)
     config = {**description.config, "dtype": dtype}
-    packing = PACKED.get(max(header.tensors.values(), key=lambda tensor: tensor.nbytes).type_name)
+    packing = PACKED_TYPES.get(max(header.tensors.values(), key=lambda tensor: tensor.nbytes).type_name)
     if packing:
-        config["quantization"] = {"group_size": GROUP, "bits": packing.bits, "mode": packing.mode}
-    weights = sum(memory_bytes(tensor, dtype) for tensor in header.tensors.values())
+        config["quantization"] = {"group_size": GROUP_SIZE, "bits": packing.bits, "mode": packing.mode}
+    weights = sum(tensor_memory_bytes(tensor, dtype) for tensor in header.tensors.values())
     return PlanSource(name, config, weights, file_bytes=sum(part.stat().st_size for part in header.files))
 
 
 def _from_hub(repo: str) -> PlanSource:
+    """Return the source of a hub repository; only its configuration is downloaded."""
     from cortexmlx.models.hub import fetch_config
 
     folder = fetch_config(repo)
-    return _of_folder(repo, folder, read_config(folder))
+    return _from_folder(repo, folder, read_config(folder))

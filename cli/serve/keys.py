@@ -11,18 +11,18 @@ from hashlib import sha256
 from pathlib import Path
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.disk.folder import SECRET, open_folder, open_plain
+from cortexmlx.cli.terminal.harmless import to_single_line
+from cortexmlx.disk.folder import SECRET, open_folder, open_regular_file
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.system.files import state_folder
 
-KEY = "CORTEXMLX_API_KEY"
+KEY_VARIABLE = "CORTEXMLX_API_KEY"
 """The environment variable with a key."""
 
 
-def keys_in(path: Path | None) -> dict[str, str]:
-    """Return the keys, each with the name of its client. A file has a key in each line; what comes after a blank is the
-    client's name, and # begins a remark. Raises InvalidRequest.
+def read_keys(path: Path | None) -> dict[str, str]:
+    """Read the API keys, each with the name of its client. A file has a key in each line; what comes after a blank is
+    the client's name, and # begins a remark. Raises InvalidRequest.
     """
     keys: dict[str, str] = {}
     if path is not None:
@@ -33,33 +33,33 @@ def keys_in(path: Path | None) -> dict[str, str]:
         for line in lines:
             key, _, name = line.partition("#")[0].strip().partition(" ")
             if key:
-                keys[key] = name.strip() or _named(key)
+                keys[key] = name.strip() or _anonymous_name(key)
         if not keys:
             raise InvalidRequest(f"{path} has no keys: write one into each line")
-    if own := os.environ.get(KEY, "").strip():
-        keys.setdefault(own, _named(own))
+    if own := os.environ.get(KEY_VARIABLE, "").strip():
+        keys.setdefault(own, _anonymous_name(own))
     return keys
 
 
-def _named(key: str) -> str:
-    """Return a client's name that does not tell its key."""
+def _anonymous_name(key: str) -> str:
+    """Return a client name that does not reveal its key."""
     return f"key {sha256(key.encode()).hexdigest()[:8]}"
 
 
 # The secret of the servers of one user, which outlives them.
 
 
-_LOST = "Conversations with thoughts from before are refused."
+_LOST_ADVICE = "Conversations with thoughts from before are refused."
 
 
 def secret_folder() -> Path:
-    """Return the folder with the secret. It is a file that only its user can read."""
+    """Return the folder of the signing secret, which is in a file that only this user can read."""
     return state_folder() / "server"
 
 
-def kept_secret() -> bytes:
-    """Return the secret that thoughts are signed with, so that a server accepts those of an earlier one. It is made
-    once, and is the same for servers that start at the same time.
+def load_secret() -> bytes:
+    """Return the secret that signs thoughts, so that a server accepts those of an earlier one. It is created once, and
+    is the same for servers that start at the same time.
 
     A damaged secret, or one that others could read, is made anew. If none can be kept, it lasts as long as the server.
     Both are told.
@@ -67,19 +67,21 @@ def kept_secret() -> bytes:
     path = secret_folder() / SECRET
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(path.parent):  # or two servers could both replace a damaged secret
-            before = _content(path)
+        with _lock_folder(path.parent):  # or two servers could both replace a damaged secret
+            before = _read_head(path)
             secret = open_folder(path.parent)
     except OSError as error:
-        console.tell(in_a_line(f"the server's secret cannot be kept in {path}: {error}. {_LOST}"))
+        console.print_message(to_single_line(f"the server's secret cannot be kept in {path}: {error}. {_LOST_ADVICE}"))
         return secrets.token_bytes(32)
     if before not in (None, secret):
-        console.tell(in_a_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST}"))
+        console.print_message(
+            to_single_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST_ADVICE}")
+        )
     return secret
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder in this context, if its file system has locks. Raises OSError if it cannot be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -90,8 +92,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _content(path: Path) -> bytes | None:
-    """Return what a file begins with; None if it cannot be read."""
-    with suppress(OSError), open_plain(path) as file:
+def _read_head(path: Path) -> bytes | None:
+    """Return the first bytes of a file; None if it cannot be read."""
+    with suppress(OSError), open_regular_file(path) as file:
         return file.read(64)
     return None

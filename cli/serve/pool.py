@@ -1,4 +1,4 @@
-"""The pool of a server: its models as the command line gives them."""
+"""Make a server's pool of models from the command line, and divide the memory among them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli import engine as engines
-from cortexmlx.cli.prompts import checked
-from cortexmlx.cli.terminal.exits import leave_now
-from cortexmlx.cli.terminal.progress import loading
+from cortexmlx.cli.prompts import check_variables
+from cortexmlx.cli.terminal.exits import exit_immediately
+from cortexmlx.cli.terminal.progress import loading_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.protocols.request import Defaults
-from cortexmlx.scheduling.shortage import Limits
+from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.scheduling.shortage import LengthLimits
 from cortexmlx.server.model_pool import ModelPool, ServedModel
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.planning.figures import MachineFigures, Plan
+    from cortexmlx.cli.planning.figures import MachineFigures, MemoryPlan
     from cortexmlx.cli.planning.skeleton import Skeleton
     from cortexmlx.cli.planning.source import PlanSource
     from cortexmlx.engine import Engine
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What a model takes when it is loaded, in bytes."""
+class PlannedModel:
+    """The memory that one model of a server takes when it is loaded, in bytes."""
 
     config: EngineConfig
     """With the KV memory that is planned, so that each load takes as much."""
@@ -43,68 +43,71 @@ class Planned:
 
     @property
     def memory(self) -> int:
-        """All of it."""
+        """All bytes that the loaded model takes."""
         return self.fixed + self.kv
 
 
-def plan_memory(configs: Mapping[str, EngineConfig], budget: int, keep: Collection[str] = ()) -> dict[str, Planned]:
-    """Return what each model gets of `budget` bytes. No weights are loaded.
+def plan_memory(
+    configs: Mapping[str, EngineConfig], budget: int, keep: Collection[str] = ()
+) -> dict[str, PlannedModel]:
+    """Divide `budget` bytes among the models. No weights are loaded.
 
     The models share half of what their weights leave, if that holds a text of 32k tokens, or of its context, for each.
     Otherwise each gets what it would have alone, beside the models in `keep`. Raises InvalidRequest with the numbers
     for a model that cannot fit, and ModelUnsupported and what `cortexmlx plan` raises.
     """
-    models = {name: _Outline(name, config) for name, config in configs.items()}
-    if together := _together(models, budget):
+    models = {name: _ModelPlanner(name, config) for name, config in configs.items()}
+    if together := _plan_together(models, budget):
         return together
-    planned: dict[str, Planned] = {}
+    planned: dict[str, PlannedModel] = {}
     for name in sorted(models, key=lambda name: name not in keep):
-        planned[name] = models[name].planned(budget, None)
+        planned[name] = models[name].make_plan(budget, None)
         if name in keep:
             budget -= planned[name].memory
     return {name: planned[name] for name in configs}
 
 
-def _together(models: Mapping[str, _Outline], budget: int) -> dict[str, Planned]:
-    """Return the plans of models that all fit at once; empty if they do not, or with too little for a text."""
+def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str, PlannedModel]:
+    """Return plans in which all models fit at once; empty if they do not, or with too little for a text."""
     left = budget - sum(model.fixed for model in models.values())
     if left <= 0:
         return {}
     share = left // (2 * len(models))
-    if any(model.config.kv_memory is None and share < model.least_kv(budget) for model in models.values()):
+    if any(model.config.kv_memory is None and share < model.min_kv(budget) for model in models.values()):
         return {}
-    planned = {name: model.planned(budget, min(share, model.usual_kv(budget))) for name, model in models.items()}
+    planned = {name: model.make_plan(budget, min(share, model.default_kv(budget))) for name, model in models.items()}
     return planned if sum(each.memory for each in planned.values()) <= budget else {}
 
 
-class _Outline:
-    """A model that is planned with different amounts of memory."""
+class _ModelPlanner:
+    """Plans one model of a server with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
-        from cortexmlx.cli.planning.skeleton import build, build_draft
-        from cortexmlx.cli.planning.source import find
+        from cortexmlx.cli.planning.skeleton import build_draft_skeleton, build_skeleton
+        from cortexmlx.cli.planning.source import find_source
         from cortexmlx.models.adapters.files import read_adapter
 
-        source = find(str(config.model))
+        source = find_source(str(config.model))
         folders = (*([] if config.adapter is None else [config.adapter]), *(config.adapters or {}).values())
         source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in folders))
-        skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
+        skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
         if skeleton.refusal is not None:
             raise ModelUnsupported(f"{name}: {skeleton.refusal}")
         self.name, self.config = name, config
         self._source: PlanSource = source
         self._skeleton: Skeleton = skeleton
-        self._draft = None if config.used_draft is None else build_draft(str(config.used_draft))
-        self._load = sizing.Load(config.max_rows, config.prefill_budget, config.block_size)
-        self.fixed = _fixed(self._figures(0, None))
+        self._draft = None if config.active_draft is None else build_draft_skeleton(str(config.active_draft))
+        self._load = sizing.ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
+        self.fixed = _fixed_bytes(self._figures(0, None))
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:
+        """Return the figures of the model on a machine with `budget` bytes, `kv` of them for keys and values."""
         from cortexmlx.cli.planning.figures import make_plan
         from cortexmlx.cli.planning.machine import this_machine
 
         machine = replace(this_machine(), working_set=budget)
         memory, keep = self.config.kv_bytes or kv, self.config.keep
-        plan: Plan = make_plan(
+        plan: MemoryPlan = make_plan(
             self._source,
             self._skeleton,
             machine,
@@ -115,23 +118,23 @@ class _Outline:
         )
         return plan.here
 
-    def usual_kv(self, budget: int) -> int:
-        """Return the bytes of keys and values of a model that is alone."""
+    def default_kv(self, budget: int) -> int:
+        """Return the bytes of keys and values that the model takes if it is alone."""
         here = self._figures(budget, None)
         return self.config.kv_bytes or here.arena_bytes + here.draft_kv_bytes + here.snapshot_bytes
 
-    def least_kv(self, budget: int) -> int:
-        """Return the bytes that hold one text of the usual length."""
+    def min_kv(self, budget: int) -> int:
+        """Return the bytes of keys and values of one text of the usual length."""
         here = self._figures(budget, None)
         context = self._skeleton.context_length
         tokens = min(context if here.row_tokens is None else here.row_tokens, context, sizing.DEFAULT_TOKENS_PER_ROW)
-        return min(self.usual_kv(budget), tokens * here.kv_bytes_per_token)
+        return min(self.default_kv(budget), tokens * here.kv_bytes_per_token)
 
-    def planned(self, budget: int, kv: int | None) -> Planned:
+    def make_plan(self, budget: int, kv: int | None) -> PlannedModel:
         """Return the plan with `kv` bytes for keys and values; None: as it would be alone within the budget. Raises
         InvalidRequest.
         """
-        memory = self.config.kv_bytes or kv or self.usual_kv(budget)
+        memory = self.config.kv_bytes or kv or self.default_kv(budget)
         takes = f"{self.name} takes {format_bytes(self.fixed)} for weights and steps"
         if not memory:
             raise InvalidRequest(
@@ -149,46 +152,49 @@ class _Outline:
                 f"{takes}, and {format_bytes(memory)} hold no block of keys and values: give the models more (--memory)"
             )
         capacity = here.arena_tokens if here.kv_bytes_per_token else self._skeleton.context_length
-        longest = Limits(self._skeleton.context_length, None, self.config.keep).room(0, capacity)
-        return Planned(replace(self.config, kv_memory=memory), self.fixed, memory, longest)
+        longest = LengthLimits(self._skeleton.context_length, None, self.config.keep).max_answer_tokens(0, capacity)
+        return PlannedModel(replace(self.config, kv_memory=memory), self.fixed, memory, longest)
 
 
-def _fixed(here: MachineFigures) -> int:
+def _fixed_bytes(here: MachineFigures) -> int:
+    """Return the bytes that a model takes apart from its KV cache."""
     return here.weight_bytes + here.tail_bytes + here.logits_bytes + here.states_bytes + here.draft_bytes
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What requests do not set."""
+class DefaultSettings:
+    """The sampling and template variables from the command line, for requests that do not set them."""
 
     sampling: Mapping[str, Any]
     """The values that were typed. The others are as the model's makers recommend."""
     variables: dict[str, object]
 
-    def of(self, engine: Engine) -> Defaults:
-        """Return the defaults of a model. Raises InvalidRequest if its template does not read a variable."""
-        checked(engine, self.variables)
+    def resolve(self, engine: Engine) -> RequestDefaults:
+        """Return the defaults for requests to a model. Raises InvalidRequest if its template does not read a
+        variable.
+        """
+        check_variables(engine, self.variables)
         recommended: dict[str, Any] = {"max_tokens": None, **dict(engine.info.sampling)}
-        return Defaults(SamplingParams(**{**recommended, **self.sampling}), self.variables)
+        return RequestDefaults(SamplingParams(**{**recommended, **self.sampling}), self.variables)
 
 
 def open_pool(
     configs: Mapping[str, EngineConfig],
-    asked: Asked,
+    asked: DefaultSettings,
     *,
     memory: int | None,
     keep: Collection[str],
     idle: float | None,
     tell: Callable[[str], None] | None,
 ) -> ModelPool:
-    """Return a pool of models by name. None of them is loaded. What is not on this machine is downloaded, if there are
-    several. Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
+    """Return a pool of models by name, none of which is loaded. If there are several, missing files are downloaded.
+    Raises InvalidRequest for a model that never fits into `memory` bytes (None: the machine's).
 
     A single model is not planned, unless `memory` is given: it takes what it always takes.
     """
     if len(configs) == 1 and memory is None:
         [(name, config)] = configs.items()
-        return ModelPool([_served(name, config, asked)], keep=keep, idle=idle, tell=tell)
+        return ModelPool([_make_served_model(name, config, asked)], keep=keep, idle=idle, tell=tell)
     if memory is not None and memory > memory_bytes():
         raise InvalidRequest(
             f"--memory {format_bytes(memory)} is more than this machine has: {format_bytes(memory_bytes())}, "
@@ -196,13 +202,13 @@ def open_pool(
         )
     budget = memory or working_set_bytes()
     for config in configs.values():
-        with _until_interrupted(str(config.model)) as on_progress:
-            engines.fetch(config.model, on_progress)
-            if config.used_draft is not None:
-                engines.fetch(config.used_draft, on_progress)
+        with _loading_bar(str(config.model)) as on_progress:
+            engines.download_model(config.model, on_progress)
+            if config.active_draft is not None:
+                engines.download_model(config.active_draft, on_progress)
     planned = plan_memory(configs, budget, keep)
     models = [
-        _served(name, plan.config, asked, memory=plan.memory, context_length=plan.context_length)
+        _make_served_model(name, plan.config, asked, memory=plan.memory, context_length=plan.context_length)
         for name, plan in planned.items()
     ]
     return ModelPool(models, memory=budget, keep=keep, idle=idle, tell=tell)
@@ -211,24 +217,26 @@ def open_pool(
 def preload(pool: ModelPool, models: Mapping[str, str]) -> None:
     """Load models by name, each with a progress bar on stderr. Ctrl-C ends the program. Raises what loading raises."""
     for name, model in models.items():
-        with _until_interrupted(model) as on_progress:
-            lease = pool.take(name, on_progress)
-        engines.tell(lease.engine)
+        with _loading_bar(model) as on_progress:
+            lease = pool.acquire(name, on_progress)
+        engines.print_notes(lease.engine)
         lease.release()
 
 
 @contextmanager
-def _until_interrupted(model: str) -> Iterator[OnProgress]:
-    """Show a progress bar. Ctrl-C ends the program at once: nothing can be lost yet."""
+def _loading_bar(model: str) -> Iterator[OnProgress]:
+    """Show a progress bar in this context. Ctrl-C ends the program immediately: nothing can be lost yet."""
     try:
-        with loading(model) as on_progress:
+        with loading_progress(model) as on_progress:
             yield on_progress
     except KeyboardInterrupt:
-        leave_now()
+        exit_immediately()
 
 
-def _served(name: str, config: EngineConfig, asked: Asked, **plan: Any) -> ServedModel:
+def _make_served_model(name: str, config: EngineConfig, asked: DefaultSettings, **plan: Any) -> ServedModel:
+    """Return the pool's entry for a model, which loads its engine on demand."""
+
     def opened(on_progress: OnProgress) -> Engine:
-        return engines.load(replace(config, on_progress=on_progress))
+        return engines.load_engine(replace(config, on_progress=on_progress))
 
-    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=asked.of, **plan)
+    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=asked.resolve, **plan)

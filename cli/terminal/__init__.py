@@ -1,1 +1,1 @@
-"""How every command writes, and how it ends."""
+"""What all commands share: output, progress, signals and exit codes."""

@@ -1,4 +1,4 @@
-"""A picture of the KV arena in characters: a cell for each block, or for several blocks if there are many."""
+"""Draw the KV arena in characters: a cell for each block, or for several blocks if there are many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 @dataclass(frozen=True)
 class CellStyle:
-    """The name of a state, and how it is drawn: `plain` on an ASCII terminal, `cell` on others."""
+    """How a block state is drawn, and its name: `plain` on an ASCII terminal, `cell` on others."""
 
     cell: str
     plain: str
@@ -23,7 +23,7 @@ class CellStyle:
     name: str
 
 
-LOOKS = {
+STATE_STYLES = {
     BlockState.PRIVATE: CellStyle("█", "#", "color(28)", "private"),
     BlockState.SHARED: CellStyle("▓", "@", "color(133)", "shared"),
     BlockState.CACHED: CellStyle("▒", "+", "color(31)", "cached"),
@@ -37,8 +37,8 @@ first one wins.
 INDENT = "  "
 
 
-def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
-    """Return the picture in at most `lines` lines of `width` columns. `plain` is for an ASCII terminal.
+def draw_blocks(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
+    """Draw the KV blocks in at most `lines` lines of `width` columns. `plain` is for an ASCII terminal.
 
     A legend shows the number of blocks in each state. Each group has a line of figures and its blocks, in the order in
     which they are in memory. If there is no room, the figures are left out first, then the legend, then the last
@@ -47,7 +47,7 @@ def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> l
     A cell for several blocks shows the state of most of those that are not free. It is dim if most of them are free.
     """
     width = max(1, width - len(INDENT))
-    legend = _side_by_side(_legend(picture, plain), width)
+    legend = _fill_lines(_legend(picture, plain), width)
     left = len(picture.groups)
     titled = len(legend) + 2 * left <= lines
     drawn = legend if len(legend) + left <= lines else []
@@ -55,7 +55,7 @@ def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> l
         rows = (lines - len(drawn)) // left - titled
         if rows > 0:
             each = max(1, -(-len(group.states) // (rows * width)))
-            drawn += [_figures(group, picture, each, width)] * titled + _cells(group.states, each, width, plain)
+            drawn += [_group_line(group, picture, each, width)] * titled + _cell_rows(group.states, each, width, plain)
         left -= 1
     for line in drawn:
         line.pad_left(len(INDENT))
@@ -64,14 +64,15 @@ def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> l
 
 
 def _legend(picture: BlockMap, plain: bool) -> list[Text]:
+    """Return the parts of the legend: each state with its number of blocks."""
     return [
         Text.assemble((look.plain if plain else look.cell, look.style), f" {look.name} {picture.count(state):,}")
-        for state, look in LOOKS.items()
+        for state, look in STATE_STYLES.items()
     ]
 
 
-def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
-    """Return the words in as many lines as needed. A word that is too long for a line is cut."""
+def _fill_lines(parts: Iterable[Text], width: int) -> list[Text]:
+    """Put the words side by side in as few lines as possible. A word that is too long for a line is cut."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
@@ -82,9 +83,9 @@ def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
-    """Return the figures of one group, the most important first. Its layers are named only if the group does not have
-    all of the model's layers.
+def _group_line(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
+    """Return the line of figures of one group, the most important first. Its layers are named only if the group does
+    not have all of the model's layers.
     """
     count = len(group.states)
     parts = [f"{count:,} block{'s' * (count != 1)} of {picture.block_size} tokens"]
@@ -102,24 +103,25 @@ def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Te
     return Text(parts[0][:width] if len(parts) == 1 else ", ".join(parts), style="dim")
 
 
-def _cells(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
+def _cell_rows(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
     """Return rows of cells that stand for `each` blocks."""
     cells = [states[at : at + each] for at in range(0, len(states), each)]
-    return [_row(cells[at : at + width], plain) for at in range(0, len(cells), width)]
+    return [_draw_row(cells[at : at + width], plain) for at in range(0, len(cells), width)]
 
 
-def _row(cells: Iterable[bytes], plain: bool) -> Text:
+def _draw_row(cells: Iterable[bytes], plain: bool) -> Text:
+    """Return a row of cells as text."""
     row = Text()
-    for (look, dim), alike in groupby(map(_look, cells)):
+    for (look, dim), alike in groupby(map(_cell_style, cells)):
         row.append((look.plain if plain else look.cell) * len(list(alike)), f"dim {look.style}" if dim else look.style)
     return row
 
 
 @lru_cache(4096)
-def _look(cell: bytes) -> tuple[CellStyle, bool]:
+def _cell_style(cell: bytes) -> tuple[CellStyle, bool]:
     """Return how a cell is drawn, and whether it is dim."""
     free = cell.count(BlockState.FREE)
     if free == len(cell):
-        return LOOKS[BlockState.FREE], False
-    commonest = max((state for state in LOOKS if state is not BlockState.FREE), key=cell.count)
-    return LOOKS[commonest], 2 * free > len(cell)
+        return STATE_STYLES[BlockState.FREE], False
+    commonest = max((state for state in STATE_STYLES if state is not BlockState.FREE), key=cell.count)
+    return STATE_STYLES[commonest], 2 * free > len(cell)

@@ -1,4 +1,4 @@
-"""Output: results to stdout, everything else to stderr, colours on a terminal only."""
+"""Output of all commands: results to stdout, everything else to stderr, colours on a terminal only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
 
-from cortexmlx.cli.program import fit_commands
-from cortexmlx.cli.terminal.harmless import harmless, unguarded
-from cortexmlx.cli.terminal.region import Above
+from cortexmlx.cli.program import adapt_commands
+from cortexmlx.cli.terminal.harmless import strip_controls, unfiltered
+from cortexmlx.cli.terminal.region import AboveRegionWriter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,26 +21,26 @@ NARROW = 80
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Return whether a person looks at `stream`, and the terminal can do more than print lines."""
+    """Return whether `stream` is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def is_coloured(stream: TextIO) -> bool:
     """Return whether to use colours on `stream`."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not isinstance(stream, Above)
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not isinstance(stream, AboveRegionWriter)
 
 
 def stdout() -> Console:
     """Return a rich console on stdout. NO_COLOR, a pipe or a dumb terminal get plain text."""
-    return on(unguarded(sys.stdout))
+    return console_on(unfiltered(sys.stdout))
 
 
 def stderr() -> Console:
     """Return a rich console on stderr, for progress and notes."""
-    return on(unguarded(sys.stderr))
+    return console_on(unfiltered(sys.stderr))
 
 
-def on(stream: TextIO) -> Console:
+def console_on(stream: TextIO) -> Console:
     """Return a rich console that writes its own control sequences to a terminal, but not those of a text. Markup in a
     text is not interpreted.
     """
@@ -52,35 +52,36 @@ def on(stream: TextIO) -> Console:
             seen = self.is_terminal or self.file.isatty()
             for text, style, control in super().render(renderable, options):
                 plain = style.update_link(None) if style is not None and style.link else style
-                yield Segment(harmless(text) if seen and not control else text, plain, control)
+                yield Segment(strip_controls(text) if seen and not control else text, plain, control)
 
     return Harmless(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """Write a result to stdout. On a terminal it is made harmless."""
-    _write(sys.stdout, text + end, flush=flush)
+def print_result(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Print a result to stdout, without control characters on a terminal."""
+    _write_safely(sys.stdout, text + end, flush=flush)
 
 
-def tell(text: str = "", *, end: str = "\n") -> None:
-    """Write to stderr something that is not a result. On a terminal it is made harmless."""
-    _write(sys.stderr, text + end, flush=True)
+def print_message(text: str = "", *, end: str = "\n") -> None:
+    """Print a message that is not a result to stderr, without control characters on a terminal."""
+    _write_safely(sys.stderr, text + end, flush=True)
 
 
-def _write(stream: TextIO, text: str, *, flush: bool) -> None:
-    stream.write(harmless(text) if stream.isatty() else text)
+def _write_safely(stream: TextIO, text: str, *, flush: bool) -> None:
+    """Write text to a stream, without control characters on a terminal."""
+    stream.write(strip_controls(text) if stream.isatty() else text)
     if flush:
         stream.flush()
 
 
-def control(stream: TextIO, sequence: str) -> None:
-    """Write a control sequence of this package."""
-    unguarded(stream).write(sequence)
+def write_control(stream: TextIO, sequence: str) -> None:
+    """Write a terminal control sequence of this program."""
+    unfiltered(stream).write(sequence)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, style: str = "dim") -> None:
-    """Print each row's label, and its text in a column after `column` characters. Further lines of the text are in the
-    same column. After a long label, and in a narrow window, the text begins on the next line.
+    """Print two columns: each label, and its text from `column` on. Further lines of the text are in the same column.
+    After a long label, and in a narrow window, the text begins on the next line.
     """
     from rich.text import Text
 
@@ -93,49 +94,49 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
 
 
 def print_indented(console: Console, text: str) -> None:
-    """Print a remark after what was typed. All of its lines are indented by two columns."""
+    """Print a remark after what was typed, with all lines indented by two columns."""
     print_rows(console, [("", text)], 2)
 
 
-def note(message: str) -> None:
-    """Print one line for the user that is not a result."""
-    tell(at_words(f"cortexmlx: {fit_commands(message)}", sys.stderr))
+def print_note(message: str) -> None:
+    """Print a note for the user on stderr."""
+    print_message(wrap_for_terminal(f"cortexmlx: {adapt_commands(message)}", sys.stderr))
 
 
-def error(message: str) -> None:
-    """Print the one or two lines that say what went wrong and what to do next."""
+def print_error(message: str) -> None:
+    """Print an error on stderr: one or two lines on what went wrong and what to do next."""
     label = "error:"
-    rest = at_words(f"{label} {harmless(fit_commands(message))}", sys.stderr).removeprefix(
+    rest = wrap_for_terminal(f"{label} {strip_controls(adapt_commands(message))}", sys.stderr).removeprefix(
         label
     )  # of a file's name, or what was typed
     if is_coloured(sys.stderr):
-        control(sys.stderr, f"\x1b[1;31m{label}\x1b[0m")
-        tell(rest)
+        write_control(sys.stderr, f"\x1b[1;31m{label}\x1b[0m")
+        print_message(rest)
     else:
-        tell(label + rest)
+        print_message(label + rest)
 
 
-def at_words(text: str, stream: TextIO) -> str:
-    """Return `text` in lines that fit a terminal. Only a word that is longer than a line is broken. For a file or a
-    pipe, the text is unchanged.
+def wrap_for_terminal(text: str, stream: TextIO) -> str:
+    """Wrap `text` at words to fit a terminal. Only a word that is longer than a line is broken. For a file or a pipe,
+    the text is unchanged.
     """
     if not stream.isatty():
         return text
-    from cortexmlx.cli.markdown.flows import wrapped
+    from cortexmlx.cli.markdown.flows import wrap_words
 
     try:
         width = os.get_terminal_size(stream.fileno()).columns or NARROW
     except (OSError, ValueError):  # an object that stands in for a terminal
         width = NARROW
     rows: list[str] = []
-    for line in harmless(text).split("\n"):
-        rows += [line[begin:end] for begin, end, _ in wrapped(line, 0, width)] or [""]
+    for line in strip_controls(text).split("\n"):
+        rows += [line[begin:end] for begin, end, _ in wrap_words(line, 0, width)] or [""]
     return "\n".join(rows)
 
 
 def harden_streams() -> None:
-    """Print characters that are not in the terminal's encoding as `?` instead of ending the program. Streams that were
-    closed when it began read as empty, and accept what is written.
+    """Print characters that the terminal's encoding lacks as `?` instead of ending the program. Streams that were
+    closed at the start read as empty, and accept what is written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -146,20 +147,20 @@ def harden_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Make all further writes to stdout silent, even the interpreter's last flush, because its reader has gone."""
+    """Discard all further output to stdout, even the interpreter's last flush, because its reader has gone."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
 
 
 def show_cursor() -> None:
-    """Undo what a progress display did to the cursor."""
+    """Make the cursor visible again after a progress display."""
     if is_terminal(sys.stderr):
         os.write(2, b"\x1b[?25h\n")
 
 
 class ThoughtsPrinter:
-    """A printer of thoughts as they arrive, which separates them from the answer after them. With `hidden` it prints
+    """Prints a model's thoughts as they arrive, separated from the answer after them. With `hidden` it prints
     nothing.
     """
 
@@ -167,19 +168,19 @@ class ThoughtsPrinter:
         self._hidden = hidden
         self._open = False
 
-    def show(self, text: str) -> None:
+    def print_thought(self, text: str) -> None:
         """Print a piece of the thoughts, unless it is empty."""
         if self._hidden or not text:
             return
         if not self._open and is_coloured(sys.stderr):
-            control(sys.stderr, "\x1b[2m")
+            write_control(sys.stderr, "\x1b[2m")
         self._open = True
-        tell(text, end="")
+        print_message(text, end="")
 
     def end(self) -> None:
         """End the line and its style, because the answer begins or the text has ended. Safe to call again."""
         if self._open:
             self._open = False
             if is_coloured(sys.stderr):
-                control(sys.stderr, "\x1b[0m")
-            tell("\n")
+                write_control(sys.stderr, "\x1b[0m")
+            print_message("\n")

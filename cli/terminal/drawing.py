@@ -1,4 +1,4 @@
-"""Draw a growing answer: final text once, and a live region below it a few times a second."""
+"""Draw an answer while it grows: final text once, and a live region below it a few times a second."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal.console import is_terminal
-from cortexmlx.cli.terminal.region import Above, Region
+from cortexmlx.cli.terminal.region import AboveRegionWriter, LiveRegion
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-SHARE = 60
+MAX_TIME_SHARE = 60
 """Drawing takes one part in this many of the time, at most: after d seconds of drawing, the next comes 60 d later."""
 SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
 TICK_SECONDS = 0.1
 
-Away = Callable[[AbstractContextManager[object]], AbstractContextManager[object]]
+SuspensionGuard = Callable[[AbstractContextManager[object]], AbstractContextManager[object]]
 """Makes a context in which the program does not stop while another thread holds the lock: see `signals.py`."""
 
 
-class Drawing:
-    """A region that `draw` fills, for use in a `with`.
+class LiveDrawing:
+    """Redraws a region of the terminal from a thread: `draw` returns its rows. For use in a `with`.
 
     `draw` returns the lines that are final now, and the rows below them. `lock` is held during `draw` and protects what
     it reads.
@@ -37,22 +37,22 @@ class Drawing:
         console: Console,
         draw: Callable[[], tuple[Sequence[Text], Sequence[Text]]],
         below: Callable[[], Sequence[Text]],
-        away: Away = nullcontext,
+        away: SuspensionGuard = nullcontext,
     ) -> None:
         self.lock = threading.RLock()
-        self.region = Region(console)
+        self.region = LiveRegion(console)
         self._draw = draw
         self._below = below
         self._away = away
         self._due = 0.0
         self._ended = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="cortexmlx-view", daemon=True)
+        self._ticker = threading.Thread(target=self._redraw_periodically, name="cortexmlx-view", daemon=True)
         self._stack = ExitStack()
 
-    def __enter__(self) -> Drawing:
+    def __enter__(self) -> LiveDrawing:
         self._stack.enter_context(self.region)
         if is_terminal(sys.stderr):  # a warning goes above the region, not into it
-            self._stack.enter_context(redirect_stderr(Above(self._above)))
+            self._stack.enter_context(redirect_stderr(AboveRegionWriter(self._print_above)))
         self._stack.enter_context(self._away(self.lock))
         self._ticker.start()
         return self
@@ -66,20 +66,21 @@ class Drawing:
         self._ended.set()
         self._ticker.join()
 
-    def soon(self) -> None:
-        """Draw a change now or a moment later."""
+    def request_redraw(self) -> None:
+        """Redraw the region now, or a moment later if it was drawn just now."""
         with self.lock:
             begun = time.monotonic()
             if begun >= self._due:
                 self.region.show(*self._draw())
                 now = time.monotonic()
-                self._due = now + min(max(SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
+                self._due = now + min(max(MAX_TIME_SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
 
-    def _tick(self) -> None:
+    def _redraw_periodically(self) -> None:
+        """Redraw the region a few times a second until the end."""
         while not self._ended.wait(TICK_SECONDS):
-            self.soon()
+            self.request_redraw()
 
-    def _above(self, lines: list[Text]) -> None:
+    def _print_above(self, lines: list[Text]) -> None:
         """Print lines of other writers above the region."""
         with self.lock:
             self.region.show(lines, self._below())

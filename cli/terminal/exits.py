@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from cortexmlx.cli.program import fit_commands
+from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError
 
@@ -25,7 +25,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 @contextlib.contextmanager
 def exit_codes(debug: bool) -> Iterator[None]:
-    """Turn whatever ends a command into a message on stderr and an exit code."""
+    """Turn the errors that end a command into a message on stderr and an exit code."""
     try:
         yield
         sys.stdout.flush()
@@ -35,21 +35,22 @@ def exit_codes(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except (CortexError, MemoryError) as error:
-        fail(str(error) or type(error).__name__, debug)
+        exit_failed(str(error) or type(error).__name__, debug)
     except OSError as error:
-        fail(_of_the_system(error), debug)
+        exit_failed(_os_error_text(error), debug)
     except RuntimeError as error:
         if type(error) in (typer.Exit, typer.Abort):
             raise
-        fail_unexpectedly(error, debug)
+        exit_unexpected(error, debug)
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: typer prints it
-            _break_at_words(error)
+            _wrap_usage_error(error)
             raise
-        fail_unexpectedly(error, debug)
+        exit_unexpected(error, debug)
 
 
-def _of_the_system(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
+    """Return an operating system error in words."""
     if error.filename:
         return f"{error.strerror}: {error.filename}"
     try:
@@ -59,49 +60,49 @@ def _of_the_system(error: OSError) -> str:
     return str(error)
 
 
-def _break_at_words(usage: Any) -> None:
-    """Format typer's `Error: ` and its message of wrong usage in lines."""
+def _wrap_usage_error(usage: Any) -> None:
+    """Wrap the message of a wrong usage at words, with typer's `Error: ` before it."""
     before = "Error: "
-    said = console.at_words(before + fit_commands(usage.format_message()), sys.stderr).removeprefix(before)
+    said = console.wrap_for_terminal(before + adapt_commands(usage.format_message()), sys.stderr).removeprefix(before)
     usage.format_message = lambda: said
 
 
-def fail_unexpectedly(error: Exception, debug: bool) -> None:
-    """Report an unexpected error: its name, and how to see where it came from."""
-    fail(f"unexpected {type(error).__name__}: {error}. Run it again with --debug for the traceback.", debug)
+def exit_unexpected(error: Exception, debug: bool) -> None:
+    """Exit with an unexpected error: print its name, and how to see where it came from."""
+    exit_failed(f"unexpected {type(error).__name__}: {error}. Run it again with --debug for the traceback.", debug)
 
 
-def fail(message: str, debug: bool) -> None:
+def exit_failed(message: str, debug: bool) -> None:
     """Print what went wrong on stderr and exit with 1. With `debug`, the traceback of the current exception comes
     first.
     """
     if debug:
         traceback.print_exc()
-    console.error(message)
+    console.print_error(message)
     raise typer.Exit(FAILED)
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[None]:
-    """Let the first Ctrl-C raise KeyboardInterrupt. Another Ctrl-C while that unwinds ends the process at once with
-    130.
+def exit_on_second_interrupt() -> Iterator[None]:
+    """Let the first Ctrl-C raise KeyboardInterrupt. Another Ctrl-C while that unwinds ends the process immediately
+    with 130.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, lambda *_: leave_now())
+        signal.signal(signal.SIGINT, lambda *_: exit_immediately())
         raise KeyboardInterrupt
 
-    with _handled_by(handle):
+    with _install_handler(handle):
         yield
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the end of this context. Only for short work."""
     came: list[tuple[int, FrameType | None]] = []
     before: Handler = None
     try:
-        with _handled_by(lambda *call: came.append(call)) as before:
+        with _install_handler(lambda *call: came.append(call)) as before:
             yield
     finally:
         if came and callable(before):
@@ -109,7 +110,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
+def _install_handler(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
     """Handle Ctrl-C by `handler` in this context, and yield the old handler. Only the main thread is interrupted, so
     other threads keep the program's own handler.
     """
@@ -124,7 +125,7 @@ def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[
         signal.signal(signal.SIGINT, before)
 
 
-def leave_now(code: int = INTERRUPTED) -> NoReturn:
+def exit_immediately(code: int = INTERRUPTED) -> NoReturn:
     """End the process without waiting for anything, with the terminal's cursor visible."""
     with contextlib.suppress(OSError):  # the terminal may have gone
         console.show_cursor()

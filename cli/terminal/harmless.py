@@ -1,7 +1,7 @@
-"""Text without control sequences, whoever wrote it: models, files, folders, servers.
+"""Remove terminal control sequences from texts of any origin: models, files, folders, servers.
 
 On a terminal, stdout and stderr of a command write harmless text. Only `cortexmlx.cli.terminal` writes control
-sequences, past the guard (`unguarded`).
+sequences, past the guard (`unfiltered`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 REPLACEMENT = 0xFFFD
 
-_OBEYED: dict[int, int | None] = {
+_CONTROLS: dict[int, int | None] = {
     **{code: 0x2400 + code for code in range(0x20)},  # C0, as the pictures that Unicode has of them
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), REPLACEMENT),  # C1
 }
-_TURNED: dict[int, int | None] = {
+_DIRECTION_MARKS: dict[int, int | None] = {
     **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x2070)), REPLACEMENT),  # the order of what follows
     **dict.fromkeys((0x200E, 0x200F, 0x061C)),  # marks of a direction, which usual text has, too
 }
@@ -32,25 +32,27 @@ _HIDDEN: dict[int, int | None] = dict.fromkeys(
 )
 """Characters without a width, which can hide text inside text. Tags are among them."""
 
-TABLE: dict[int, int | None] = _OBEYED | _TURNED | _HIDDEN | {0x09: 0x09, 0x0A: 0x0A, 0x0D: None}
+TABLE: dict[int, int | None] = _CONTROLS | _DIRECTION_MARKS | _HIDDEN | {0x09: 0x09, 0x0A: 0x0A, 0x0D: None}
 """Replacements for `str.translate`. Tabs and line feeds stay. A carriage return would write over the line."""
 
 _LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
 
 
-def harmless(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Return `text` without the characters that control a terminal."""
     return text.translate(TABLE)
 
 
-def in_a_line(name: str) -> str:
-    """Return a name, path or id for the middle of a line. Line breaks and tabs are shown as pictures, too."""
+def to_single_line(name: str) -> str:
+    """Return a name, path or id for the middle of a line: control characters, line breaks and tabs become visible
+    symbols.
+    """
     return name.translate(_LINE)
 
 
-class Guarded(io.TextIOBase):
-    """A text stream that writes harmless text to the stream `below`. It has no `buffer`, because bytes would
-    bypass it.
+class ControlFilter(io.TextIOBase):
+    """A text stream that removes control characters and writes to the stream `below`. It has no `buffer`, because
+    bytes would bypass it.
     """
 
     def __init__(self, below: TextIO) -> None:
@@ -63,7 +65,7 @@ class Guarded(io.TextIOBase):
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """What happens with characters that are not in the encoding."""
+        """How the stream below treats characters that are not in its encoding."""
         return self.below.errors
 
     def isatty(self) -> bool:
@@ -87,23 +89,25 @@ class Guarded(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write the text without the characters that control a terminal."""
-        self.below.write(harmless(text))
+        self.below.write(strip_controls(text))
         return len(text)
 
 
-def unguarded(stream: TextIO) -> TextIO:
-    """Return the stream that takes control sequences, for text of this package only."""
-    return stream.below if isinstance(stream, Guarded) else stream
+def unfiltered(stream: TextIO) -> TextIO:
+    """Return the stream below a filter, which accepts control sequences, for text of this program only."""
+    return stream.below if isinstance(stream, ControlFilter) else stream
 
 
 @contextmanager
-def guarded_streams() -> Iterator[None]:
-    """Guard stdout and stderr in this context if they are terminals. Files and pipes get all text unchanged."""
+def filter_streams() -> Iterator[None]:
+    """Remove control characters from stdout and stderr in this context if they are terminals. Files and pipes get all
+    text unchanged.
+    """
     before = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
         stream: TextIO = getattr(sys, name)
-        if stream.isatty() and not isinstance(stream, Guarded):
-            setattr(sys, name, cast(TextIO, Guarded(stream)))
+        if stream.isatty() and not isinstance(stream, ControlFilter):
+            setattr(sys, name, cast(TextIO, ControlFilter(stream)))
     try:
         yield
     finally:
@@ -116,8 +120,10 @@ rows with CR LF.
 """
 
 
-def prompt_output() -> Output:
-    """Return the terminal of stdout for an input line. What is typed, pasted or completed is made harmless."""
+def make_prompt_output() -> Output:
+    """Return stdout's terminal as prompt_toolkit's output. Control characters in what is typed, pasted or completed
+    are removed.
+    """
     from prompt_toolkit.output.vt100 import Vt100_Output
 
     class Harmless(Vt100_Output):
@@ -128,4 +134,4 @@ def prompt_output() -> Output:
             if amount:
                 self.write_raw(f"\x1b[{amount}D")
 
-    return Harmless.from_pty(unguarded(sys.stdout), term=os.environ.get("TERM"))
+    return Harmless.from_pty(unfiltered(sys.stdout), term=os.environ.get("TERM"))

@@ -1,4 +1,4 @@
-"""Progress on stderr: of downloading and loading a model, of compiling its kernels, and of a long prompt."""
+"""Progress bars on stderr: of downloading and loading a model, of compiling its kernels, and of a long prompt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import uninterrupted
-from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.cli.terminal.text import duration, fitted
+from cortexmlx.cli.terminal.exits import delay_interrupts
+from cortexmlx.cli.terminal.harmless import to_single_line
+from cortexmlx.cli.terminal.text import format_duration, shorten_start
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.types.request import TokenEvent
@@ -29,15 +29,16 @@ _WIDE = 64
 
 
 @contextmanager
-def loading(model: str) -> Iterator[OnProgress]:
-    """Yield a function for an engine's `on_progress`. The bar disappears when the model is loaded.
+def loading_progress(model: str) -> Iterator[OnProgress]:
+    """Show the progress of loading a model: yield a function for an engine's `on_progress`. The bar disappears when
+    the model is loaded.
 
     A pipe gets only the lines of a download, since the rest takes seconds. An interrupted download says what is kept.
     """
-    model = in_a_line(model)
+    model = to_single_line(model)
     last: list[Progress] = []
     try:
-        with _bar(model) if console.is_terminal(sys.stderr) else _lines(model) as show:
+        with _loading_bar(model) if console.is_terminal(sys.stderr) else _loading_lines(model) as show:
 
             def told(news: Progress) -> None:
                 last[:] = [news]
@@ -46,12 +47,13 @@ def loading(model: str) -> Iterator[OnProgress]:
             yield told
     except KeyboardInterrupt:
         if last and last[0].what == "downloading" and last[0].done:
-            console.note(f"stopped; {_of(last[0])} are kept: run the same command to continue")
+            console.print_note(f"stopped; {_amount_text(last[0])} are kept: run the same command to continue")
         raise
 
 
 @contextmanager
-def _bar(model: str) -> Iterator[OnProgress]:
+def _loading_bar(model: str) -> Iterator[OnProgress]:
+    """Show a progress bar on a terminal."""
     from rich import progress as rich
 
     figures = rich.TextColumn("{task.fields[figures]}", markup=False)
@@ -59,69 +61,70 @@ def _bar(model: str) -> Iterator[OnProgress]:
     columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
     bar = rich.Progress(*columns, console=screen, transient=True)
     try:
-        with uninterrupted():  # an interrupted start leaves a bar that cannot be ended
+        with delay_interrupts():  # an interrupted start leaves a bar that cannot be ended
             bar.start()
             task = bar.add_task(f"loading {model}", total=None, figures="")
 
         def show(news: Progress) -> None:
-            says = numbers(news) if screen.width >= _WIDE else f"{news.fraction:.0%}"
-            name = fitted(model, screen.width - len(news.what) - _BAR - len(says) - 4)
+            says = progress_numbers(news) if screen.width >= _WIDE else f"{news.fraction:.0%}"
+            name = shorten_start(model, screen.width - len(news.what) - _BAR - len(says) - 4)
             bar.update(
                 task, description=f"{news.what} {name}", total=news.total or None, completed=news.done, figures=says
             )
 
         yield show
     finally:
-        with uninterrupted():
+        with delay_interrupts():
             bar.stop()
 
 
 @contextmanager
-def _lines(model: str) -> Iterator[OnProgress]:
+def _loading_lines(model: str) -> Iterator[OnProgress]:
+    """Print a line on the download now and then, for a log."""
     due = time.monotonic()
 
     def show(news: Progress) -> None:
         nonlocal due
         if news.what == "downloading" and news.total and time.monotonic() >= due:
             due = time.monotonic() + LINE_SECONDS
-            console.note(f"downloading {model}: {numbers(news)}")
+            console.print_note(f"downloading {model}: {progress_numbers(news)}")
 
     yield show
 
 
-def _of(news: Progress) -> str:
-    """Return a text such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
+def _amount_text(news: Progress) -> str:
+    """Return how much is done as text, such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
     (done, unit), total = format_bytes(news.done).split(), format_bytes(news.total)
     return f"{done} of {total}" if total.endswith(f" {unit}") else f"{done} {unit} of {total}"
 
 
-def numbers(news: Progress) -> str:
-    """Return a text such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, `1 of 3 kernels`, or `67%`."""
+def progress_numbers(news: Progress) -> str:
+    """Return progress as text: `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, `1 of 3 kernels`, or `67%`."""
     if news.what == "compiling":
         return f"{news.done} of {news.total} kernels"
     if news.what != "downloading":
         return f"{news.fraction:.0%}"
     if not news.total:
         return "asking the hub"
-    parts = [_of(news)]
+    parts = [_amount_text(news)]
     if news.rate:
         parts.append(f"{format_bytes(news.rate)}/s")
     if (left := news.seconds_left) is not None:
-        parts.append(f"{duration(left)} left")
+        parts.append(f"{format_duration(left)} left")
     return " · ".join(parts)
 
 
 STOPPING = "stopping with the piece of the prompt that is under way"
 
 
-def how_far(news: Progress) -> str:
-    """Return a text such as `reading 1,024 of 4,096 tokens, 512 cached`."""
+def prefill_text(news: Progress) -> str:
+    """Return the progress of a prompt as text: `reading 1,024 of 4,096 tokens, 512 cached`."""
     cached = f", {news.cached:,} cached" if news.cached else ""
     return f"reading {news.done:,} of {news.total:,} tokens{cached}"
 
 
 class PrefillProgress:
-    """The bar of a long prompt. A prompt that takes only one step has no bar."""
+    """The progress bar of a long prompt. A prompt that takes only one step has none."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -132,27 +135,28 @@ class PrefillProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._close()
+        self._close_bar()
 
-    def note(self, event: TokenEvent) -> None:
-        """Take an event of the answer: update the bar, or remove it when the prompt is done."""
+    def update(self, event: TokenEvent) -> None:
+        """Update the bar with an event of the answer, or remove it when the prompt is computed."""
         news = event.progress
         if news is None:
-            return self._close()
+            return self._close_bar()
         if not self._wanted:
             return
         if self._bar is None:
-            self._bar = self._opened()
+            self._bar = self._open_bar()
             self._task = self._bar.add_task("")
-        self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
+        self._bar.update(self._task, description=prefill_text(news), total=news.total, completed=news.done)
 
-    def stopping(self) -> None:
-        """Show that Ctrl-C was noticed. The piece of the prompt that is being computed still ends."""
+    def show_stopping(self) -> None:
+        """Show that Ctrl-C was noticed. The piece of the prompt that is being computed is still finished."""
         if self._bar is not None:
             self._bar.update(self._task, description=STOPPING)
             self._bar.refresh()
 
-    def _opened(self) -> Bar:
+    def _open_bar(self) -> Bar:
+        """Show the bar and return it."""
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
@@ -166,7 +170,8 @@ class PrefillProgress:
         bar.start()
         return bar
 
-    def _close(self) -> None:
+    def _close_bar(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -17,7 +17,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cortexmlx.cli.terminal.harmless import harmless
+from cortexmlx.cli.terminal.harmless import strip_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +29,14 @@ NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 ERASE_BELOW, ERASE_REST = "\x1b[J", "\x1b[K"
 
 
-class Region:
-    """Temporary rows in the terminal of `console`, for use in a `with`. The rows are gone afterwards."""
+class LiveRegion:
+    """Temporary rows at the bottom of the terminal of `console`, removed at the end of its `with`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown = ""
 
-    def __enter__(self) -> Region:
+    def __enter__(self) -> LiveRegion:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -45,36 +45,39 @@ class Region:
     def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:
         """Print `lines` permanently, and replace the rows below them by `rows`."""
         width, height = self._console.size
-        shown = self._rows(rows[-max(height - 1, 1) :], width)
+        shown = self._draw_rows(rows[-max(height - 1, 1) :], width)
         if lines:
-            stay = "".join(f"{self._ansi(line)}\n" for line in lines)
+            stay = "".join(f"{self._to_ansi(line)}\n" for line in lines)
             self._write(BEGIN + ERASE_BELOW + stay + shown + END)
         elif shown != self._shown:
             self._write(BEGIN + shown + END)
         self._shown = shown
 
-    def _rows(self, rows: Sequence[Text], width: int) -> str:
+    def _draw_rows(self, rows: Sequence[Text], width: int) -> str:
+        """Return the control sequences and text that draw the rows and put the cursor before them."""
         drawn = []
         for number, row in enumerate(rows):
             last, row = number == len(rows) - 1, row.copy()
             row.truncate(max(width - last, 1), overflow="ellipsis")
             rest = "" if last or row.cell_len >= width else ERASE_REST  # at the edge it would erase the last cell
-            drawn.append(self._ansi(row) + rest)
+            drawn.append(self._to_ansi(row) + rest)
         up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
         return NO_WRAP + "\n".join(drawn) + ERASE_BELOW + WRAP + up + "\r"
 
-    def _ansi(self, text: Text) -> str:
+    def _to_ansi(self, text: Text) -> str:
+        """Return a styled text with its ANSI sequences."""
         with self._console.capture() as written:
             self._console.print(text, end="", soft_wrap=True)
         return written.get()
 
     def _write(self, text: str) -> None:
+        """Write to the terminal and flush."""
         self._console.file.write(text)
         self._console.file.flush()
 
 
-class Above(io.TextIOBase):
-    """A replacement for stderr. Whole lines that are written to it are printed by `show`, above the region."""
+class AboveRegionWriter(io.TextIOBase):
+    """A replacement for stderr that prints whole lines by `show`, above the live region."""
 
     def __init__(self, show: Callable[[list[Text]], None]) -> None:
         self._show = show
@@ -85,10 +88,10 @@ class Above(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Print the complete lines."""
+        """Print the complete lines of the text, and hold back an incomplete one."""
         from rich.text import Text
 
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            self._show([Text(harmless(Text.from_ansi(line).plain)) for line in lines])
+            self._show([Text(strip_controls(Text.from_ansi(line).plain)) for line in lines])
         return len(text)

@@ -1,5 +1,5 @@
-"""Text from arguments and pipes, with bytes that are no text, and text as it is printed: names that fit, durations,
-results as JSON.
+"""Text from arguments and pipes, repaired where bytes are not text, and text for printing: short names, durations,
+JSON.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _PATIENCE_SECONDS = 1.0
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def clean(argument: str, what: str = "the prompt") -> str:
+def clean_argument(argument: str, what: str = "the prompt") -> str:
     """Return a command line argument with U+FFFD for its broken UTF-8, which arrives as lone surrogates (PEP 383)."""
-    return decode(argument.encode("utf-8", "surrogateescape"), what)
+    return decode_text(argument.encode("utf-8", "surrogateescape"), what)
 
 
-def decode(data: bytes, what: str) -> str:
-    """Return bytes as text. A byte order mark is dropped. NULs and broken UTF-8 become U+FFFD, with a note on
+def decode_text(data: bytes, what: str) -> str:
+    """Decode bytes as text. A byte order mark is dropped. NULs and broken UTF-8 become U+FFFD, with a note on
     stderr.
     """
     text = data.decode("utf-8-sig", "replace").replace("\0", REPLACEMENT)
     broken = text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
     if broken:
-        console.note(f"{broken} x NUL or broken UTF-8 in {what}, replaced by {REPLACEMENT}")
+        console.print_note(f"{broken} x NUL or broken UTF-8 in {what}, replaced by {REPLACEMENT}")
     return text
 
 
 def read_stdin() -> str:
-    """Return all of stdin without the newline at its end. A note says so if a pipe stays silent, since that looks like
-    a hang.
+    """Return all of stdin without the newline at its end. If a pipe stays silent, a note says so, since that looks
+    like a hang.
     """
     if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_SECONDS)[0]:
-        console.note("waiting for the prompt on stdin ...")
-    return decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+        console.print_note("waiting for the prompt on stdin ...")
+    return decode_text(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
 
 
 def stdin_is_piped() -> bool:
@@ -56,12 +56,12 @@ def stdin_is_piped() -> bool:
     return mode in (stat.S_IFREG, stat.S_IFIFO)
 
 
-def fitted(text: str, width: int) -> str:
+def shorten_start(text: str, width: int) -> str:
     """Return `text` in at most `width` characters. Its end is kept, because models' names differ there."""
     return text if len(text) <= width else "…" + text[len(text) - max(width - 1, 0) :]
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time such as `42 s`, `3:05` minutes or `1:02:30` hours."""
     whole = round(seconds)
     if whole < 60:
@@ -72,10 +72,10 @@ def duration(seconds: float) -> str:
 
 
 def gather_prompt(arguments: list[str]) -> str:
-    """Return the prompt: what is piped into stdin, then the arguments, with a blank line between them. `-` means
+    """Return the prompt: the text piped into stdin, then the arguments, with a blank line between them. `-` means
     stdin.
     """
-    parts = [read_stdin() if a == "-" else clean(a) for a in arguments]
+    parts = [read_stdin() if a == "-" else clean_argument(a) for a in arguments]
     if "-" not in arguments and stdin_is_piped():
         parts.insert(0, read_stdin())
     return "\n\n".join(part for part in parts if part)
@@ -88,13 +88,14 @@ def to_json(record: Any) -> str:
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_without_infinity(record), ensure_ascii=False, allow_nan=False)
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _finite(value: Any) -> Any:
+def _without_infinity(value: Any) -> Any:
+    """Return a JSON value with None for infinite and NaN numbers."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _without_infinity(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_without_infinity(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The jobs of attention: which method computes the single tokens of a model's layers, in each class of steps."""
+"""Timing jobs that find the fastest decode attention method for each layer and class of steps."""
 
 from __future__ import annotations
 
@@ -17,79 +17,85 @@ import numpy as np
 
 from cortexmlx.attention.decode_methods import (
     BatchClass,
-    ChoosingBackend,
     DecodeMethod,
     LayerAttention,
     LayerKey,
-    classes,
-    plain_methods,
+    SelectableBackend,
+    batch_classes,
+    mlx_methods_for,
 )
 from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
-from cortexmlx.autotune.chooser import Chooser
-from cortexmlx.autotune.job import Candidate, CannotServe, Job
-from cortexmlx.autotune.table import Identity
+from cortexmlx.autotune.chooser import Autotuner
+from cortexmlx.autotune.job import Candidate, CannotServe, TuningJob
+from cortexmlx.autotune.table import TimingIdentity
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.system.machine import metal_device
 
-AttentionJobs = dict[tuple[LayerKey, BatchClass], Job]
+AttentionJobs = dict[tuple[LayerKey, BatchClass], TuningJob]
 """The jobs, by the layer and the class."""
 
 
 def attention_jobs(
-    layers: Mapping[LayerKey, LayerAttention], backend: ChoosingBackend, max_rows: int, longest: int
+    layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend, max_rows: int, longest: int
 ) -> AttentionJobs:
-    """Return a job for each layer and each class of steps of up to `max_rows` rows and `longest` tokens, the usual
-    classes first. Nothing is allocated before a job's candidates are prepared.
+    """Return a timing job for each layer shape and each class of steps up to `max_rows` rows and `longest` tokens. The
+    most common classes come first. Nothing is allocated before a job's candidates are prepared.
     """
-    bench = _Bench(backend)
+    bench = _CandidatePreparer(backend)
     found: AttentionJobs = {}
     for key, layer in layers.items():
         seen = longest if layer.window is None else min(longest, layer.window)
-        for batch in classes(max_rows, seen):
-            methods = (*backend.own_methods(layer), *plain_methods(layer, batch))
-            sample = batch.sample(max_rows, seen)
-            times = times_together(layer, *sample)
+        for batch in batch_classes(max_rows, seen):
+            methods = (*backend.kernel_methods(layer), *mlx_methods_for(layer, batch))
+            sample = batch.sample_size(max_rows, seen)
+            times = attentions_per_run(layer, *sample)
             candidates = tuple(
                 Candidate(method.value, partial(bench.prepare, layer, batch, sample, method), times)
                 for method in methods
             )
             name = f"{layer.label}; {batch.label}; {sample[0]} x {sample[1]}"
-            found[key, batch] = Job(name, layer.label, batch.label, candidates)
+            found[key, batch] = TuningJob(name, layer.label, batch.label, candidates)
     return found
 
 
-def take_choices(backend: ChoosingBackend, jobs: AttentionJobs, chooser: Chooser) -> None:
-    """Let a backend use what was chosen. Where that is the usual method, the rules choose it, and say so if they find
-    that no kernel serves.
+def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
+    """Set the chosen method for each layer and class in a backend. Where the default method won, the backend's own
+    rules stay in charge, and say so if no kernel serves.
     """
-    chosen = {key: chooser.chosen(job.key) for key, job in jobs.items()}
-    others = {key: name for key, name in chosen.items() if name is not None and name != jobs[key].usual}
-    backend.choices.take({key: DecodeMethod(name) for key, name in others.items()})
+    chosen = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
+    others = {key: name for key, name in chosen.items() if name is not None and name != jobs[key].default_candidate}
+    backend.choices.set_methods({key: DecodeMethod(name) for key, name in others.items()})
 
 
-def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: ChoosingBackend) -> list[Job]:
-    """Return a job for each layer whose usual candidate serves all classes, for `Chooser.fix`."""
+def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
+    """Return one untimed job per layer, with the reproducible method as its only candidate, for
+    `Chooser.choose_default`.
+    """
     return [
-        Job(layer.label, layer.label, "every step", (Candidate(backend.fixed_method(layer).value, _not_timed),))
+        TuningJob(
+            layer.label,
+            layer.label,
+            "every step",
+            (Candidate(backend.reproducible_method(layer).value, _raise_untimed),),
+        )
         for layer in layers.values()
     ]
 
 
-def _not_timed() -> Callable[[], object]:
+def _raise_untimed() -> Callable[[], object]:
+    """Raise AssertionError: the candidate of a fixed job is never timed."""
     raise AssertionError("a fixed choice is not timed")
 
 
-class _Bench:
-    """The problem that is being timed. It is made when its first candidate is prepared, and dropped for the next one,
-    so that only one needs memory.
-    """
+class _CandidatePreparer:
+    """Prepares the candidates of timing jobs. Only the problem of the current job is in memory."""
 
-    def __init__(self, backend: ChoosingBackend) -> None:
+    def __init__(self, backend: SelectableBackend) -> None:
         self._backend = backend
-        self._slabs = Slabs()
+        self._slabs = TimedArena()
         self._job: tuple[LayerAttention, BatchClass] | None = None
         self._problem: TimedProblem | None = None
         self._checked: set[DecodeMethod] = set()
@@ -97,22 +103,25 @@ class _Bench:
     def prepare(
         self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int], method: DecodeMethod
     ) -> Callable[[], object]:
-        """Return a function that computes a problem by a method. Raises CannotServe, and what the method raises."""
-        with _settled():
-            problem = self._made(layer, batch, sample)
-            attend = self._backend.attend_by(method, layer)
+        """Return a function that computes the problem of a layer and class by a method. Raises CannotServe, and what
+        the method raises.
+        """
+        with _synchronize_on_error():
+            problem = self._problem_for(layer, batch, sample)
+            attend = self._backend.attend_with(method, layer)
             if method not in self._checked:
-                problem.check(attend)
+                problem.require_agreement(attend)
                 self._checked.add(method)
-            run = problem.run(attend)
+            run = problem.build_run(attend)
 
         def compute() -> None:
-            with _settled():
+            with _synchronize_on_error():
                 run()
 
         return compute
 
-    def _made(self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int]) -> TimedProblem:
+    def _problem_for(self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int]) -> TimedProblem:
+        """Return the timed problem of a layer and class, made at its first use."""
         if self._problem is None or self._job != (layer, batch):
             self._problem, self._checked = None, set()
             self._problem = TimedProblem(layer, batch, *sample, self._slabs)
@@ -121,9 +130,9 @@ class _Bench:
 
 
 @contextmanager
-def _settled() -> Iterator[None]:
-    """Wait for what is in flight if an exception leaves the context. A command buffer that failed is reported once more
-    at the stream's next use: here, and not in a step.
+def _synchronize_on_error() -> Iterator[None]:
+    """Context: if an exception leaves it, wait for all work in flight, so that a failed command buffer is reported
+    here and not again in a step.
     """
     try:
         yield
@@ -136,41 +145,44 @@ def _settled() -> Iterator[None]:
 # TimedProblem: random keys, values and queries on which the methods of a layer are timed.
 
 
-MOST_BYTES = 128 << 20
+MAX_KV_BYTES = 128 << 20
 """Bytes of keys and values that are made, in float32. If a class needs more, its rows share blocks: a cache of the GPU
 may then hold more of them than of an engine's.
 """
 
-_TAIL = TAIL_COLUMNS // 2
+_TAIL_TOKENS = TAIL_COLUMNS // 2
 """Tokens of each row in the tail: as many as on average."""
 
-_TOGETHER = 32 << 20
-"""Bytes that the attentions of a run read together on a GPU, at most `_MOST_TOGETHER` of them: with one, the time to
+_BYTES_PER_RUN = 32 << 20
+"""Bytes that the attentions of a run read together on a GPU, at most `_MAX_ATTENTIONS_PER_RUN` of them: with one,
+the time to
 begin and to wait would count for more than the attention.
 """
-_MOST_TOGETHER = 8
+_MAX_ATTENTIONS_PER_RUN = 8
 
-_AGREES = {"float32": 2e-3, "float16": 2e-2, "bfloat16": 8e-2}
+_TOLERANCE = {"float32": 2e-3, "float16": 2e-2, "bfloat16": 8e-2}
 """The largest difference, as a share of the largest number, of two methods. A launch that a GPU drops leaves zeros, and
 would be the fastest.
 """
 
 
-def times_together(layer: LayerAttention, rows: int, tokens: int) -> int:
-    """Return how many attentions of a step a run computes."""
+def attentions_per_run(layer: LayerAttention, rows: int, tokens: int) -> int:
+    """Return how many times one timed run computes the attention of a step, so that launch overhead does not
+    dominate.
+    """
     if mx.default_device() == mx.cpu:
         return 1
-    return max(1, min(_MOST_TOGETHER, _TOGETHER // (rows * tokens * layer.spec.bytes_per_token)))
+    return max(1, min(_MAX_ATTENTIONS_PER_RUN, _BYTES_PER_RUN // (rows * tokens * layer.spec.bytes_per_token)))
 
 
-class Slabs:
-    """The keys and values of the layer that is being timed. Problems of one layer share them."""
+class TimedArena:
+    """An arena of random keys and values for the layer that is being timed, shared by all problems of that layer."""
 
     def __init__(self) -> None:
         self._layer: LayerAttention | None = None
         self._arena: KVArena | None = None
 
-    def of(self, layer: LayerAttention, blocks: int) -> KVArena:
+    def arena_for(self, layer: LayerAttention, blocks: int) -> KVArena:
         """Return an arena with at least `blocks` blocks of random numbers for a layer. Raises MemoryRefused."""
         known = self._arena
         if self._layer == layer and known is not None and known.blocks[0] >= blocks:
@@ -191,77 +203,81 @@ class Slabs:
 
 
 class TimedProblem:
-    """A layer's attention in a step of `rows` rows that each see `tokens` tokens."""
+    """A random input for timing: a layer's attention in a step of `rows` rows with `tokens` tokens each."""
 
-    def __init__(self, layer: LayerAttention, batch: BatchClass, rows: int, tokens: int, slabs: Slabs) -> None:
+    def __init__(self, layer: LayerAttention, batch: BatchClass, rows: int, tokens: int, slabs: TimedArena) -> None:
         self._layer = layer
-        self._times = times_together(layer, rows, tokens)
+        self._times = attentions_per_run(layer, rows, tokens)
         self._wanted: mx.array | None = None
-        in_arena = max(tokens - _TAIL, 1)
+        in_arena = max(tokens - _TAIL_TOKENS, 1)
         each = -(-in_arena // layer.block_size)
         block_bytes = layer.block_size * layer.spec.kv_heads * sum(layer.spec.dims) * 4
-        blocks = min(rows * each, max(each, MOST_BYTES // block_bytes))
-        arena = slabs.of(layer, blocks)
+        blocks = min(rows * each, max(each, MAX_KV_BYTES // block_bytes))
+        arena = slabs.arena_for(layer, blocks)
         order = np.random.default_rng(0).permutation(blocks) if not batch.run else np.arange(blocks)
         tables = order[np.arange(rows * each) % blocks].reshape(rows, each).astype(np.int32)
         run = KVHandle(0, each) if batch.run else None
         lengths = np.full(rows, in_arena, np.int32)
         step = GroupStep(tables, lengths, (run,) * rows, (), layer.spec.attention_window)
-        self._queries = _random((rows, layer.query_heads, 1, layer.spec.key_dim), layer.dtype, 2)
-        sinks = None if layer.sinks is None else _random((layer.query_heads,), layer.sinks, 3)
-        slopes = mx.abs(_random((layer.query_heads,), "float32", 4)) if layer.slopes else None
+        self._queries = _random_array((rows, layer.query_heads, 1, layer.spec.key_dim), layer.dtype, 2)
+        sinks = None if layer.sinks is None else _random_array((layer.query_heads,), layer.sinks, 3)
+        slopes = mx.abs(_random_array((layer.query_heads,), "float32", 4)) if layer.slopes else None
         self._params = AttentionParams(layer.scale, sinks, layer.softcap, slopes)
         shape = (rows, layer.spec.kv_heads, TAIL_COLUMNS)
-        plain = tuple(_random((*shape, dim), layer.spec.dtype, 5 + n) for n, dim in enumerate(layer.spec.dims))
+        plain = tuple(_random_array((*shape, dim), layer.spec.dtype, 5 + n) for n, dim in enumerate(layer.spec.dims))
         form = arena.quantization(0)
         tail = plain if form is None else form.quantize(*plain)
         dtype = getattr(mx, layer.spec.dtype)
-        self._kv = PagedKV(arena, 0, step, tail, _TAIL, dtype, _unused, quantization=form)
+        self._kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, dtype, _raise_unused, quantization=form)
         mx.eval(self._queries, *tail, *([] if sinks is None else [sinks]))
 
-    def run(self, attend: Attend) -> Callable[[], None]:
-        """Return a function that attends `times_together` times, one after the other as layers do, and waits."""
+    def build_run(self, attend: Attend) -> Callable[[], None]:
+        """Build `attentions_per_run` attentions, each after the one before, and return a function that evaluates them
+        and waits.
+        """
         queries = self._queries
         for _ in range(self._times):
             out = attend(queries, self._kv, self._params)
             queries = self._queries + out[..., :1] * 0
         return lambda: mx.eval(out)
 
-    def check(self, attend: Attend) -> None:
-        """Raise CannotServe unless a method's result agrees with that of the first one that was checked."""
+    def require_agreement(self, attend: Attend) -> None:
+        """Raise CannotServe unless the result of `attend` agrees with that of the first method that was checked."""
         got = attend(self._queries, self._kv, self._params).astype(mx.float32)
         mx.eval(got)
         wanted = got if self._wanted is None else self._wanted
         difference = mx.max(mx.abs(got - wanted)) / mx.maximum(mx.max(mx.abs(wanted)), 1e-30)
         share = float(np.array(difference))
-        if not share <= _AGREES[self._layer.dtype]:
+        if not share <= _TOLERANCE[self._layer.dtype]:
             raise CannotServe(f"its result differs by {share:.2g} of the largest number")
         self._wanted = wanted
 
 
-def _random(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:
+def _random_array(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:
+    """Return an array of random normal numbers."""
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(getattr(mx, dtype))
 
 
-def _unused(*_: object, **__: object) -> mx.array:
+def _raise_unused(*_: object, **__: object) -> mx.array:
+    """Raise AssertionError: a timed problem calls its methods directly, never through the handle."""
     raise AssertionError("the methods are called directly")
 
 
 # The identity of times: the machine, the versions and the texts for which they are true.
 
 
-def identity_here() -> Identity:
-    """Return the identity of times that are taken now."""
+def current_identity() -> TimingIdentity:
+    """Return the identity of this machine and software, under which times measured now are stored."""
     if mx.default_device() == mx.cpu:
         device = f"CPU, {platform.machine()}, {os.cpu_count()} cores"
     else:
         device = metal_device() or "GPU"
     system = platform.mac_ver()[0] if sys.platform == "darwin" else platform.release()
-    return Identity(device, system, version("mlx"), kernel_digest(), version("cortexmlx"))
+    return TimingIdentity(device, system, version("mlx"), kernel_digest(), version("cortexmlx"))
 
 
 def kernel_digest() -> str:
-    """Return a digest of the kernels' texts, and of the modules that say how they are called."""
+    """Return a hash of the kernel sources and of the Python modules that launch them."""
     digest = hashlib.sha256()
     room = files("cortexmlx.metal")
     for folder, suffixes in ((room, (".py",)), (room / "products", (".py",)), (room / "shaders", (".metal", ".h"))):

@@ -1,4 +1,4 @@
-"""Chooses the backend of `paged_attention`."""
+"""The attention backends (metal, reference, simulator), and which one "auto" picks."""
 
 from __future__ import annotations
 
@@ -9,44 +9,48 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.decode_methods import ChoosingBackend, KernelChoosing, ReferenceAttention
+from cortexmlx.attention.decode_methods import ReferenceAttention, SelectableBackend, SelectableKernels
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
-from cortexmlx.attention.probe import attention_calls
+from cortexmlx.attention.probe import probe_attention_calls
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.system.developer_parts import developer_part
-from cortexmlx.system.machine import matrix_units, metal_device
+from cortexmlx.system.developer_parts import import_developer_part
+from cortexmlx.system.machine import has_matrix_units, metal_device
 
 
-def _in_a_line(note: str) -> str:
+def _shorten_note(note: str) -> str:
+    """Return the first line of a note; if there are more, say that the log has them."""
     line, more, _ = note.partition("\n")
     return f"{line}; the whole message is in the log" if more else line
 
 
 def _no_notes() -> tuple[str, ...]:
+    """Return no notes: the default of a backend."""
     return ()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
+    """Do nothing: the default `reconsider` of a backend."""
     pass
 
 
 def _no_checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> tuple[KernelCheck, ...]:
+    """Return no kernel checks: the default of a backend without kernels."""
     return ()
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A named implementation of `paged_attention`."""
+class AttentionBackend:
+    """A named implementation of `paged_attention`, with its kernels' checks and notes."""
 
     name: str
     attend: Attend
     notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     """Returns what takes the reference path, and why: a line each, perhaps followed by a message of several lines."""
-    reconsider: Callable[[], None] = field(default=_nothing)
+    reconsider: Callable[[], None] = field(default=_do_nothing)
     """Called after a step that failed."""
     kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     """Returns the names of the kernels that have served."""
@@ -56,23 +60,23 @@ class Backend:
     """
     writer: TailWriter | None = None
     """Writes decode steps into the tail; None: MLX's own operations do."""
-    choosing: ChoosingBackend | None = None
+    choosing: SelectableBackend | None = None
     """What may be told which method single tokens take; None: nothing may. Then its `attend` takes the place of this
     one.
     """
 
     def describe(self) -> str:
-        """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
+        """Return the name, the kernels in use and the notes as one line, such as "metal, matrix kernel"."""
         used = self.kernels()
         name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
-        return "; ".join([name, *(f"reference for {_in_a_line(note)}" for note in self.notes())])
+        return "; ".join([name, *(f"reference for {_shorten_note(note)}" for note in self.notes())])
 
 
-def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | None = None) -> Backend:
-    """Return the backend called `name` on the kernels of `attention` and `writer`."""
+def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | None = None) -> AttentionBackend:
+    """Return a backend called `name` that computes on the kernels of `attention` and writes tails by `writer`."""
 
     def checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> Sequence[KernelCheck]:
-        return attention.checks(attention_calls(model), groups, block_size)
+        return attention.kernel_checks(probe_attention_calls(model), groups, block_size)
 
     def notes() -> tuple[str, ...]:
         return attention.notes() + (() if writer is None else writer.notes())
@@ -82,30 +86,30 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
         if writer is not None:
             writer.reconsider()
 
-    choosing = KernelChoosing(attention.methods, attention.attend, attention.decode)
-    return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer, choosing)
+    choosing = SelectableKernels(attention.methods, attention.attend, attention.decode)
+    return AttentionBackend(name, attention.attend, notes, reconsider, attention.used_kernels, checks, writer, choosing)
 
 
-def automatic() -> str:
-    """Return what "auto" means here: "metal" if MLX computes on an Apple GPU, otherwise "reference"."""
+def auto_backend_name() -> str:
+    """Return the backend that "auto" means here: "metal" on an Apple GPU, otherwise "reference"."""
     return "metal" if metal_device() is not None and mx.default_device() == mx.gpu else "reference"
 
 
-def choose_backend(name: str) -> Backend:
-    """Return the backend called `name`. "auto" picks one for this machine. Raises InvalidRequest for an unknown name,
+def choose_backend(name: str) -> AttentionBackend:
+    """Return the backend called `name`; "auto" picks one for this machine. Raises InvalidRequest for an unknown name,
     for "metal" without a Metal device, and for "sim" without the simulator.
     """
     if name == "auto":
-        name = automatic()
+        name = auto_backend_name()
     if name == "reference":
-        return Backend("reference", reference.attend, choosing=ReferenceAttention())
+        return AttentionBackend("reference", reference.attend, choosing=ReferenceAttention())
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
-        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
+        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=has_matrix_units())
         return kernel_backend(name, attention, TailWriter(mx.fast.metal_kernel))
     if name == "sim":
-        simulator = developer_part("cortexmlx.metal.lab.sim", "attention='sim'")
+        simulator = import_developer_part("cortexmlx.metal.lab.sim", "attention='sim'")
         attention = MetalAttention(simulator.metal_kernel, check=False)
         return kernel_backend(name, attention, TailWriter(simulator.metal_kernel, check=False))
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

@@ -1,5 +1,5 @@
-"""The methods by which the attention of single tokens is computed: which layers and classes of steps each serves, and
-which one a backend takes.
+"""The methods that compute decode attention (one query per row): kernels, MLX operations and the reference path, which
+layers and steps each serves, and how a backend chooses.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, mlx_lm_caches
 from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, PagedKV
-from cortexmlx.attention.recurrent import NotedState, is_state
+from cortexmlx.attention.recurrent import ObservedState, is_recurrent_cache
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.reference_step import ReferenceStep
-from cortexmlx.attention.selfcheck import Approval, VariantCheck, check_variant
-from cortexmlx.attention.softmax import Softmax, divided
+from cortexmlx.attention.selfcheck import KernelApproval, VariantCheck, check_decode
+from cortexmlx.attention.softmax import Softmax, normalize
 from cortexmlx.autotune.job import CannotServe
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import KVSpec
@@ -38,7 +38,7 @@ LayerKey = tuple[Any, ...]
 
 
 def layer_key(queries: mx.array, kv: PagedKV, params: AttentionParams) -> LayerKey:
-    """Return the key of a layer that asks for the attention of `queries`."""
+    """Return the key of the layer shape that belongs to these arguments of `paged_attention`."""
     slab = kv.arena.slab(kv.layer)
     return (
         queries.dtype,
@@ -56,7 +56,7 @@ def layer_key(queries: mx.array, kv: PagedKV, params: AttentionParams) -> LayerK
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """The shape of a layer's attention."""
+    """The shape and options of a layer's attention: dtype, heads, KV spec, scale, softcap, sinks, ALiBi slopes."""
 
     dtype: str
     """Of queries and results."""
@@ -73,19 +73,19 @@ class LayerAttention:
     """The most tokens that a query sees; None: all."""
 
     @property
-    def call(self) -> AttentionCall:
-        """Its call of `paged_attention`."""
+    def attention_call(self) -> AttentionCall:
+        """The layer's `AttentionCall`."""
         asked = self.softcap is not None, self.sinks is not None, self.slopes
         return AttentionCall(self.dtype, self.query_heads, self.spec.key_dim, *asked)
 
     @property
-    def coarse(self) -> bool:
-        """Whether its products are rounded coarsely here: see `reference.rounds_coarsely`."""
+    def rounds_coarsely(self) -> bool:
+        """Whether MLX's CPU build rounds this layer's products coarsely: see `reference.rounds_coarsely`."""
         return bool(mx.default_device() == mx.cpu) and not self.dtype == self.spec.dtype == "float32"
 
     @property
     def label(self) -> str:
-        """The shape in a line of a table."""
+        """The layer shape as text for tables and logs."""
         spec = self.spec
         dims = str(spec.key_dim) if spec.key_dim == spec.value_dim else f"{spec.key_dim}/{spec.value_dim}"
         dtype = self.dtype if self.dtype == spec.dtype else f"{self.dtype} on {spec.dtype}"
@@ -100,14 +100,14 @@ class LayerAttention:
         return ", ".join([f"attention {dtype}", heads, *(name for name, has in more.items() if has)])
 
 
-def layers_of(model: nn.Module, arena: KVArena) -> dict[LayerKey, LayerAttention]:
-    """Return what the layers of a model ask of attention, from one lazy forward pass that is never evaluated. Layers
-    that ask for the same are one entry, with the largest of their windows.
+def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, LayerAttention]:
+    """Return the attention shape of each of a model's layers, found by one lazy forward pass that is never evaluated.
+    Layers of equal shape are one entry, with the largest of their windows.
 
     The model must have been probed. The arena needs no blocks.
     """
     found: dict[LayerKey, LayerAttention] = {}
-    step = _step_of(rows=2)
+    step = _empty_step(rows=2)
 
     def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         spec = arena.spec(kv.layer)
@@ -132,18 +132,18 @@ def layers_of(model: nn.Module, arena: KVArena) -> dict[LayerKey, LayerAttention
         return PagedKV(arena, layer, step, None, 0, keys.dtype, attend, quantization=arena.quantization(layer))
 
     leaves: list[Any] = [
-        NotedState(len(cache.cache), lambda: None) if is_state(cache) else LayerCache(leaf, fetch)
-        for leaf, cache in enumerate(own_caches(model))
+        ObservedState(len(cache.cache), lambda: None) if is_recurrent_cache(cache) else LayerCache(leaf, fetch)
+        for leaf, cache in enumerate(mlx_lm_caches(model))
     ]
     for leaf in leaves:
         if isinstance(leaf, LayerCache):
             leaf.begin(mx.zeros(step.rows, mx.int32))
-    model(mx.zeros((step.rows, 1), mx.int32), cache=arranged(model, leaves))
+    model(mx.zeros((step.rows, 1), mx.int32), cache=group_by_layer(model, leaves))
     return found
 
 
-def _step_of(rows: int) -> GroupStep:
-    """Return a step of rows without tokens, whose shapes are a step's."""
+def _empty_step(rows: int) -> GroupStep:
+    """Return a decode step of `rows` rows that have no tokens, for a lazy pass."""
     spec = KVSpec(0, 0, 0, "float32")
     return GroupStep(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), (None,) * rows, (), spec.attention_window)
 
@@ -151,18 +151,18 @@ def _step_of(rows: int) -> GroupStep:
 # BatchClass: the classes of rows and lengths that have a choice of their own.
 
 
-ROWS = (1, 4, 16)
+ROW_BOUNDS = (1, 4, 16)
 """The most rows of each class. More rows are a class, too."""
 
-TOKENS = (512, 4096)
+TOKEN_BOUNDS = (512, 4096)
 """The most tokens that a row of each class sees. More tokens are a class, too."""
 
-_LONG = 8192
+_SAMPLE_TOKENS = 8192
 """Tokens on which the class of the longest rows is timed."""
 
 
 class BatchClass(NamedTuple):
-    """A class of decode steps, by the number of rows and the longest of them."""
+    """A class of decode steps, by the number of rows and the length of the longest row."""
 
     rows: int | None
     """The most rows; None: any number."""
@@ -172,48 +172,48 @@ class BatchClass(NamedTuple):
     """Whether it is one row whose blocks are one run."""
 
     @classmethod
-    def of(cls, step: GroupStep) -> BatchClass:
-        """Return the class of a step's single-token queries. It depends on what a decode window begins with, so it is
-        the same for all steps of the window.
-        """
-        seen = step.lengths - step.attention_window.oldest(np.maximum(step.lengths - 1, 0))
+    def from_step(cls, step: GroupStep) -> BatchClass:
+        """Return the class of a step, which is the same for all steps of a decode window."""
+        seen = step.lengths - step.attention_window.oldest_visible(np.maximum(step.lengths - 1, 0))
         run = step.rows == 1 and step.runs[0] is not None
-        return cls(_least(step.rows, ROWS), _least(int(seen.max()), TOKENS), run)
+        return cls(_smallest_bound(step.rows, ROW_BOUNDS), _smallest_bound(int(seen.max()), TOKEN_BOUNDS), run)
 
     @property
-    def most(self) -> int | None:
-        """The most tokens that all rows see together, if each is as long as the longest; None: any number."""
+    def max_total_tokens(self) -> int | None:
+        """The most tokens that all rows of the class see in total; None: no limit."""
         return None if self.rows is None or self.tokens is None else self.rows * self.tokens
 
     @property
     def label(self) -> str:
-        """The class in a line of a table."""
-        rows = _words(self.rows, ROWS, "row")
+        """The class as text for tables, such as "2 to 4 rows, up to 512 tokens"."""
+        rows = _describe_range(self.rows, ROW_BOUNDS, "row")
         if self.rows == 1:
             rows += " in one run" if self.run else " in pieces"
-        return f"{rows}, {_words(self.tokens, TOKENS, 'token')}"
+        return f"{rows}, {_describe_range(self.tokens, TOKEN_BOUNDS, 'token')}"
 
-    def sample(self, max_rows: int, longest: int) -> tuple[int, int]:
-        """Return the rows, and the tokens of each, on which the class is timed."""
+    def sample_size(self, max_rows: int, longest: int) -> tuple[int, int]:
+        """Return the number of rows, and of tokens in each, with which the class is timed."""
         rows = max_rows if self.rows is None else min(self.rows, max_rows)
-        return rows, min(_LONG if self.tokens is None else self.tokens // 2, longest)
+        return rows, min(_SAMPLE_TOKENS if self.tokens is None else self.tokens // 2, longest)
 
 
-def classes(max_rows: int, longest: int) -> list[BatchClass]:
-    """Return the classes of the steps of up to `max_rows` rows that see up to `longest` tokens, the usual ones first:
-    few rows, and short ones.
+def batch_classes(max_rows: int, longest: int) -> list[BatchClass]:
+    """Return all classes of steps up to `max_rows` rows and `longest` tokens, the most common first: few rows, and
+    short ones.
     """
-    rows = [most for most, least in zip((*ROWS, None), (0, *ROWS), strict=True) if max_rows > least]
-    tokens = [most for most, least in zip((*TOKENS, None), (0, *TOKENS), strict=True) if longest > least]
+    rows = [most for most, least in zip((*ROW_BOUNDS, None), (0, *ROW_BOUNDS), strict=True) if max_rows > least]
+    tokens = [most for most, least in zip((*TOKEN_BOUNDS, None), (0, *TOKEN_BOUNDS), strict=True) if longest > least]
     pairs = [BatchClass(r, t, r == 1) for r in rows for t in tokens]
     return pairs + [BatchClass(1, t) for t in tokens]
 
 
-def _least(number: int, most: tuple[int, ...]) -> int | None:
+def _smallest_bound(number: int, most: tuple[int, ...]) -> int | None:
+    """Return the smallest bound that is at least `number`; None if all are smaller."""
     return next((bound for bound in most if number <= bound), None)
 
 
-def _words(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
+def _describe_range(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
+    """Return the range up to a class's bound as text, such as "5 to 16 rows"."""
     if bound is None:
         return f"more than {bounds[-1]:,} {noun}s"
     before = next((b for b in reversed(bounds) if b < bound), 0)
@@ -229,29 +229,31 @@ def _words(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
 
 
 def attend_row_by_row(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """See `reference.attend_rows`."""
-    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
+    """Compute decode attention one row after the other, so that a row's result does not depend on the batch. Arguments
+    and result are those of `reference.attend_rows`.
+    """
+    softmax = Softmax(params, queries.dtype, ReferenceStep.from_handle(kv).ones)
     parts = [_attend_row(queries[row : row + 1], kv, row, softmax) for row in range(kv.step.rows)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _attend_row(query: mx.array, kv: PagedKV, row: int, softmax: Softmax) -> mx.array:
-    """Attend with one query `[1, query_heads, 1, dim]` of a row."""
+    """Return the attention of a single row's query `[1, query_heads, 1, dim]`."""
     newest = int(kv.step.lengths[row]) + kv.tail_tokens - 1
-    oldest = kv.step.attention_window.oldest(max(newest, 0))
-    seen = _tokens(kv, row, oldest)
+    oldest = kv.step.attention_window.oldest_visible(max(newest, 0))
+    seen = _copy_row_kv(kv, row, oldest)
     keys, values = seen[0], seen[-1] if kv.value_in_key is None else seen[0][..., : kv.value_in_key]
     heads, (_, query_heads, _, dim) = keys.shape[0], query.shape
     shape = (heads, query_heads // heads, 1)
-    scores = softmax.scaled(query).reshape(heads, -1, dim) @ keys.swapaxes(-1, -2)
-    distance = partial(ReferenceStep.distance, newest, newest + 1, oldest)
-    weights, total = softmax.weights(softmax.biased(softmax.capped(scores), shape, distance), shape)
-    return divided(weights @ values, total).astype(query.dtype).reshape(1, query_heads, 1, -1)
+    scores = softmax.scale_queries(query).reshape(heads, -1, dim) @ keys.swapaxes(-1, -2)
+    distance = partial(ReferenceStep.token_distances, newest, newest + 1, oldest)
+    weights, total = softmax.weights(softmax.add_alibi(softmax.scores_from_products(scores), shape, distance), shape)
+    return normalize(weights @ values, total).astype(query.dtype).reshape(1, query_heads, 1, -1)
 
 
-def _tokens(kv: PagedKV, row: int, oldest: int) -> Slab:
-    """Return a copy of the keys and values of a row's tokens from `oldest` on, `[kv_heads, tokens, dim]` each."""
-    slots = kv.derived.get(_RowSlots, kv.step).of(row, oldest, kv.arena.block_size)
+def _copy_row_kv(kv: PagedKV, row: int, oldest: int) -> Slab:
+    """Return a copy of a row's keys and values from token `oldest` on, `[kv_heads, tokens, dim]` each."""
+    slots = kv.derived.get(_RowSlots, kv.step).slots_of(row, oldest, kv.arena.block_size)
     arrays = [mx.take(array, slots, axis=1) for array in kv.arena.slab(kv.layer)]
     if kv.tail is not None:
         column = max(0, oldest - int(kv.step.lengths[row]))
@@ -263,7 +265,7 @@ def _tokens(kv: PagedKV, row: int, oldest: int) -> Slab:
 
 
 class _RowSlots:
-    """The slots of a step's rows, made once for all layers, and in layers without a window for a whole decode
+    """The arena slots of each row's tokens, cached for all layers of a step and, without a window, for a whole decode
     window.
     """
 
@@ -271,8 +273,8 @@ class _RowSlots:
         self._step = step
         self._slots: dict[int, tuple[int, mx.array]] = {}
 
-    def of(self, row: int, oldest: int, block_size: int) -> mx.array:
-        """Return the slots of a row's tokens in the arena from `oldest` on, `[tokens]` int32."""
+    def slots_of(self, row: int, oldest: int, block_size: int) -> mx.array:
+        """Return the arena slots of a row's tokens from `oldest` on, `[tokens]` int32."""
         known = self._slots.get(row)
         if known is None or known[0] != oldest:
             position = np.arange(oldest, int(self._step.lengths[row]))
@@ -286,12 +288,12 @@ class _RowSlots:
 # All have the arguments and the result of `reference.attend_rows`.
 
 
-MOST_COPIED = 64 << 20
+MAX_COPIED_BYTES = 64 << 20
 """Bytes of keys and values that a method may copy in a layer. A class whose steps may be larger has no such method."""
 
 
 class DecodeMethod(Enum):
-    """A method to compute the attention of single tokens. The value names it in tables, on disk too."""
+    """A method that computes decode attention. The value is its name in tables and on disk."""
 
     VECTOR = "vector kernel"
     MATRIX = "matrix kernel"
@@ -305,16 +307,22 @@ class DecodeMethod(Enum):
     """One row after the other, so that no row depends on its neighbours. It is not timed: it is for `reproducible`."""
 
 
-KERNELS = {DecodeMethod.VECTOR: Kernel.VECTOR, DecodeMethod.MATRIX: Kernel.MATRIX, DecodeMethod.WIDE: Kernel.WIDE}
+KERNEL_METHODS = {
+    DecodeMethod.VECTOR: Kernel.VECTOR,
+    DecodeMethod.MATRIX: Kernel.MATRIX,
+    DecodeMethod.WIDE: Kernel.WIDE,
+}
 """The methods that are kernels of ours."""
 
 
-def over_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """Attend with a lone row that is one run, by MLX's attention. In a step without a tail nothing is copied."""
+def attend_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+    """Compute decode attention of a single row with consecutive blocks by MLX's attention over a view of the arena.
+    Only a tail makes it copy.
+    """
     run = kv.step.runs[0]
     assert run is not None
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    oldest = kv.step.attention_window.oldest(max(length + tail - 1, 0))
+    oldest = kv.step.attention_window.oldest_visible(max(length + tail - 1, 0))
     begin = min(oldest, length)
     keys, values = (array[:, begin:] for array in kv.arena.view(kv.layer, run, length))
     if kv.tail is not None:
@@ -326,28 +334,28 @@ def over_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.arr
     return out.astype(queries.dtype)
 
 
-def over_gather(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """Attend by MLX's attention over a copy of each row's tokens, with a mask."""
-    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
+def attend_gather(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+    """Compute decode attention by MLX's attention over a padded copy of all rows' tokens, with a mask."""
+    softmax = Softmax(params, queries.dtype, ReferenceStep.from_handle(kv).ones)
     return reference.attend_gathered(queries[: kv.step.rows], kv, softmax).astype(queries.dtype)
 
 
-PLAIN: dict[DecodeMethod, Attend] = {
+MLX_METHODS: dict[DecodeMethod, Attend] = {
     DecodeMethod.REFERENCE: reference.attend_rows,
-    DecodeMethod.VIEW: over_view,
-    DecodeMethod.GATHER: over_gather,
+    DecodeMethod.VIEW: attend_view,
+    DecodeMethod.GATHER: attend_gather,
     DecodeMethod.ROWS: attend_row_by_row,
 }
 """The methods that are operations of MLX."""
 
 
-def plain_methods(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
-    """Return the methods of `PLAIN` that serve a class of steps, the reference path first. Below float32 a CPU has that
-    one only (see `reference.rounds_coarsely`).
+def mlx_methods_for(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
+    """Return the methods made of MLX operations that serve a layer in a class of steps, the reference path first.
+    Below float32 a CPU has only that one.
     """
-    spec, most = layer.spec, batch.most
+    spec, most = layer.spec, batch.max_total_tokens
     numbers = spec.kv_heads * sum(spec.dims) * spec.itemsize
-    if layer.coarse or most is None or most * numbers > MOST_COPIED or spec.value_in_key or layer.slopes:
+    if layer.rounds_coarsely or most is None or most * numbers > MAX_COPIED_BYTES or spec.value_in_key or layer.slopes:
         return (DecodeMethod.REFERENCE,)
     if batch.run:
         plain = spec.kv_bits is None and layer.softcap is None
@@ -364,7 +372,7 @@ def plain_methods(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMetho
 
 
 class DecodeChoices:
-    """The choices of a backend. Without any, its rules choose.
+    """Which decode method each layer uses in each class of steps. Where nothing is chosen, the backend's rules decide.
 
     A step's class is what its decode window began with, and choices change only while nothing is computed. So a row
     keeps its method within a window.
@@ -375,80 +383,82 @@ class DecodeChoices:
         """Whether one method serves a layer in all classes, with the same bits for a row alone and in any batch."""
         self._ways: dict[tuple[LayerKey, BatchClass], DecodeMethod] = {}
 
-    def take(self, methods: Mapping[tuple[LayerKey, BatchClass], DecodeMethod]) -> None:
-        """Use these methods from now on, and the rules for everything else."""
+    def set_methods(self, methods: Mapping[tuple[LayerKey, BatchClass], DecodeMethod]) -> None:
+        """Use these methods from now on, and the backend's rules for everything else."""
         self._ways = dict(methods)
 
-    def method(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
-        """Return the method for a layer in its step; None: the rules choose."""
+    def method_for(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
+        """Return the chosen method of a layer in the step of `kv`; None: the backend's rules decide."""
         if not self._ways:
             return None
-        return self._ways.get((key, kv.derived.get(BatchClass.of, kv.step)))
+        return self._ways.get((key, kv.derived.get(BatchClass.from_step, kv.step)))
 
 
-class ChoosingBackend(Protocol):
-    """A backend that takes the method it is told."""
+class SelectableBackend(Protocol):
+    """Protocol of a backend whose decode methods can be selected through its `choices`."""
 
     choices: DecodeChoices
 
     @property
     def attend(self) -> Attend:
-        """What computes attention as it is told."""
+        """The function that computes attention with the selected methods."""
 
-    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
-        """Return the methods that serve a layer and are not in `PLAIN`. The first is the rules' choice."""
+    def kernel_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+        """Return the backend's own kernel methods that serve a layer, the default first."""
 
-    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
-        """Return the method that serves a layer if `choices.reproducible`."""
+    def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
+        """Return the method that serves a layer when `choices.reproducible` is set."""
 
-    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
-        """Return what computes a layer's single tokens by a method. Raises CannotServe."""
+    def attend_with(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        """Return the function that computes a layer's decode attention with a method. Raises CannotServe."""
 
 
-def reproducible_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
-    """Return the plain method in which a row has the same bits alone and in any batch. Where a CPU rounds coarsely
-    (`reference.rounds_coarsely`), that is already so on the reference path, unless no model attends so.
+def reproducible_mlx_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
+    """Return the MLX method that gives a row the same bits alone and in any batch: row by row, or the reference path
+    where a CPU rounds coarsely.
     """
     of_no_model = slopes or (softcap and sinks)
     return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
 
 
 class ReferenceAttention:
-    """The reference backend."""
+    """The reference backend with selectable decode methods."""
 
     def __init__(self) -> None:
         self.choices = DecodeChoices()
 
     def attend(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """See `paged_attention`."""
+        """Compute `paged_attention` with the reference path and the selected methods."""
         parts = []
         if kv.step.rows:
-            method = self._method(queries, kv, params)
-            attend_rows = reference.attend_rows if method is None else PLAIN[method]
+            method = self._method_for(queries, kv, params)
+            attend_rows = reference.attend_rows if method is None else MLX_METHODS[method]
             parts.append(attend_rows(queries, kv, params))
         if kv.step.pieces:
             apart = self.choices.reproducible
             parts += reference.attend_pieces(queries, kv, params, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _method(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
-        """Return the method of a step; None: the rules of `reference.attend_rows`."""
+    def _method_for(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
+        """Return the selected decode method; None: the default rules of `reference.attend_rows`."""
         if self.choices.reproducible:
-            call = AttentionCall.of(queries, params)
-            return reproducible_method(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
-        return self.choices.method(layer_key(queries, kv, params), kv)
+            call = AttentionCall.from_arguments(queries, params)
+            return reproducible_mlx_method(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
+        return self.choices.method_for(layer_key(queries, kv, params), kv)
 
-    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
-        """See `ChoosingBackend`."""
+    def kernel_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+        """Return no methods: the reference backend has no kernels."""
         return ()
 
-    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
-        """See `ChoosingBackend`."""
-        return reproducible_method(layer.coarse, layer.softcap is not None, layer.sinks is not None, layer.slopes)
+    def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
+        """Return the method that serves a layer when `choices.reproducible` is set."""
+        return reproducible_mlx_method(
+            layer.rounds_coarsely, layer.softcap is not None, layer.sinks is not None, layer.slopes
+        )
 
-    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
-        """See `ChoosingBackend`."""
-        return PLAIN[method]
+    def attend_with(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        """Return the function that computes a layer's decode attention with a method."""
+        return MLX_METHODS[method]
 
 
 # Which kernel, or which plain method instead of it, serves a layer's single tokens on the Metal backend.
@@ -456,50 +466,52 @@ class ReferenceAttention:
 
 _log = logging.getLogger(__name__)
 
-OfLayer = TypeVar("OfLayer", Variant, PrefillVariant)
+KernelVariant = TypeVar("KernelVariant", Variant, PrefillVariant)
 
 
-class KernelMethods:
-    """The kernels that may serve, by their rules and by the check of each variant, and the choices among them."""
+class KernelSelector:
+    """Selects the decode kernel, or the MLX method instead of it, for each layer shape: by rules, choices and a check
+    of each kernel variant.
+    """
 
-    def __init__(self, kernels: DecodeKernels, approval: Approval) -> None:
+    def __init__(self, kernels: DecodeKernels, approval: KernelApproval) -> None:
         self.choices = DecodeChoices()
         self._kernels = kernels
         self._approval = approval
         self._checks: dict[Variant, VariantCheck] = {}
 
-    def forget_checks(self) -> None:
-        """Check every kernel again at its next use."""
+    def clear_checks(self) -> None:
+        """Forget all check results, so that every kernel is checked again at its next use."""
         self._checks.clear()
 
-    def serving(self, variant: Variant, method: DecodeMethod | None) -> Variant | Attend:
-        """Return what serves a shape by a method: a variant of the kernels, or a plain method. For None, or if the
-        method's kernel is disabled, the rules choose: `variant`, or the reference path if that may not serve.
+    def select(self, variant: Variant, method: DecodeMethod | None) -> Variant | Attend:
+        """Return what computes a layer shape: a kernel variant or an MLX method. `method` is the chosen one. For None,
+        or if its kernel is disabled, the rules choose: `variant`, or the reference path if that is not allowed.
         """
-        if method in PLAIN:
-            return PLAIN[method]
+        if method in MLX_METHODS:
+            return MLX_METHODS[method]
         if method is not None:
-            forced = _forced(variant, method)
-            if self.refusal(forced) is None:
+            forced = _force_kernel(variant, method)
+            if self.refusal_reason(forced) is None:
                 return forced
-        if self.approve(variant):
+        if self.is_approved(variant):
             return variant
         if not self.choices.reproducible:
             return reference.attend_rows
-        return PLAIN[reproducible_method(False, variant.softcap, variant.sinks, variant.alibi)]
+        return MLX_METHODS[reproducible_mlx_method(False, variant.softcap, variant.sinks, variant.alibi)]
 
-    def approve(self, variant: Variant) -> bool:
-        """Return whether a variant may serve, by the rules and its check. Several threads may ask for different
+    def is_approved(self, variant: Variant) -> bool:
+        """Return whether the rules and the check allow a kernel variant. Several threads may ask for different
         variants.
         """
-        return self._approval.of(variant, refusal(variant), lambda: self._check(variant))
+        return self._approval.is_approved(variant, refusal(variant), lambda: self._check_result(variant))
 
-    def refusal(self, variant: Variant) -> str | None:
-        """Return why a kernel may not serve; None if it may. A check that fails is logged once."""
+    def refusal_reason(self, variant: Variant) -> str | None:
+        """Return why a kernel variant is not allowed; None if it is. A failed check is logged once."""
         reason = refusal(variant)
         if reason is not None or not self._approval.check:
             return reason
-        new, check = variant not in self._checks, self._check(variant)
+        new, check = variant not in self._checks, self._check_result(variant)
         if check.agrees:
             return None
         if new:
@@ -508,58 +520,59 @@ class KernelMethods:
             )
         return check.outcome
 
-    def _check(self, variant: Variant) -> VariantCheck:
+    def _check_result(self, variant: Variant) -> VariantCheck:
+        """Return the check result of a kernel variant, checked once."""
         if variant not in self._checks:
-            self._checks[variant] = check_variant(self._kernels, variant)
+            self._checks[variant] = check_decode(self._kernels, variant)
         return self._checks[variant]
 
 
-class KernelChoosing:
-    """The `ChoosingBackend` of the kernels. `decode(variant, ...)` computes attention by a kernel, with the further
-    arguments of `Attend`.
+class SelectableKernels:
+    """The kernels as a backend with selectable decode methods. `decode(variant, ...)` computes attention by a kernel,
+    with the further arguments of `Attend`.
     """
 
-    def __init__(self, methods: KernelMethods, attend: Attend, decode: Callable[..., Any]) -> None:
+    def __init__(self, methods: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
         self.choices = methods.choices
         self.attend = attend
         self._ways = methods
         self._decode = decode
 
-    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
-        """See `ChoosingBackend`."""
-        variant = _variant_of(layer)
+    def kernel_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+        """Return the kernel methods that the rules allow for a layer, the default first."""
+        variant = _default_variant(layer)
         usual = DecodeMethod(f"{variant.kernel.value} kernel")
-        methods = (usual, *(method for method in KERNELS if method is not usual))
-        return tuple(method for method in methods if refusal(_forced(variant, method)) is None)
+        methods = (usual, *(method for method in KERNEL_METHODS if method is not usual))
+        return tuple(method for method in methods if refusal(_force_kernel(variant, method)) is None)
 
-    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
-        """See `ChoosingBackend`."""
-        return next(iter(self.own_methods(layer)), DecodeMethod.ROWS)
+    def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
+        """Return the layer's default kernel, or the row-by-row method if no kernel serves it."""
+        return next(iter(self.kernel_methods(layer)), DecodeMethod.ROWS)
 
-    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
-        """See `ChoosingBackend`."""
-        if method in PLAIN:
-            return PLAIN[method]
-        variant = _forced(_variant_of(layer), method)
-        reason = self._ways.refusal(variant)
+    def attend_with(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        """Return the function that computes a layer's decode attention with a method. Raises CannotServe."""
+        if method in MLX_METHODS:
+            return MLX_METHODS[method]
+        variant = _force_kernel(_default_variant(layer), method)
+        reason = self._ways.refusal_reason(variant)
         if reason is not None:
             raise CannotServe(reason)
         return partial(self._decode, variant)
 
 
-def _forced(variant: Variant, method: DecodeMethod) -> Variant:
-    """Return the variant on the kernel of a method."""
-    kernel = KERNELS[method]
+def _force_kernel(variant: Variant, method: DecodeMethod) -> Variant:
+    """Return the variant with the kernel of a method instead of the default one."""
+    kernel = KERNEL_METHODS[method]
     return variant if variant.kernel is kernel else replace(variant, forced=kernel)
 
 
-def _variant_of(layer: LayerAttention) -> Variant:
-    """Return the variant of a layer, on the kernel that the rules choose."""
-    return shape_of(Variant, layer.call, layer.spec, layer.block_size)
+def _default_variant(layer: LayerAttention) -> Variant:
+    """Return the kernel variant that the rules choose for a layer."""
+    return make_variant(Variant, layer.attention_call, layer.spec, layer.block_size)
 
 
-def shape_of(kind: type[OfLayer], call: AttentionCall, spec: KVSpec, block_size: int) -> OfLayer:
-    """Return the variant of a kernel for a layer's call."""
+def make_variant(kind: type[KernelVariant], call: AttentionCall, spec: KVSpec, block_size: int) -> KernelVariant:
+    """Return the kernel variant of class `kind` for a layer's call and KV spec."""
     return kind(
         dtype=call.dtype,
         kv_dtype=spec.dtype,

@@ -1,5 +1,5 @@
-"""Latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024). Only a token's latent is kept, from which matrices of each
-head make its key and value, and a rotary part of the key that all heads share.
+"""Latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024) over the paged cache. The cache holds only each token's
+latent, from which matrices of each head make its keys and values.
 
 The matrices can be applied to the queries and to the result instead (*absorbed*). Then all heads attend to one key, the
 latent followed by the rotary part, and its value is the latent itself. mlx-lm's classes do so with one token of each
@@ -19,8 +19,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.mlx_lm_hook import CustomHandle, LayerCache, ProbeKV, attend
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.reference_step import is_short
 from cortexmlx.errors import ModelUnsupported
@@ -28,8 +28,10 @@ from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
-def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `__call__` of a class with `embed_q` and `unembed_out`."""
+def patch_latent_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for `__call__` of an MLA class (one with `embed_q` and `unembed_out`) that attends over the
+    paged cache.
+    """
 
     def call(self: Any, *given: Any, **named: Any) -> mx.array:
         kept = next((a for a in (*given, *named.values()) if isinstance(a, LayerCache)), None)
@@ -37,13 +39,15 @@ def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             return original(self, *given, **named)
         latent = _LatentCache(kept, self)
         named = {name: latent if a is kept else a for name, a in named.items()}
-        return original(_WithoutMatrices(self), *(latent if a is kept else a for a in given), **named)
+        return original(_MatrixFreeModule(self), *(latent if a is kept else a for a in given), **named)
 
     return call
 
 
-def indexer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces `__call__` of a class that picks the tokens that each query of a latent layer sees."""
+def reject_indexer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement for `__call__` of a sparse-attention indexer that raises ModelUnsupported with a paged
+    cache.
+    """
 
     def call(self: Any, *given: Any, **named: Any) -> Any:
         if any(isinstance(a, LayerCache) for a in (*given, *named.values())):
@@ -55,8 +59,10 @@ def indexer(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _WithoutMatrices:
-    """A module as its forward pass sees it, without what LatentKV computes."""
+class _MatrixFreeModule:
+    """Proxy of an MLA module whose `embed_q` and `unembed_out` do nothing, because LatentKV applies these matrices
+    itself.
+    """
 
     scale = 1.0
 
@@ -68,17 +74,17 @@ class _WithoutMatrices:
 
     @staticmethod
     def embed_q(queries: mx.array) -> mx.array:
-        """Return the queries, not absorbed."""
+        """Return the queries unchanged."""
         return queries
 
     @staticmethod
     def unembed_out(attended: mx.array) -> mx.array:
-        """Return the result of LatentKV, which is in the heads' values already."""
+        """Return the attention result unchanged: it is already in the space of the values."""
         return attended
 
 
 class _LatentCache:
-    """A layer's cache as such a module sees it."""
+    """The layer cache that an MLA module sees: it stores latents and rotary keys, and returns a LatentKV."""
 
     def __init__(self, kept: LayerCache, module: Any) -> None:
         self._kept = kept
@@ -86,22 +92,25 @@ class _LatentCache:
         self.offset = kept.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Take a step's latents and rotary keys `[tokens, 1, 1, dim]`. Return the handle, and the identity."""
+        """Store a step's latents and rotary keys `[tokens, 1, 1, dim]`. Return the handle, and an identity matrix in
+        the place of the rotary keys.
+        """
         handle = self._kept.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
-        return LatentKV(handle, self._module, latents.shape[-1]), _identity(rotary.shape[-1], rotary.dtype)
+        return LatentKV(handle, self._module, latents.shape[-1]), _identity_matrix(rotary.shape[-1], rotary.dtype)
 
 
 @cache
-def _identity(size: int, dtype: mx.Dtype) -> mx.array:
+def _identity_matrix(size: int, dtype: mx.Dtype) -> mx.array:
+    """Return the evaluated identity matrix, made once per size and dtype."""
     identity = mx.eye(size, dtype=dtype)
     mx.eval(identity)
     return identity
 
 
 @dataclass(frozen=True)
-class LatentKV(OwnHandle):
-    """The handle of such a layer. The first `rank` numbers of a key are the latent. `module` has the matrices:
-    `embed_q` maps each head's queries into the latents' space, and `unembed_out` maps latents to values.
+class LatentKV(CustomHandle):
+    """The handle of an MLA layer's paged latents. The first `rank` numbers of a key are the latent. `module` has the
+    matrices: `embed_q` maps each head's queries into the latents' space, and `unembed_out` maps latents to values.
     """
 
     paged: PagedKV | ProbeKV
@@ -109,8 +118,8 @@ class LatentKV(OwnHandle):
     rank: int
 
     def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        """Return the attention, `[tokens, heads, 1, value_dim]` of the heads, for queries `[tokens, heads, 1,
-        nope_dim]` and `added`, the rotary queries.
+        """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]` and `added`,
+        the rotary queries.
 
         Raises ModelUnsupported if a module does something else than this page's docstring says.
         """
@@ -118,40 +127,42 @@ class LatentKV(OwnHandle):
         if isinstance(kv, ProbeKV):
             kv.value_dim = self.rank
             wanted = (*queries.shape[:-1], kv.keys.shape[-1] - self.rank)
-            if added is None or added.shape != wanted or scale != _WithoutMatrices.scale:
+            if added is None or added.shape != wanted or scale != _MatrixFreeModule.scale:
                 raise ModelUnsupported("its latent attention is not of the kind that is known")
-            return self._absorbed(queries, added, kv)
+            return self._attend_absorbed(queries, added, kv)
         assert added is not None
         if not kv.step.pieces:
-            return self._absorbed(queries, added, kv)
+            return self._attend_absorbed(queries, added, kv)
         found = []
-        for part in kv.derived.get(_Parts, kv.step).parts:
+        for part in kv.derived.get(_StepParts, kv.step).parts:
             of, own = slice(part.begin, part.end), replace(kv, step=part.step, derived=part.derived)
-            expands = part.piece is not None and self._expands(queries, own, part.piece)
-            found.append((self._expanded if expands else self._absorbed)(queries[of], added[of], own))
+            expands = part.piece is not None and self._is_expansion_cheaper(queries, own, part.piece)
+            found.append((self._attend_expanded if expands else self._attend_absorbed)(queries[of], added[of], own))
         return found[0] if len(found) == 1 else mx.concatenate(found)
 
-    def _absorbed(self, queries: mx.array, added: mx.array, kv: PagedKV | ProbeKV) -> mx.array:
-        """Attend to the latents where they are. The heads' matrices are applied to all tokens at once."""
+    def _attend_absorbed(self, queries: mx.array, added: mx.array, kv: PagedKV | ProbeKV) -> mx.array:
+        """Attend directly to the latents, with the heads' matrices applied to the queries and to the result."""
         absorbed = self.module.embed_q(queries.transpose(2, 1, 0, 3)).transpose(2, 1, 0, 3)
         whole = mx.concatenate([absorbed, added], axis=-1)
         attended = attend(whole, kv, AttentionParams(self.module.scale)).transpose(2, 1, 0, 3)
         values: mx.array = self.module.unembed_out(attended).transpose(2, 1, 0, 3)
         return values
 
-    def _expanded(self, queries: mx.array, added: mx.array, kv: PagedKV) -> mx.array:
-        """Attend with a piece to keys and values that are made for it, as mlx-lm's classes do with several tokens."""
+    def _attend_expanded(self, queries: mx.array, added: mx.array, kv: PagedKV) -> mx.array:
+        """Attend with a prefill piece to full keys and values that are computed from the latents."""
         whole = mx.concatenate([queries, added], axis=-1)
-        return attend(whole, replace(kv, expand=self._keys_and_values), AttentionParams(self.module.scale))
+        return attend(whole, replace(kv, expand=self._expand_latents), AttentionParams(self.module.scale))
 
-    def _keys_and_values(self, latents: mx.array) -> Slab:
-        """Return the keys and values of all heads, `[heads, tokens, dim]`, of latents `[1, tokens, rank]`."""
+    def _expand_latents(self, latents: mx.array) -> Slab:
+        """Return the keys and values of all heads, `[heads, tokens, dim]`, computed from latents `[1, tokens,
+        rank]`.
+        """
         one = latents[None]
         return self.module.embed_q(one, transpose=False)[0], self.module.unembed_out(one)[0]
 
-    def _expands(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
-        """Return whether making the keys and values of all tokens that a piece sees takes fewer products than attention
-        to latents, which are longer. Not below float32 on a CPU, where a token must have the same bits in any piece.
+    def _is_expansion_cheaper(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
+        """Return whether expanding the latents of a piece takes fewer products than attending to the longer latents.
+        Always False below float32 on a CPU, where a token must have the same bits in any piece.
         """
         if rounds_coarsely(queries, kv):
             return False
@@ -162,29 +173,29 @@ class LatentKV(OwnHandle):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Tokens `begin .. end` of a step as a step of their own: the single ones, short pieces that follow each other, or
-    one `piece`.
+class _StepPart:
+    """Flat tokens `begin .. end` of a step as a step of their own: all decode rows, consecutive short pieces, or one
+    `piece`.
     """
 
     begin: int
     end: int
     step: GroupStep
     piece: PrefillPiece | None
-    derived: Derived
+    derived: StepDerivedData
 
 
-class _Parts:
-    """The parts of a step, made once for all layers."""
+class _StepParts:
+    """The parts into which latent attention splits a step, made once for all layers."""
 
     def __init__(self, step: GroupStep) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_StepPart] = []
         if step.rows:
-            self.parts.append(_Part(0, step.rows, replace(step, pieces=()), None, Derived()))
+            self.parts.append(_StepPart(0, step.rows, replace(step, pieces=()), None, StepDerivedData()))
         empty = replace(step, tables=step.tables[:0], lengths=np.zeros(0, np.int32), runs=())
         for _, found in groupby(enumerate(step.pieces), lambda piece: -1 if is_short(piece[1]) else piece[0]):
             pieces = [piece for _, piece in found]
             begin, end = pieces[0].begin, pieces[-1].end
             own = tuple(replace(piece, begin=piece.begin - begin, end=piece.end - begin) for piece in pieces)
             alone = pieces[0] if len(pieces) == 1 else None
-            self.parts.append(_Part(begin, end, replace(empty, pieces=own), alone, Derived()))
+            self.parts.append(_StepPart(begin, end, replace(empty, pieces=own), alone, StepDerivedData()))

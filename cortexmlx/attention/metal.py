@@ -1,5 +1,5 @@
-"""The Metal backend: decode kernels for single-token queries, and for prefill pieces the prefill kernel or, if that
-gains nothing, MLX's own attention.
+"""The Metal backend: decode kernels for single-token queries; for prefill pieces the prefill kernel or, if that does
+not serve, MLX's attention.
 
 What the kernels need to know of a step is made in NumPy once per decode window (block tables) and once per step (work
 list), and shared by all layers. A kernel variant is checked against the reference before its first use. A variant that
@@ -16,27 +16,34 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.decode_methods import DecodeMethod, KernelMethods, LayerKey, OfLayer, layer_key, shape_of
-from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, Derived, PagedKV
-from cortexmlx.attention.selfcheck import Approval, KernelCheck, check_prefill
+from cortexmlx.attention.decode_methods import (
+    DecodeMethod,
+    KernelSelector,
+    KernelVariant,
+    LayerKey,
+    layer_key,
+    make_variant,
+)
+from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, PagedKV, StepDerivedData
+from cortexmlx.attention.selfcheck import KernelApproval, KernelCheck, check_prefill
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.arena import PARTS, Slab
+from cortexmlx.kv.arena import QUANTIZED_PARTS, Slab
 from cortexmlx.kv.spec import AttentionWindow, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
-from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours
+from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, reason_for_our_kernel, refusal
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
+from cortexmlx.metal.work import SMALL, make_prefill_work_list, make_work_list, pad_tables
 
-_SETTLED = 2
+_CHECKED_TAIL_TOKENS = 2
 """The step of a decode window at which the slabs are checked. Whatever wrote them before the window has finished by
 then, so nothing has to wait, and nothing writes them in between.
 """
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The work list on the device, for `tail_tokens` columns of the tail and partitions of `partition` tokens."""
+class _DecodeWork:
+    """A decode work list on the device, for `tail_tokens` columns of the tail and partitions of `partition` tokens."""
 
     tail_tokens: int
     partition: int
@@ -44,26 +51,26 @@ class _Work:
     plan: mx.array
 
 
-class MetalStep:
-    """What the kernels need of a GroupStep, on the device: the block tables, and the newest work list."""
+class DecodeKernelStep:
+    """What the decode kernels need of a step on the device: block tables, and the newest work list."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
-        self._work: _Work | None = None
-        self.tables = mx.array(padded_tables(step.tables))
+        self._work: _DecodeWork | None = None
+        self.tables = mx.array(pad_tables(step.tables))
 
-    def work(self, tail_tokens: int, partition: int) -> _Work:
-        """Return the work list of the decode step with `tail_tokens` columns."""
+    def work_list(self, tail_tokens: int, partition: int) -> _DecodeWork:
+        """Return the work list for `tail_tokens` columns of the tail and partitions of `partition` tokens."""
         step, known = self._step, self._work
         if known is not None and (known.tail_tokens, known.partition) == (tail_tokens, partition):
             return known
-        work = work_list(step.lengths, tail_tokens, step.attention_window, partition)
-        self._work = made = _Work(tail_tokens, partition, work.items, mx.array(work.plan))
+        work = make_work_list(step.lengths, tail_tokens, step.attention_window, partition)
+        self._work = made = _DecodeWork(tail_tokens, partition, work.items, mx.array(work.plan))
         return made
 
 
 class MetalAttention:
-    """`paged_attention` on kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
+    """`paged_attention` by Metal kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
@@ -72,9 +79,9 @@ class MetalAttention:
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
-        self._approval = Approval(check)
+        self._approval = KernelApproval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
-        self.methods = KernelMethods(self._kernels, self._approval)
+        self.methods = KernelSelector(self._kernels, self._approval)
         self._served: dict[tuple[LayerKey, DecodeMethod | None], Variant | Attend] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
@@ -82,17 +89,17 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what takes the reference path instead, and why, by label: a line each, perhaps followed by a message
-        of several lines.
+        """Return one note per kernel variant that is not used: its label, and why it runs on the reference path.
+        Further lines may hold an error message.
         """
         return tuple(f"{label}: {reason}" for label, reason in sorted(self._approval.notes.items()))
 
-    def checks(
+    def kernel_checks(
         self, calls: Iterable[tuple[int, AttentionCall]], groups: Iterable[LayerGroup], block_size: int
     ) -> list[KernelCheck]:
-        """Return a check for each kernel variant that a model needs whose layers make these `calls`: see
-        `attention_calls`. A step then compiles nothing, however many rows, tokens and columns of a tail it has, because
-        none of its inputs is ever small (`SMALL`).
+        """Return the checks to run before the first step: one for each kernel variant that layers with these `calls`
+        need. No step compiles a kernel after that, however many rows, tokens and tail columns it has, because none
+        of its inputs is ever small (`SMALL`).
         """
         if not self._approval.check:
             return []
@@ -100,73 +107,75 @@ class MetalAttention:
         checks: dict[object, KernelCheck] = {}
         for layer, call in calls:
             spec = specs[layer]
-            variant = shape_of(Variant, call, spec, block_size)
-            checks.setdefault(variant, KernelCheck(variant.label, partial(self.methods.approve, variant)))
-            shape, window = shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
-            if self._prefill.wanted(shape, window):
-                asked = (shape, whole_blocks(shape, window))
-                checks.setdefault(asked, KernelCheck(shape.label, partial(self._prefill.approve, shape, window)))
+            variant = make_variant(Variant, call, spec, block_size)
+            checks.setdefault(variant, KernelCheck(variant.label, partial(self.methods.is_approved, variant)))
+            shape, window = make_variant(PrefillVariant, call, spec, block_size), spec.attention_window
+            if self._prefill.is_preferred(shape, window):
+                asked = (shape, chunks_fit_blocks(shape, window))
+                checks.setdefault(asked, KernelCheck(shape.label, partial(self._prefill.is_approved, shape, window)))
         return list(checks.values())
 
-    def kernels(self) -> tuple[str, ...]:
+    def used_kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
         names = {served.kernel.value for served in self._served.values() if isinstance(served, Variant)}
-        return tuple(sorted(names | ({"prefill"} if self._prefill.served else set())))
+        return tuple(sorted(names | ({"prefill"} if self._prefill.has_served else set())))
 
     def reconsider(self) -> None:
-        """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
+        """Check every kernel variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
-        self.methods.forget_checks()
+        self.methods.clear_checks()
         self._prefill.reconsider()
         self._approval.reconsider()
 
     def attend(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """See `paged_attention`."""
-        if kv.queries_for is not None:
-            queries = kv.queries_for(queries)
+        """Compute `paged_attention` by the kernels, or by MLX operations where no kernel serves."""
+        if kv.replace_queries is not None:
+            queries = kv.replace_queries(queries)
         if not kv.step.pieces:
-            return self._rows(queries, kv, params)
-        shape, apart = self._shape(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
+            return self._attend_rows(queries, kv, params)
+        shape, apart = self._variant_for(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
         prefill = self._prefill.serves(shape, kv.step.attention_window)
-        if not prefill and not apart and kv.expand is None and (few := kv.derived.get(TokenRows, kv.step)):
+        if not prefill and not apart and kv.expand is None and (few := kv.derived.get(ShortPieceRows, kv.step)):
             null_block = kv.arena.null_block(kv.arena.group_of[kv.layer])
             as_rows = replace(kv, step=few.step(kv.arena.block_size, null_block), derived=few.derived)
-            if isinstance(self._serving(queries, as_rows, params), Variant):
-                taken = few.taken(queries)
-                parts = [self._rows(taken, as_rows, params)]
+            if isinstance(self._select_method(queries, as_rows, params), Variant):
+                taken = few.reorder_queries(queries)
+                parts = [self._attend_rows(taken, as_rows, params)]
                 if as_rows.step.pieces:
                     parts += reference.attend_pieces(taken, as_rows, params)
-                return few.put_back(parts[0] if len(parts) == 1 else mx.concatenate(parts))
-        parts = [self._rows(queries, kv, params)] if kv.step.rows else []
+                return few.restore_order(parts[0] if len(parts) == 1 else mx.concatenate(parts))
+        parts = [self._attend_rows(queries, kv, params)] if kv.step.rows else []
         if prefill:
-            factors, per_head = self._score_factors(params), self._heads("sinks", kv.layer, params.sinks)
+            factors, per_head = self._score_factors(params), self._per_head_input("sinks", kv.layer, params.sinks)
             of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
             parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
         else:
             parts += reference.attend_pieces(queries, kv, params, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _rows(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """Return the attention of the step's single tokens. `queries` are those of the whole step."""
-        served = self._serving(queries, kv, params)
+    def _attend_rows(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+        """Return the attention of the step's single-token queries, by whatever serves the layer. `queries` are those
+        of the whole step.
+        """
+        served = self._select_method(queries, kv, params)
         if isinstance(served, Variant):
             return self.decode(served, queries, kv, params)
         return served(queries, kv, params)
 
     def decode(self, variant: Variant, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """Return the attention of the step's single tokens by the kernels of a variant. `queries` are those of the
-        whole step.
+        """Return the attention of the step's single-token queries by a decode kernel. `queries` are those of the whole
+        step.
         """
         queries = queries[: kv.step.rows] if kv.step.pieces else queries
-        step = kv.derived.get(MetalStep, kv.step)
-        work = step.work(kv.tail_tokens, variant.geometry.partition)
+        step = kv.derived.get(DecodeKernelStep, kv.step)
+        work = step.work_list(kv.tail_tokens, variant.geometry.partition)
         slab = kv.arena.slab(kv.layer)
-        if kv.tail_tokens == _SETTLED:
-            _require_rows(kv.layer, slab)
-        tail = self._tail(kv, slab)
-        apart = PARTS if kv.quantization is not None else 1
-        keys, values = _keys_and_values(slab[::apart])
-        tail_keys, tail_values = _keys_and_values(tail[::apart])
+        if kv.tail_tokens == _CHECKED_TAIL_TOKENS:
+            _require_contiguous(kv.layer, slab)
+        tail = self._tail_or_placeholder(kv, slab)
+        apart = QUANTIZED_PARTS if kv.quantization is not None else 1
+        keys, values = _split_kv(slab[::apart])
+        tail_keys, tail_values = _split_kv(tail[::apart])
         inputs = DecodeInputs(
             mx.contiguous(queries),  # a view where one projection makes queries, keys and values, and nothing rotates
             keys,
@@ -176,48 +185,55 @@ class MetalAttention:
             step.tables,
             work.plan,
             self._score_factors(params),
-            self._heads("sinks", kv.layer, params.sinks),
-            self._heads("slopes", kv.layer, params.slopes),
-            scales=slab[1::PARTS] + tail[1::PARTS] if kv.quantization is not None else (),
-            biases=slab[2::PARTS] + tail[2::PARTS] if kv.quantization is not None else (),
+            self._per_head_input("sinks", kv.layer, params.sinks),
+            self._per_head_input("slopes", kv.layer, params.slopes),
+            scales=slab[1::QUANTIZED_PARTS] + tail[1::QUANTIZED_PARTS] if kv.quantization is not None else (),
+            biases=slab[2::QUANTIZED_PARTS] + tail[2::QUANTIZED_PARTS] if kv.quantization is not None else (),
         )
         if work.items == kv.step.rows:  # so every row has one partition
-            return self._kernels.whole(variant, work.items, inputs)
+            return self._kernels.decode_and_reduce(variant, work.items, inputs)
         return self._kernels(variant, work.items, inputs)
 
-    def _serving(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Variant | Attend:
-        """Return what serves this layer's single tokens in its step."""
+    def _select_method(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Variant | Attend:
+        """Return the kernel variant or MLX method that computes this layer's single-token queries, cached per layer
+        shape.
+        """
         key = layer_key(queries, kv, params)
-        method = self.methods.choices.method(key, kv)
+        method = self.methods.choices.method_for(key, kv)
         if (key, method) not in self._served:
-            variant = self._shape(Variant, queries, kv, params)
-            self._served[key, method] = self.methods.serving(variant, method)
+            variant = self._variant_for(Variant, queries, kv, params)
+            self._served[key, method] = self.methods.select(variant, method)
         return self._served[key, method]
 
-    def _shape(self, kind: type[OfLayer], queries: mx.array, kv: PagedKV, params: AttentionParams) -> OfLayer:
-        """The variant of a kernel for this layer."""
-        call = AttentionCall.of(queries, params)
-        return shape_of(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
+    def _variant_for(
+        self, kind: type[KernelVariant], queries: mx.array, kv: PagedKV, params: AttentionParams
+    ) -> KernelVariant:
+        """Return the kernel variant of class `kind` for this layer."""
+        call = AttentionCall.from_arguments(queries, params)
+        return make_variant(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
 
-    def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
+    def _tail_or_placeholder(self, kv: PagedKV, slab: Slab) -> Slab:
+        """Return the tail, or placeholder arrays for the kernel if there is none."""
         if kv.tail is not None:
             return kv.tail
-        return tuple(self._nothing(a.shape[2], a.dtype) for a in slab)
+        return tuple(self._placeholder_tail(a.shape[2], a.dtype) for a in slab)
 
-    def _nothing(self, dim: int, dtype: mx.Dtype) -> mx.array:
+    def _placeholder_tail(self, dim: int, dtype: mx.Dtype) -> mx.array:
+        """Return a zero array that stands for a missing tail, made once per shape."""
         if (dim, dtype) not in self._no_tail:
             columns = -(-SMALL // dim)  # as for `_heads`
             self._no_tail[dim, dtype] = mx.zeros((1, 1, columns, dim), dtype)
         return self._no_tail[dim, dtype]
 
     def _score_factors(self, params: AttentionParams) -> mx.array:
+        """Return scale and softcap as a device array, made once per pair."""
         factors = (params.scale, params.softcap or 0.0)
         if factors not in self._factors:
             self._factors[factors] = mx.array(factors, mx.float32)
         return self._factors[factors]
 
-    def _heads(self, name: str, layer: int, numbers: mx.array | None) -> mx.array:
-        """A layer's `name`, one number of each query head or None, as the kernels read it."""
+    def _per_head_input(self, name: str, layer: int, numbers: mx.array | None) -> mx.array:
+        """Return a layer's sinks or slopes as padded float32, as the kernels read them; a placeholder for None."""
         if numbers is None:
             return self._nothing_per_head
         known = self._per_head.get((name, layer))
@@ -228,14 +244,15 @@ class MetalAttention:
         return known[1]
 
 
-def _keys_and_values(arrays: Slab) -> tuple[mx.array, mx.array | None]:
-    """Of a slab or a tail; no values where they lie in the keys."""
+def _split_kv(arrays: Slab) -> tuple[mx.array, mx.array | None]:
+    """Return keys and values of a slab or tail; None for values that are part of the keys."""
     return arrays[0], arrays[1] if len(arrays) > 1 else None
 
 
-def _require_rows(layer: int, slab: Slab) -> None:
-    """Raise KVBlockError unless each slab lies in memory row by row, as the kernels read it. They are what `mx.zeros`
-    made and updates wrote in place, so this is so; but MLX does not look, and the answers would be wrong.
+def _require_contiguous(layer: int, slab: Slab) -> None:
+    """Raise KVBlockError unless each slab is row-contiguous in memory, as the kernels read it. They are what
+    `mx.zeros` made and updates wrote in place, so this is so; but MLX does not look, and the answers would be
+    wrong.
 
     A memoryview holds its array, not more: MLX waits for the array and hands out its pointer (`python/src/buffer.h`,
     0.32). While it exists, a write would copy the slab, so it is released at once, also if an error keeps this frame.
@@ -256,80 +273,86 @@ def _require_rows(layer: int, slab: Slab) -> None:
 
 @dataclass(frozen=True)
 class _PrefillWork:
-    """A work list on the device."""
+    """A prefill work list on the device."""
 
     items: int
     plan: mx.array
     tables: mx.array
 
 
-class PrefillStep:
-    """The work lists of a GroupStep's pieces, by block size and tile."""
+class PrefillKernelStep:
+    """The prefill kernel's work lists of a step, by block size and tile."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
         self._lists: dict[tuple[int, int], _PrefillWork] = {}
 
-    def work(self, block_size: int, tile: int) -> _PrefillWork:
-        """The list for tiles of `tile` tokens."""
+    def work_list(self, block_size: int, tile: int) -> _PrefillWork:
+        """Return the work list for tiles of `tile` tokens."""
         if (block_size, tile) not in self._lists:
-            work = prefill_list(self._step.pieces, block_size, self._step.attention_window, tile)
+            work = make_prefill_work_list(self._step.pieces, block_size, self._step.attention_window, tile)
             self._lists[block_size, tile] = _PrefillWork(work.items, mx.array(work.plan), mx.array(work.tables))
         return self._lists[block_size, tile]
 
 
 class MetalPrefill:
-    """The prefill kernel, made by `factory`, for the layers of which `why_ours` says so and `approval` approves."""
+    """Prefill attention by the kernel made by `factory`, for layers where it is faster than MLX's attention and is
+    approved.
+    """
 
-    def __init__(self, factory: KernelFactory, approval: Approval, *, matrix_units: bool) -> None:
+    def __init__(self, factory: KernelFactory, approval: KernelApproval, *, matrix_units: bool) -> None:
         self._kernel = PrefillKernel(factory)
         self._approval = approval
         self._matrix_units = matrix_units
         self._approved: dict[tuple[PrefillVariant, bool], bool] = {}
 
     @property
-    def served(self) -> bool:
+    def has_served(self) -> bool:
         """Whether the kernel has served a layer."""
         return any(self._approved.values())
 
     def reconsider(self) -> None:
-        """Ask for every approval again."""
+        """Ask for approval of every variant again at its next use."""
         self._approved.clear()
 
     def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the kernel serves a layer. Otherwise MLX's attention does."""
-        if not self.wanted(variant, attention_window):
+        """Return whether the prefill kernel computes a layer: it is preferred and approved. Otherwise MLX's attention
+        does.
+        """
+        if not self.is_preferred(variant, attention_window):
             return False
-        whole = whole_blocks(variant, attention_window)
+        whole = chunks_fit_blocks(variant, attention_window)
         if (variant, whole) not in self._approved:
-            self._approved[variant, whole] = self.approve(variant, attention_window)
+            self._approved[variant, whole] = self.is_approved(variant, attention_window)
         return self._approved[variant, whole]
 
-    def wanted(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the kernel is better than MLX's attention for a layer."""
-        return why_ours(variant, attention_window, matrix_units=self._matrix_units) is not None
+    def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the prefill kernel is better than MLX's attention for a layer."""
+        return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
-    def approve(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the kernel may serve a layer. Any thread may ask, once for each variant."""
+    def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the rules and the check allow the prefill kernel for a layer. Any thread may ask, once for
+        each variant.
+        """
         reason = refusal(variant)
-        if not whole_blocks(variant, attention_window):
+        if not chunks_fit_blocks(variant, attention_window):
             reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
-        return self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
+        return self._approval.is_approved(variant, reason, lambda: check_prefill(self._kernel, variant))
 
     def attend(
         self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array
     ) -> mx.array:
-        """Return the attention of all pieces, `[tokens, query_heads, 1, value_dim]`, for the pieces' `queries` alone.
-        `factors` and `sinks` are as in DecodeInputs.
+        """Return the attention of all prefill pieces, `[tokens, query_heads, 1, value_dim]`; `queries` are the pieces'
+        alone. `factors` and `sinks` are as in DecodeInputs.
         """
-        work = kv.derived.get(PrefillStep, kv.step).work(variant.block_size, variant.tile)
+        work = kv.derived.get(PrefillKernelStep, kv.step).work_list(variant.block_size, variant.tile)
         keys, values = kv.arena.slab(kv.layer)
         inputs = PrefillInputs(mx.contiguous(queries), keys, values, work.tables, work.plan, factors, sinks)
         return self._kernel(variant, work.items, inputs)
 
 
-def whole_blocks(variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-    """Return whether chunks consist of whole blocks, if there are chunks."""
+def chunks_fit_blocks(variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+    """Return whether the chunks of a chunked attention window consist of whole blocks; True without chunks."""
     return not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0
 
 
@@ -340,50 +363,54 @@ def whole_blocks(variant: PrefillVariant, attention_window: AttentionWindow) -> 
 # get if it were decoded alone. The price: the keys and values of a row are read once for each of its tokens.
 
 
-FEW = 4
+MAX_TOKENS_AS_ROWS = 4
 """The most tokens of a piece that become rows. Tiles of a prefill kernel have 8 queries or more, and would be half
 empty. More rows would read more than what they save.
 """
 
 
-class TokenRows:
-    """A step whose pieces of up to `FEW` tokens are rows."""
+class ShortPieceRows:
+    """A step whose shortest prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) become rows of one token each, for the
+    decode kernels.
+    """
 
     def __init__(self, step: GroupStep) -> None:
         self._whole = step
-        self._few = [piece for piece in step.pieces if piece.end - piece.begin <= FEW]
-        self._others = [piece for piece in step.pieces if piece.end - piece.begin > FEW]
+        self._few = [piece for piece in step.pieces if piece.end - piece.begin <= MAX_TOKENS_AS_ROWS]
+        self._others = [piece for piece in step.pieces if piece.end - piece.begin > MAX_TOKENS_AS_ROWS]
         self._step: GroupStep | None = None
         self._order: mx.array | None = None
         self._back: mx.array | None = None
-        self.derived = Derived()
-        self._put_in_order()
+        self.derived = StepDerivedData()
+        self._compute_order()
 
     def __bool__(self) -> bool:
         """Whether there are such pieces."""
         return bool(self._few)
 
     def step(self, block_size: int, null_block: int) -> GroupStep:
-        """Return the step. Its queries are in the order of `taken`."""
+        """Return the step with these rows. Its queries are in the order that `reorder_queries` returns."""
         if self._step is None:
-            self._step = self._made(block_size, null_block)
+            self._step = self._make_step(block_size, null_block)
         return self._step
 
-    def taken(self, queries: mx.array) -> mx.array:
-        """Return the flat queries of the whole step in the order of this one."""
+    def reorder_queries(self, queries: mx.array) -> mx.array:
+        """Return the queries of the original step in the order of this step."""
         return queries if self._order is None else queries[self._order]
 
-    def put_back(self, attended: mx.array) -> mx.array:
-        """Return results of this step in the order of the whole one."""
+    def restore_order(self, attended: mx.array) -> mx.array:
+        """Return the results of this step in the order of the original step."""
         return attended if self._back is None else attended[self._back]
 
-    def _put_in_order(self) -> None:
+    def _compute_order(self) -> None:
+        """Compute the permutation of queries, and its inverse, unless the order stays the same."""
         flat = [np.arange(piece.begin, piece.end) for piece in (*self._few, *self._others)]
         order = np.concatenate([np.arange(self._whole.rows), *flat]).astype(np.int32)
         if (np.diff(order) != 1).any():
             self._order, self._back = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
 
-    def _made(self, block_size: int, null_block: int) -> GroupStep:
+    def _make_step(self, block_size: int, null_block: int) -> GroupStep:
+        """Return the step with a row for each token of the short pieces."""
         whole = self._whole
         counts = [piece.end - piece.begin for piece in self._few]
         blocks = [piece.blocks(block_size) for piece in self._few]

@@ -1,4 +1,5 @@
-"""The place where mlx-lm's models meet paged attention. The models are used unchanged.
+"""Hooks paged attention into mlx-lm's models, which are used unchanged: caches, handles, and
+`scaled_dot_product_attention`.
 
 A model asks its cache for `offset` and a mask, gives new keys and values to `update_and_fetch`, and calls its module's
 `scaled_dot_product_attention`. Our cache objects return `PagedKV` handles. The module's function is replaced by one
@@ -23,44 +24,46 @@ from cortexmlx.mlx_lm.modules import replace_function
 _Leaf = TypeVar("_Leaf")
 
 
-def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """Return mlx-lm's caches of a model's layers. If a layer has several caches, each is one *leaf*."""
-    return [leaf for cache in caches for leaf in (cache.caches if _several(cache) else (cache,))]
+def flatten_caches(caches: Sequence[Any]) -> list[Any]:
+    """Return the caches of all layers as a flat list of *leaves*; a layer with several caches has several leaves."""
+    return [leaf for cache in caches for leaf in (cache.caches if _is_cache_list(cache) else (cache,))]
 
 
-def own_caches(model: nn.Module) -> list[Any]:
-    """Return the leaves of the caches that mlx-lm makes for a model."""
-    return leaves_of(make_prompt_cache(model))
+def mlx_lm_caches(model: nn.Module) -> list[Any]:
+    """Return the caches (leaves) that mlx-lm itself makes for a model."""
+    return flatten_caches(make_prompt_cache(model))
 
 
-def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return a cache for each of the model's layers, given one for each leaf: a tuple if the layer has several. In a
-    pipeline's part that sends, each is a `Sender` that has the place.
+def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
+    """Return one cache per layer from one per leaf: a tuple if the layer has several. In a pipeline rank that sends
+    its results, mark each `PipelineSender`.
     """
-    if _sends(model):
+    if _is_sending_rank(model):
         for leaf in leaves:
-            if isinstance(leaf, Sender):
+            if isinstance(leaf, PipelineSender):
                 leaf.sends = True
     rest = iter(leaves)
     return [
-        tuple(next(rest) for _ in cache.caches) if _several(cache) else next(rest) for cache in make_prompt_cache(model)
+        tuple(next(rest) for _ in cache.caches) if _is_cache_list(cache) else next(rest)
+        for cache in make_prompt_cache(model)
     ]
 
 
-def _sends(model: nn.Module) -> bool:
-    """Return whether a model is a pipeline's part that sends. What has the layers lies outside of all lists, so few
-    modules are looked at.
+def _is_sending_rank(model: nn.Module) -> bool:
+    """Return whether a model is a pipeline rank that sends its results to the next one. What has the layers lies
+    outside of all lists, so few modules are looked at.
     """
     parts = (part for part in model.values() if isinstance(part, nn.Module))
-    return bool(getattr(model, "pipeline_rank", 0)) or any(map(_sends, parts))
+    return bool(getattr(model, "pipeline_rank", 0)) or any(map(_is_sending_rank, parts))
 
 
-def _several(cache: Any) -> bool:
+def _is_cache_list(cache: Any) -> bool:
+    """Return whether a layer has several caches."""
     return isinstance(cache, CacheList)
 
 
-class Sender:
-    """What a cache has besides in a part of a pipeline that sends its results to the next rank (`arranged`).
+class PipelineSender:
+    """Base of our caches: holds what a pipeline rank must evaluate to send its results to the next rank.
 
     mlx-lm's pipelines let the keys of their last cache depend on what they sent: whoever evaluates the keys sends it.
     Our caches have no keys, but a place for that, and whoever runs a step evaluates it. Otherwise a step that needs no
@@ -73,7 +76,7 @@ class Sender:
 
     @property
     def keys(self) -> mx.array:
-        """What the model makes depend on the sending."""
+        """What mlx-lm's pipeline makes depend on the sending, in the place of a cache's keys."""
         if not self.sends:
             raise AttributeError("keys")
         return mx.zeros((1,), mx.int32)
@@ -85,17 +88,17 @@ class Sender:
         self.sent = after
 
 
-def take_sent(leaves: Sequence[Sender]) -> list[mx.array]:
-    """Return what must be evaluated so that a step's results are sent, once."""
+def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
+    """Return the arrays that must be evaluated so that a step's results are sent, and clear them."""
     sent = [leaf.sent for leaf in leaves if leaf.sent is not None]
     for leaf in leaves:
         leaf.sent = None
     return sent
 
 
-class LayerCache(Sender):
-    """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's tokens and returns
-    the handle. Without values, they are part of the keys.
+class LayerCache(PipelineSender):
+    """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's keys and values
+    and returns the handle to attend with. Without values, they are part of the keys.
     """
 
     def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array | None], Any]) -> None:
@@ -109,29 +112,29 @@ class LayerCache(Sender):
         self.offset, self._handle = offset, None
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """Return no mask: the handle knows which tokens a query sees."""
+        """Return None: the handle knows which tokens a query sees."""
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Take the step's keys and values `[tokens, kv_heads, 1, dim]`. Return the handle instead of both."""
+        """Store the step's keys and values `[tokens, kv_heads, 1, dim]`. Return the handle in the place of both."""
         self._handle = self._fetch(self._layer, keys, values)
         return self._handle, self._handle
 
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the handle again, for a layer that has no keys and values of its own and attends to these."""
+    def shared_handle(self) -> tuple[Any, Any]:
+        """Return the step's handle again, for a layer without its own keys and values that attends to these."""
         return self._handle, self._handle
 
     def fetch_keys(self, keys: mx.array) -> Any:
-        """Take keys `[tokens, kv_heads, 1, dim]` that contain the values. Return the handle."""
+        """Store keys `[tokens, kv_heads, 1, dim]` that contain the values. Return the handle."""
         return self._fetch(self._layer, keys, None)
 
 
-class OwnAttention(Exception):
-    """Raised when a model computes with keys and values itself."""
+class UnhookedAttention(Exception):
+    """Raised when a model computes with keys and values itself, not through the hooked attention."""
 
 
 class ProbeKV:
-    """The handle of a probe. It records the shapes, and that attention was called, and calls `note(call)` each time.
+    """The handle in a probe's forward pass: it records shapes and attention calls, and calls `note(call)` for each.
     Without values, they are part of the keys, and whoever attends sets how many numbers they have.
     """
 
@@ -145,30 +148,35 @@ class ProbeKV:
         self.note = note
 
     def astype(self, _: mx.Dtype) -> ProbeKV:
+        """Return the handle unchanged."""
         return self
 
     def __getattr__(self, _: str) -> Any:
-        raise OwnAttention
+        raise UnhookedAttention
 
 
-class OwnHandle(ABC):
-    """The handle of a layer that attends in a way of its own."""
+class CustomHandle(ABC):
+    """A layer handle with its own attention method, such as latent attention."""
 
     @abstractmethod
     def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        """Return the attention of the model's queries, with its scale, and with what it adds to the scores."""
+        """Return the attention of the model's queries, with its scale, and with the term that it adds to the scores."""
 
 
-_scaled = lru_cache(AttentionParams)
+_params_with_scale = lru_cache(AttentionParams)
 """The value of a layer that has a scale only, as nearly all have. Each of their calls would make one otherwise."""
 
 
-def install() -> None:
-    """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far. Safe to call again."""
-    replace_function("base", "scaled_dot_product_attention", _dispatching)
+def install_attention_hook() -> None:
+    """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far by the paged one. Safe to call
+    again.
+    """
+    replace_function("base", "scaled_dot_product_attention", _dispatch_attention)
 
 
-def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _dispatch_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a function that attends through our handles, and calls `original` for any other keys."""
+
     def attention(
         queries: mx.array,
         keys: Any,
@@ -180,11 +188,13 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         **others: Any,
     ) -> mx.array:
         if type(keys) is PagedKV and mask is None and not others:  # almost always; `paged_attention` without slopes
-            return keys.attend(queries, keys, _scaled(scale) if sinks is None else AttentionParams(scale, sinks))
-        if isinstance(keys, OwnHandle) and values is keys and sinks is None and not others:
+            return keys.attend(
+                queries, keys, _params_with_scale(scale) if sinks is None else AttentionParams(scale, sinks)
+            )
+        if isinstance(keys, CustomHandle) and values is keys and sinks is None and not others:
             return keys.attend(queries, scale, mask)
-        if isinstance(keys, PagedKV | ProbeKV | OwnHandle):
-            if mask is not None or others or isinstance(keys, OwnHandle):
+        if isinstance(keys, PagedKV | ProbeKV | CustomHandle):
+            if mask is not None or others or isinstance(keys, CustomHandle):
                 raise ModelUnsupported(
                     "the model adds its own term to attention scores, which paged attention does not do"
                 )
@@ -195,11 +205,9 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def attend(queries: mx.array, handle: PagedKV | ProbeKV, params: AttentionParams) -> mx.array:
-    """Return the attention of a layer's queries `[tokens, query_heads, 1, head_dim]` over the keys and values of a
-    handle.
-    """
+    """Return the attention of queries `[tokens, query_heads, 1, head_dim]` over the keys and values of a handle."""
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, params)
     handle.attended = True
-    handle.note(AttentionCall.of(queries, params))
+    handle.note(AttentionCall.from_arguments(queries, params))
     return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

@@ -1,5 +1,5 @@
-"""Methods for classes of mlx-lm's models that need another one with a paged cache. Each computes what the original
-does, from a handle instead of from arrays. With any other cache the original runs.
+"""Replacement methods for mlx-lm model classes that do not work with a paged cache as they are. Each computes what the
+original does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cortexmlx.mlx_lm.modules import replace_method
 Method = Callable[..., Any]
 
 
-def install(model: nn.Module) -> None:
-    """Replace the methods of the model's classes that need it. Safe to call again."""
+def install_model_patches(model: nn.Module) -> None:
+    """Replace the methods of a model's classes that need it. Safe to call again."""
     used = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
-    for name in used.keys() & _METHODS.keys():
-        replace_method(used[name], "__call__", _METHODS[name])
+    for name in used.keys() & _PATCHES.keys():
+        replace_method(used[name], "__call__", _PATCHES[name])
 
 
-def _afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `AFMModel.__call__`: the position is that of each token.
+def _patch_afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for `AFMModel.__call__` that uses the position of each token.
 
     AFM 7's last layers have only queries, which attend to the keys and values of the layer before them. The original
     takes their position from the length of those.
@@ -39,7 +39,7 @@ def _afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             hidden = layer(hidden, None, cache=layer_cache)
         for layer in self.kv_reuse_layers:
-            hidden = hidden + _reuse_keys_and_values(layer.self_attn, layer.input_layernorm(hidden), cache[-1])
+            hidden = hidden + _attend_reused_kv(layer.self_attn, layer.input_layernorm(hidden), cache[-1])
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed: mx.array = self.output_norm(hidden)
         return normed
@@ -47,21 +47,21 @@ def _afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return call
 
 
-def _reuse_keys_and_values(own: Any, x: mx.array, cache: LayerCache) -> mx.array:
-    """`KVReuseAttention` over the keys and values in `cache`."""
+def _attend_reused_kv(own: Any, x: mx.array, cache: LayerCache) -> mx.array:
+    """Return the output of AFM 7's `KVReuseAttention`, over the keys and values in `cache`."""
     queries = own.q_proj(x).reshape(x.shape[0], own.n_heads, 1, own.head_dim)
     queries = own.q_norm(own.rope(queries, offset=cache.offset))
-    handle, _ = cache.keys_and_values()
+    handle, _ = cache.shared_handle()
     out = attend(queries, handle, AttentionParams(own.scale))
     projected: mx.array = own.out_proj(out.reshape(x.shape[0], 1, -1))
     return projected
 
 
-def _baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `Attention.__call__`.
+def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for Baichuan-M1's `Attention.__call__` with the paged cache.
 
     Baichuan M1 mixes each key and value with the one before it, and keeps the last ones as a state beside its cache.
-    Its attention needs a whole step, so only the mixing is done by rows (`StateLeaf.shifted`).
+    Its attention needs a whole step, so only the mixing is done by rows (`RecurrentCache.shifted`).
     """
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
@@ -84,8 +84,8 @@ def _baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[..., m
     return call
 
 
-def _gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `Attention.__call__`.
+def _patch_gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for Gemma 2's `Attention.__call__` with the paged cache.
 
     Gemma 2 computes soft-capped scores itself. Paged attention has the soft cap, so the layer calls that.
     """
@@ -106,8 +106,8 @@ def _gemma2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.arr
     return call
 
 
-def _gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `GPTBigCodeModel.__call__`.
+def _patch_gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for `GPTBigCodeModel.__call__` with the paged cache.
 
     GPTBigCode has one position for the whole batch. In a step, each row has its own.
     """
@@ -124,8 +124,9 @@ def _gpt_bigcode_body(original: Callable[..., mx.array]) -> Callable[..., mx.arr
     return call
 
 
-def _llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `LlamaModel.__call__`, without masks: the handles know which tokens a query sees.
+def _patch_llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for Llama 4's `LlamaModel.__call__` without masks: the handles know which tokens a query
+    sees.
 
     Llama 4 masks its chunks itself, from what mlx-lm's chunked cache still has. Where it does not rotate its
     queries, it scales them by their position, with one number for the whole batch.
@@ -143,8 +144,10 @@ def _llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return call
 
 
-def _llama4_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `Attention.__call__`: a layer without rotation scales each token's query by its own position."""
+def _patch_llama4_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for Llama 4's `Attention.__call__`: a layer without rotation scales each query by its own
+    position.
+    """
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache) or self.use_rope or not self.attn_temperature_tuning:
@@ -163,8 +166,8 @@ def _llama4_attention(original: Callable[..., mx.array]) -> Callable[..., mx.arr
     return call
 
 
-def _olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `TransformerBlock.__call__`.
+def _patch_olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for OLMo's `TransformerBlock.__call__` with the paged cache.
 
     mlx-lm's OLMo adds the name of a mask to its scores and cannot compute a prompt. Here it calls paged attention.
     """
@@ -186,8 +189,9 @@ def _olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return call
 
 
-def _plamo_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `Attention.__call__`: the query heads of a key head are brought together instead.
+def _patch_plamo_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for PLaMo's `Attention.__call__` that groups the query heads of each key head, instead of
+    repeating keys.
 
     PLaMo repeats its key heads all in a row before it attends: query head h uses key head `h % key heads`.
     """
@@ -209,8 +213,8 @@ def _plamo_attention(original: Callable[..., mx.array]) -> Callable[..., mx.arra
     return call
 
 
-def _plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `Attention.__call__`.
+def _patch_plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for PLaMo 2's `Attention.__call__` with the paged cache.
 
     PLaMo 2 calls MLX's attention directly, not mlx-lm's function for it.
     """
@@ -234,8 +238,8 @@ def _plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., mx.arr
     return call
 
 
-def _dynamic_rope_rotation(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replaces `DynamicNTKScalingRoPE.__call__`.
+def _patch_dynamic_rope(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a replacement for `DynamicNTKScalingRoPE.__call__` with a position for each token.
 
     Dynamic NTK scaling (bloc97, 2023) raises the rotary base when a sequence is longer than the model's positions.
     The engine's context ends there (`models/folder_config.py`), so the base is always the plain one, and each row
@@ -253,7 +257,7 @@ def _dynamic_rope_rotation(original: Callable[..., mx.array]) -> Callable[..., m
     return call
 
 
-_LATENT = (
+_LATENT_CLASSES = (
     ("deepseek_v3", "DeepseekV3Attention"),
     ("glm4_moe_lite", "Glm4MoeLiteAttention"),
     ("mistral4", "Mistral4Attention"),
@@ -265,18 +269,18 @@ _LATENT = (
 )
 """The classes that keep latents."""
 
-_METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
-    ("afm7", "AFMModel"): _afm7_body,
-    ("baichuan_m1", "Attention"): _baichuan_m1_attention,
-    ("deepseek_v32", "Indexer"): latent.indexer,
-    ("gemma2", "Attention"): _gemma2_attention,
-    ("gpt_bigcode", "GPTBigCodeModel"): _gpt_bigcode_body,
-    ("llama4", "Attention"): _llama4_attention,
-    ("llama4", "LlamaModel"): _llama4_body,
-    ("olmo", "TransformerBlock"): _olmo_block,
-    ("plamo", "Attention"): _plamo_attention,
-    ("plamo2", "Attention"): _plamo2_attention,
-    **dict.fromkeys(_LATENT, latent.attention),
-    ("rope_utils", "DynamicNTKScalingRoPE"): _dynamic_rope_rotation,
+_PATCHES: dict[tuple[str, str], Callable[[Method], Method]] = {
+    ("afm7", "AFMModel"): _patch_afm7_body,
+    ("baichuan_m1", "Attention"): _patch_baichuan_m1_attention,
+    ("deepseek_v32", "Indexer"): latent.reject_indexer,
+    ("gemma2", "Attention"): _patch_gemma2_attention,
+    ("gpt_bigcode", "GPTBigCodeModel"): _patch_gpt_bigcode_body,
+    ("llama4", "Attention"): _patch_llama4_attention,
+    ("llama4", "LlamaModel"): _patch_llama4_body,
+    ("olmo", "TransformerBlock"): _patch_olmo_block,
+    ("plamo", "Attention"): _patch_plamo_attention,
+    ("plamo2", "Attention"): _patch_plamo2_attention,
+    **dict.fromkeys(_LATENT_CLASSES, latent.patch_latent_attention),
+    ("rope_utils", "DynamicNTKScalingRoPE"): _patch_dynamic_rope,
 }
 """What replaces `__call__`, by module and class."""

@@ -1,4 +1,5 @@
-"""`paged_attention`: one function, several backends, the same result.
+"""The interface of paged attention: `paged_attention`, its parameters, and the handle that a layer's cache returns.
+All backends give the same result.
 
 A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first,
 then the prefill pieces, each with consecutive tokens of one row. `GroupStep` says where the keys and values of one
@@ -21,9 +22,9 @@ from cortexmlx.types.arrays import dtype_name
 _T = TypeVar("_T")
 
 
-class Derived:
-    """What a backend derives from a GroupStep, made once for all its layers (and all steps of a decode window): one
-    object of each kind.
+class StepDerivedData:
+    """Lazily made data that a backend derives from a GroupStep, shared by all layers (and by all steps of a decode
+    window): one object of each kind.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,9 @@ class Derived:
 
 @dataclass(frozen=True, eq=False)
 class AttentionParams:
-    """How a layer's scores become weights. Each query sees its row's tokens up to itself, within the group's window."""
+    """The softmax parameters of a layer: scale, sinks, softcap and ALiBi slopes. Each query sees its row's tokens up
+    to itself, within the group's window.
+    """
 
     scale: float
     """The factor of the products of queries and keys."""
@@ -55,7 +58,9 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A layer's call of `paged_attention`, as far as it decides which kernels serve it."""
+    """What decides which kernels can serve a layer's `paged_attention` call: query dtype, heads and head size, and
+    which options are used.
+    """
 
     dtype: str
     """The dtype of the queries."""
@@ -66,8 +71,8 @@ class AttentionCall:
     slopes: bool
 
     @classmethod
-    def of(cls, queries: mx.array, params: AttentionParams) -> AttentionCall:
-        """Return the call with these arguments."""
+    def from_arguments(cls, queries: mx.array, params: AttentionParams) -> AttentionCall:
+        """Return the call with these arguments of `paged_attention`."""
         _, heads, _, dim = queries.shape
         present = (term is not None for term in (params.softcap, params.sinks, params.slopes))
         return cls(dtype_name(queries.dtype), heads, dim, *present)
@@ -75,7 +80,8 @@ class AttentionCall:
 
 @dataclass
 class PagedKV:
-    """What a layer's cache returns instead of keys and values: where they are, for `paged_attention` to read.
+    """The handle that a layer's cache returns instead of keys and values: it says where they are in the arena and the
+    tail.
 
     `tail` has the layer's newest tokens: an array `[rows, kv_heads, W, dim]` for each array of the slab. `tail_tokens`
     of its columns are live in every row; 0 means that everything is in the arena. `derived` belongs to `step`. With a
@@ -93,19 +99,19 @@ class PagedKV:
     tail_tokens: int
     dtype: mx.Dtype
     attend: Attend
-    derived: Derived = field(default_factory=Derived)
+    derived: StepDerivedData = field(default_factory=StepDerivedData)
     quantization: Quantization | None = None
     expand: Callable[[mx.array], Slab] | None = None
-    queries_for: Callable[[mx.array], mx.array] | None = None
+    replace_queries: Callable[[mx.array], mx.array] | None = None
     """Returns what to attend with in the place of the model's queries, which a kernel has computed with the tail."""
 
     @property
     def value_in_key(self) -> int | None:
-        """How many of a key's first numbers are the value; None if values are stored beside the keys."""
+        """How many of a key's first numbers are the value; None if values are stored separately."""
         return self.arena.value_in_key(self.layer)
 
     def astype(self, _: mx.Dtype) -> PagedKV:
-        """Return the handle. Models cast keys to the query's dtype, and the backends do that themselves."""
+        """Return the handle unchanged: models cast keys to the queries' dtype, which the backends do themselves."""
         return self
 
 
@@ -117,7 +123,7 @@ def paged_attention(queries: mx.array, kv: PagedKV, params: AttentionParams) -> 
     """Return the softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values
     of `kv`: `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
 
-    Raises KVBlockError for slopes in a step with listed blocks (`only_blocks`).
+    Raises KVBlockError for slopes in a step with listed blocks (`restrict_to_blocks`).
     """
     if params.slopes is not None and kv.step.listed:
         raise KVBlockError(

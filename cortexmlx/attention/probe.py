@@ -1,4 +1,4 @@
-"""Finds out what a model caches and how it attends, by forward passes that are never evaluated."""
+"""Probes a model with forward passes that are never evaluated, to find what each layer caches and how it attends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention import model_patches
-from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
+from cortexmlx.attention.mlx_lm_hook import (
+    LayerCache,
+    ProbeKV,
+    UnhookedAttention,
+    group_by_layer,
+    install_attention_hook,
+    mlx_lm_caches,
+)
 from cortexmlx.attention.paged import AttentionCall
-from cortexmlx.attention.recurrent import A_STEP, NotedState, RecurrentProbe, is_state
+from cortexmlx.attention.recurrent import PROBE_STEP, ObservedState, RecurrentProbe, is_recurrent_cache
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import AttentionWindow, KVSpec
 from cortexmlx.types.arrays import dtype_name
@@ -23,7 +30,7 @@ from cortexmlx.types.arrays import dtype_name
 _log = logging.getLogger(__name__)
 
 
-_NOT_CAUSAL = {
+_NON_CAUSAL_MODELS = {
     "phi3small": "mlx-lm's code for it adds its causal mask to the scores as ones and zeros, and a token of a prompt "
     "sees some that come after it"
 }
@@ -31,11 +38,13 @@ _NOT_CAUSAL = {
 
 
 class NotPaged(ModelUnsupported):
-    """A model's attention cannot be paged. mlx-lm may still run it, one sequence at a time."""
+    """Raised if a model's attention cannot be paged. mlx-lm may still run it, one sequence at a time."""
 
 
 class _ProbeCache(LayerCache):
-    """A cache of a probe, at position 0 of every row. It records the window of the model's mask."""
+    """The cache of one leaf in a probe, at position 0 of every row. It records the window of the mask that the model
+    asks for.
+    """
 
     def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
@@ -44,74 +53,82 @@ class _ProbeCache(LayerCache):
         self.mask_window: int | None = None
 
     @property
-    def left_alone(self) -> bool:
-        """Whether the model has put nothing into it. (It may have asked for a mask, or for a row's position.)"""
+    def is_unused(self) -> bool:
+        """Whether the model has put nothing into it. (It may have asked for a mask, or for a row's position.)."""
         apart = ("_begun", "mask_window", "sends", "sent")
         now = {name: value for name, value in vars(self).items() if name not in apart}
         return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())
 
     def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
+        """Record the window of the mask that the model asks for; return None."""
         self.mask_window = window_size or self.mask_window
 
 
-def probe(model: nn.Module) -> list[KVSpec]:
-    """Hook into mlx-lm's attention, and find out what each layer caches from one lazy forward pass that is never
-    evaluated. Return a spec for each leaf (`own_caches`).
+def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
+    """Return the KVSpec of each leaf of a model, found by one lazy forward pass that is never evaluated. Also install
+    the attention hook and the model patches.
 
     Raises NotPaged if a layer keeps something else than keys and values, or attends in another way. Raises
     ModelUnsupported if a token of a prompt sees other tokens than those that are kept for an answer's token.
     """
-    if reason := _NOT_CAUSAL.get(_kind(model)):
-        raise ModelUnsupported(f"{_kind(model)}: {reason}, so that an answer depends on how its prompt is cut")
-    install()
-    model_patches.install(model)
-    made = own_caches(model)
-    attention_windows = [AttentionWindow() if is_state(cache) else _reach(model, cache) for cache in made]
+    if reason := _NON_CAUSAL_MODELS.get(_model_type(model)):
+        raise ModelUnsupported(f"{_model_type(model)}: {reason}, so that an answer depends on how its prompt is cut")
+    install_attention_hook()
+    model_patches.install_model_patches(model)
+    made = mlx_lm_caches(model)
+    attention_windows = [
+        AttentionWindow() if is_recurrent_cache(cache) else _attention_window_of(model, cache) for cache in made
+    ]
     recurrent = RecurrentProbe(model, made)
     seen: dict[int, ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
         seen[layer] = ProbeKV(keys, values)
-        recurrent.attends()
+        recurrent.record_attention()
         return seen[layer]
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(attention_windows))]
     try:
-        with recurrent.watched():
-            logits = model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
-        recurrent.install()
+        with recurrent.watch_touches():
+            logits = model(mx.zeros((2, 1), mx.int32), cache=group_by_layer(model, recurrent.insert_observed(caches)))
+        recurrent.install_hooks()
         if recurrent.leaves:
-            parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(attention_windows))]
-            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
-        states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
+            parts = [_ProbeCache(layer, PROBE_STEP.tokens, fetch) for layer in range(len(attention_windows))]
+            model(
+                mx.zeros((PROBE_STEP.tokens, 1), mx.int32),
+                cache=group_by_layer(model, recurrent.insert_step_caches(parts)),
+            )
+        states = {leaf: recurrent.state_spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
-        raise NotPaged(f"{_kind(model)}: {error}") from None
+        raise NotPaged(f"{_model_type(model)}: {error}") from None
     except Exception as error:  # whatever a model's code raises when it is called in a way that it was not written for
-        _log.info("%s fails in a step of two rows", _kind(model), exc_info=True)
+        _log.info("%s fails in a step of two rows", _model_type(model), exc_info=True)
         if "Metal" in str(error):
             raise ModelUnsupported(
-                f"{_kind(model)}: it has Metal kernels of its own, which MLX's build for a CPU cannot run: it needs an "
+                f"{_model_type(model)}: it has Metal kernels of its own, which MLX's build for a CPU cannot run: it "
+                "needs an "
                 "Apple GPU"
             ) from error
-        own = isinstance(error, OwnAttention) or ProbeKV.__name__ in str(error)
+        own = isinstance(error, UnhookedAttention) or ProbeKV.__name__ in str(error)
         why = "its layers compute with keys and values themselves, not by mlx-lm's attention"
         if not own and recurrent.leaves:
             why = "mlx-lm's code for it cannot compute a step of several rows in parts"
         elif not own:
             why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
-        raise NotPaged(f"{_kind(model)}: {why}, so its attention cannot be paged") from error
+        raise NotPaged(f"{_model_type(model)}: {why}, so its attention cannot be paged") from error
     if not isinstance(logits, mx.array):
-        raise ModelUnsupported(f"{_kind(model)}: mlx-lm's code for it returns no logits with these settings")
+        raise ModelUnsupported(f"{_model_type(model)}: mlx-lm's code for it returns no logits with these settings")
     paged = [layer for layer in range(len(attention_windows)) if layer not in states]
-    unused = [layer for layer in paged if layer not in seen and caches[layer].left_alone]
+    unused = [layer for layer in paged if layer not in seen and caches[layer].is_unused]
     bypassed = [layer for layer in paged if layer not in unused and (layer not in seen or not seen[layer].attended)]
     if bypassed:
-        raise NotPaged(f"{_kind(model)}: layers {bypassed} attend in a way that cannot be paged")
+        raise NotPaged(f"{_model_type(model)}: layers {bypassed} attend in a way that cannot be paged")
     for cache, attention_window in zip(caches, attention_windows, strict=True):
         if cache.mask_window not in (None, attention_window.tokens):
             kept = "all of them" if attention_window.tokens is None else f"only {attention_window.tokens}"
             raise ModelUnsupported(
-                f"{_kind(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are kept for an "
+                f"{_model_type(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are "
+                "kept for an "
                 "answer's: which of the two is meant is not known"
             )
     states |= dict.fromkeys(unused, KVSpec(0, 0, 0, "float32"))
@@ -130,33 +147,37 @@ def probe(model: nn.Module) -> list[KVSpec]:
     ]
 
 
-def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
-    """Return the logits of flat tokens `[T, 1]`, all at position 0. They must not be evaluated. `attended` is called
-    when a layer attends or touches its state. The model must have been probed.
+def build_lazy_logits(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
+    """Return the lazy logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is
+    called when a layer attends or touches its state. The model must have been probed.
     """
 
-    return _lazy_pass(model, tokens, attended, lambda layer, call: attended())
+    return _trace_lazy_pass(model, tokens, attended, lambda layer, call: attended())
 
 
-def attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
-    """Return how the model's layers attend in any step: the layer whose keys and values are attended to (a leaf), and
-    the call, each pair once. Nothing is computed. The model must have been probed.
+def probe_attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
+    """Return all distinct attention calls of a model, each with the leaf whose keys and values it reads. Nothing is
+    computed. The model must have been probed.
     """
     calls: dict[tuple[int, AttentionCall], None] = {}
-    _lazy_pass(model, mx.zeros((2, 1), mx.int32), lambda: None, lambda layer, call: calls.setdefault((layer, call)))
+    _trace_lazy_pass(
+        model, mx.zeros((2, 1), mx.int32), lambda: None, lambda layer, call: calls.setdefault((layer, call))
+    )
     return tuple(calls)
 
 
-def decode_pass(
+def trace_decode_step(
     model: nn.Module, positions: mx.array, stored: Callable[[int, mx.array, mx.array | None], None]
 ) -> None:
-    """Build a pass of one token per row, whose caches' offset is `positions`, and compute nothing. `stored` is called
-    with the layer, its new keys and its new values. The model must have been probed.
+    """Build, but do not evaluate, a decode step of one token per row at `positions`, and call `stored(layer, keys,
+    values)` for what each layer would cache. The model must have been probed.
     """
-    _lazy_pass(model, mx.zeros((positions.size, 1), mx.int32), lambda: None, lambda *call: None, stored, positions)
+    _trace_lazy_pass(
+        model, mx.zeros((positions.size, 1), mx.int32), lambda: None, lambda *call: None, stored, positions
+    )
 
 
-def _lazy_pass(
+def _trace_lazy_pass(
     model: nn.Module,
     tokens: mx.array,
     touched: Callable[[], None],
@@ -164,8 +185,8 @@ def _lazy_pass(
     stored: Callable[[int, mx.array, mx.array | None], None] = lambda *new: None,
     positions: mx.array | None = None,
 ) -> mx.array:
-    """As `lazy_pass`, and as `decode_pass` with `stored` and `positions`. `touched` is called for a state, and
-    `attended(layer, call)` for keys and values.
+    """Build a lazy forward pass with probe caches and return its logits. `touched` is called when a state is used,
+    `attended(layer, call)` when a layer attends, `stored(layer, keys, values)` when it caches.
     """
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
@@ -173,32 +194,38 @@ def _lazy_pass(
         return ProbeKV(keys, values, partial(attended, layer))
 
     caches = [
-        NotedState(len(cache.cache), touched) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
-        for layer, cache in enumerate(own_caches(model))
+        ObservedState(len(cache.cache), touched)
+        if is_recurrent_cache(cache)
+        else _ProbeCache(layer, tokens.shape[0], fetch)
+        for layer, cache in enumerate(mlx_lm_caches(model))
     ]
     for cache in caches:
         if positions is not None and isinstance(cache, _ProbeCache):
             cache.offset = positions
-    logits: mx.array = model(tokens, cache=arranged(model, caches))
+    logits: mx.array = model(tokens, cache=group_by_layer(model, caches))
     return logits
 
 
-def _reach(model: nn.Module, cache: Any) -> AttentionWindow:
-    """Return how far back a query sees with one of mlx-lm's own caches."""
+def _attention_window_of(model: nn.Module, cache: Any) -> AttentionWindow:
+    """Return the attention window of one of mlx-lm's own caches. Raises NotPaged for an unknown kind of cache."""
     if type(cache) is PlainCache:
         return AttentionWindow()
     if type(cache) is RotatingKVCache and cache.keep == 0:
-        return AttentionWindow(_window(model, cache.max_size))
+        return AttentionWindow(_require_window(model, cache.max_size))
     if type(cache) is ChunkedKVCache:
-        return AttentionWindow(_window(model, cache.chunk_size), chunked=True)
-    raise NotPaged(f"{_kind(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
+        return AttentionWindow(_require_window(model, cache.chunk_size), chunked=True)
+    raise NotPaged(f"{_model_type(model)} keeps a {type(cache).__name__} in some layers, which cannot be paged yet")
 
 
-def _window(model: nn.Module, tokens: Any) -> int:
+def _require_window(model: nn.Module, tokens: Any) -> int:
+    """Return a window's number of tokens. Raises ModelUnsupported unless it is a positive int."""
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 1 << 31:
-        raise ModelUnsupported(f"{_kind(model)}: config.json gives layers a window of {tokens!r} tokens, which is none")
+        raise ModelUnsupported(
+            f"{_model_type(model)}: config.json gives layers a window of {tokens!r} tokens, which is none"
+        )
     return tokens
 
 
-def _kind(model: nn.Module) -> str:
+def _model_type(model: nn.Module) -> str:
+    """Return the model type of a model for messages."""
     return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))

@@ -1,4 +1,4 @@
-"""Products with quantized keys and values in float32 on a CPU.
+"""Products of queries or weights with quantized keys and values, in float32 on a CPU.
 
 A code is a whole number, which float32 holds exactly. So BLAS multiplies the codes as numbers, and scales and biases
 are applied afterwards: `q . (s c + b) = s (q . c) + b (sum of q)`, and likewise for a weighted sum of values. If a
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from cortexmlx.kv.arena import PARTS, Quantization
+from cortexmlx.kv.arena import QUANTIZED_PARTS, Quantization
 
-STRETCH = 1 << 19
+CHUNK_NUMBERS = 1 << 19
 """How many numbers are converted to float32 at a time: few enough to stay in a processor's cache, enough for BLAS."""
 
 
 class QuantizedTokens:
-    """Quantized keys, or values, of some tokens of each row. `parts` are codes `[rows, heads, tokens, words]`, scales
-    and biases `[rows, heads, tokens, groups]`.
+    """Quantized keys, or values, of consecutive tokens of each row, converted for float32 products. `parts` are codes
+    `[rows, heads, tokens, words]`, scales and biases `[rows, heads, tokens, groups]`.
     """
 
     def __init__(self, parts: Sequence[mx.array], form: Quantization) -> None:
@@ -39,8 +39,10 @@ class QuantizedTokens:
             groups = (*scales.shape, -1)
             self._numbers = [(n.reshape(groups) * self._scales[..., None]).reshape(n.shape) for n in self._numbers]
 
-    def scores(self, queries: mx.array) -> mx.array:
-        """Return the products `[rows, heads, queries, tokens]` of keys and queries `[rows, heads, queries, dim]`."""
+    def key_products(self, queries: mx.array) -> mx.array:
+        """Return the products `[rows, heads, queries, tokens]` of queries `[rows, heads, queries, dim]` with the
+        keys.
+        """
         each = len(self._numbers)
         parts = [queries[..., i::each] @ n.swapaxes(-1, -2) for i, n in enumerate(self._numbers)]
         products = parts[0] if each == 1 else parts[0] + parts[1]
@@ -49,8 +51,8 @@ class QuantizedTokens:
             return products * self._scales.swapaxes(-1, -2) + sums * self._biases.swapaxes(-1, -2)
         return products + sums @ self._biases.swapaxes(-1, -2)
 
-    def weighted(self, weights: mx.array) -> mx.array:
-        """Return the sums `[rows, heads, queries, dim]` of values with weights `[rows, heads, queries, tokens]`."""
+    def weighted_sum(self, weights: mx.array) -> mx.array:
+        """Return the sums `[rows, heads, queries, dim]` of the values, weighted by `[rows, heads, queries, tokens]`."""
         biases = weights @ self._biases
         scaled = weights * self._scales.swapaxes(-1, -2) if self._of_heads else weights
         parts = [scaled @ n for n in self._numbers]
@@ -58,17 +60,17 @@ class QuantizedTokens:
         return sums + (biases if self._of_heads else mx.repeat(biases, self._group, axis=-1))
 
 
-def stretches(
+def split_quantized(
     slab: Sequence[mx.array], tail: Sequence[mx.array] | None, block: mx.array, form: Quantization, *, values: bool
 ) -> list[QuantizedTokens]:
-    """Return the keys, or the `values`, of rows in stretches of some tokens: those in the blocks of a `slab` (arrays
-    `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names, followed by those of the
-    `tail`.
+    """Return the keys, or the `values`, of rows in chunks of tokens that fit a processor's cache: those in the blocks
+    of a `slab` (arrays `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names,
+    followed by those of the `tail`.
     """
-    of = slice(-PARTS, None) if values else slice(PARTS)
+    of = slice(-QUANTIZED_PARTS, None) if values else slice(QUANTIZED_PARTS)
     arrays, (rows, heads, blocks) = slab[of], block.shape
     words, block_size = arrays[0].shape[2], arrays[0].shape[1]
-    size = max(1, STRETCH // (rows * heads * block_size * words * 32 // form.bits))
+    size = max(1, CHUNK_NUMBERS // (rows * heads * block_size * words * 32 // form.bits))
     found: list[QuantizedTokens] = []
     for begin in range(0, max(blocks, 1), size):
         named = block[..., begin : begin + size] if blocks > size else block
@@ -80,17 +82,17 @@ def stretches(
     return found
 
 
-def scores_of(queries: mx.array, keys: Sequence[QuantizedTokens]) -> mx.array:
-    """Return `QuantizedTokens.scores` over all stretches."""
-    found = [stretch.scores(queries) for stretch in keys]
+def key_products(queries: mx.array, keys: Sequence[QuantizedTokens]) -> mx.array:
+    """Return the products of queries with the keys of all chunks."""
+    found = [stretch.key_products(queries) for stretch in keys]
     return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
 
 def weighted_sum(weights: mx.array, values: Sequence[QuantizedTokens]) -> mx.array:
-    """Return `QuantizedTokens.weighted` over all stretches."""
+    """Return the weighted sum of the values of all chunks."""
     total, begin = None, 0
     for stretch in values:
-        part = stretch.weighted(weights[..., begin : begin + stretch.tokens])
+        part = stretch.weighted_sum(weights[..., begin : begin + stretch.tokens])
         total, begin = part if total is None else total + part, begin + stretch.tokens
     assert total is not None
     return total

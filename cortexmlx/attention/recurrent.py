@@ -1,10 +1,11 @@
-"""Recurrent layers in a step of flat tokens.
+"""Runs recurrent layers (with a state instead of keys and values) in a step of flat tokens: cuts the step into spans,
+and calls a layer once per span.
 
 A step is flat tokens `[T, 1]`, which suits every module that looks at one token only. A recurrent module needs its
 row's state and the tokens in order. So the classes that touch a state (the probe finds them) are called in parts: once
 with single tokens as a batch `[rows, 1, ...]`, and for each prefill piece with `[1, L, ...]`. Each part has one of
 mlx-lm's own caches, so the original method runs unchanged. A step that is one part is one call, on the unchanged
-arrays. With any cache but a `StateLeaf`, the original runs as always.
+arrays. With any cache but a `RecurrentCache`, the original runs as always.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.pipeline import PipelineMixin
 
-from cortexmlx.attention.mlx_lm_hook import Sender
+from cortexmlx.attention.mlx_lm_hook import PipelineSender
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec
 from cortexmlx.mlx_lm.modules import replace_method
@@ -31,16 +32,16 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 @dataclass(frozen=True)
 class TokenSpan:
     """Flat tokens of a step that a recurrent module gets in one call: single tokens of n rows as `[n, 1]` (`piece`
-    False), or consecutive tokens of one row as `[1, n]`. `goes_on`: its state begins with the one after the part
-    before.
+    False), or consecutive tokens of one row as `[1, n]`. With `goes_on`, it begins with the state after the span
+    before it.
     """
 
     tokens: IntArray
     piece: bool
     goes_on: bool = False
 
-    def cut(self, array: mx.array, tokens: int) -> mx.array:
-        """Return the part's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
+    def select(self, array: mx.array, tokens: int) -> mx.array:
+        """Return the span's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
         (positions). Any other array does not belong to tokens, and is returned unchanged.
         """
         per_token = array.ndim > 1 and array.shape[:2] == (tokens, 1)
@@ -53,16 +54,16 @@ class TokenSpan:
         mine = array[first : last + 1] if whole else array[mx.array(self.tokens)]
         return mine.swapaxes(0, 1) if self.piece else mine
 
-    def flat(self, array: mx.array) -> mx.array:
-        """Return a result of the part as `[tokens, 1, ...]`."""
+    def flatten(self, array: mx.array) -> mx.array:
+        """Return a result for the span as `[tokens, 1, ...]`."""
         shape = (1, len(self.tokens)) if self.piece else (len(self.tokens), 1)
         if array.shape[:2] != shape:
             raise ModelUnsupported("a recurrent layer gives results that do not belong to single tokens")
         return array.swapaxes(0, 1) if self.piece else array
 
 
-class StateStep:
-    """How a step's `tokens` flat tokens are cut into parts. All leaves share it."""
+class SpanStep:
+    """A step of flat tokens, cut into spans for recurrent layers. All leaves share it."""
 
     def __init__(self, parts: Sequence[TokenSpan]) -> None:
         self.parts = tuple(parts)
@@ -74,26 +75,26 @@ class StateStep:
         self.called: TokenSpan | None = None
         """The part with which a module is being called; None: modules get all tokens."""
 
-    def joined(self, results: Sequence[Any]) -> Any:
-        """Join the results of the parts into one of the step: arrays, tuples of arrays, or None."""
+    def join_results(self, results: Sequence[Any]) -> Any:
+        """Join the results for the spans into one for the whole step: arrays, tuples of arrays, or None."""
         first = results[0]
         if first is None:
             return None
         if isinstance(first, tuple | list):
-            return type(first)(self.joined(each) for each in zip(*results, strict=True))
-        return self.in_order(
-            mx.concatenate([part.flat(result) for part, result in zip(self.parts, results, strict=True)])
+            return type(first)(self.join_results(each) for each in zip(*results, strict=True))
+        return self.restore_order(
+            mx.concatenate([part.flatten(result) for part, result in zip(self.parts, results, strict=True)])
         )
 
-    def in_order(self, flat: mx.array) -> mx.array:
-        """Concatenate what the parts have in the order of the flat tokens."""
+    def restore_order(self, flat: mx.array) -> mx.array:
+        """Return an array that has the spans one after the other in the order of the flat tokens."""
         return flat if self._place is None else flat[self._place]
 
 
-class StateLeaf(Sender):
+class RecurrentCache(PipelineSender):
     """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself, but `caches`, one of
-    mlx-lm's for each part of `step`. Both exist from `begin` to `end`. The arrays with which its module is called go to
-    `feed` first.
+    mlx-lm's for each span of `step`. Both exist from `begin` to `end`. The arrays with which its module is called
+    go to `feed` first.
     """
 
     lengths = left_padding = None
@@ -101,12 +102,12 @@ class StateLeaf(Sender):
     def __init__(self, size: int, feed: Callable[..., None] = lambda *_: None) -> None:
         self.size = size
         self._feed = feed
-        self.step: StateStep | None = None
+        self.step: SpanStep | None = None
         self.caches: list[ArraysCache] = []
 
-    def begin(self, step: StateStep, states: Iterable[Sequence[mx.array | None]]) -> None:
-        """Set the states with which the parts begin, arrays `[rows, ...]` each; None for an empty one. A part that goes
-        on gets its state during the step.
+    def begin(self, step: SpanStep, states: Iterable[Sequence[mx.array | None]]) -> None:
+        """Begin a step with each span's state, arrays `[rows, ...]`; None for an empty one. A span that continues
+        another gets its state during the step.
         """
         self.step, self.caches = step, []
         for state in states:
@@ -115,17 +116,19 @@ class StateLeaf(Sender):
             self.caches.append(cache)
 
     def end(self) -> list[list[mx.array | None]]:
-        """Return the states after each part."""
+        """End the step, and return the states after each span."""
         states = [cache.cache for cache in self.caches]
         self.step, self.caches = None, []
         return states
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """Return no mask: no token of a step is padding."""
+        """Return None: no token of a step is padding."""
         return None
 
-    def call(self, original: Callable[..., Any], module: Any, inputs: Sequence[Any], others: dict[str, Any]) -> Any:
-        """Call a module's method in parts, and join its results."""
+    def call_by_spans(
+        self, original: Callable[..., Any], module: Any, inputs: Sequence[Any], others: dict[str, Any]
+    ) -> Any:
+        """Call a module's method once per span, and join the results."""
         step = self.step
         assert step is not None, "a model runs outside of a step"
         self._feed(*(value for value in inputs if isinstance(value, mx.array)))
@@ -133,18 +136,19 @@ class StateLeaf(Sender):
         before: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
             if part.goes_on:
-                _hand_over(before, self.caches[index - 1], cache)
+                _copy_changed_states(before, self.caches[index - 1], cache)
             before = list(cache.cache)
-            mine = [self._of_part(value, part, cache) for value in inputs]
-            named = {name: self._of_part(value, part, cache) for name, value in others.items()}
+            mine = [self._select_argument(value, part, cache) for value in inputs]
+            named = {name: self._select_argument(value, part, cache) for name, value in others.items()}
             step.called = None if step.whole else part
             results.append(original(module, *mine, **named))
         step.called = None
-        return results[0] if step.whole else step.joined(results)
+        return results[0] if step.whole else step.join_results(results)
 
-    def shifted(self, slot: int, new: mx.array) -> mx.array:
-        """Given something for each flat token, `[tokens, ...]`, return that of the token before it in the same row, and
-        zeros before the first token. The newest of each row is its state, in `slot`. For modules that see a whole step.
+    def shift_by_token(self, slot: int, new: mx.array) -> mx.array:
+        """Return, for each flat token of `new` `[tokens, ...]`, the value of the token before it in its row (zeros
+        before the first), and keep each row's newest value as its state in `slot`. For modules that see a whole
+        step.
         """
         step = self.step
         assert step is not None, "a model runs outside of a step"
@@ -157,38 +161,41 @@ class StateLeaf(Sender):
             before = mx.zeros_like(newest) if before is None else before
             shifted.append(mx.concatenate([before, mine[:-1]]) if part.piece else before)
             cache.cache[slot] = newest
-        return step.in_order(mx.concatenate(shifted))
+        return step.restore_order(mx.concatenate(shifted))
 
-    def _of_part(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
+    def _select_argument(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
+        """Return a module argument as one span gets it: its tokens, or its cache."""
         assert self.step is not None
         if value is self:
             return cache
         if isinstance(value, mx.array) and not self.step.whole:
-            return part.cut(value, self.step.tokens)
+            return part.select(value, self.step.tokens)
         return value
 
 
-def _hand_over(before: Sequence[Any], left: ArraysCache, cache: ArraysCache) -> None:
-    """Give what a module has just written in a part to the next part. Another module of the same layer may have written
-    the rest before.
+def _copy_changed_states(before: Sequence[Any], left: ArraysCache, cache: ArraysCache) -> None:
+    """Copy the states that a module changed in a span to the next span's cache. Another module of the same layer may
+    have written the rest before.
     """
     for slot, (old, new) in enumerate(zip(before, left.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new
 
 
-def install(owners: Iterable[type]) -> None:
-    """Have these classes of modules called in parts when they get a `StateLeaf`. Safe to call again."""
+def install_recurrent_hook(owners: Iterable[type]) -> None:
+    """Have these module classes called span by span when they get a recurrent cache. Safe to call again."""
     for owner in owners:
-        replace_method(owner, "__call__", _dispatching)
+        replace_method(owner, "__call__", _dispatch_call)
 
 
-def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatch_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `original` span by span if an argument is a recurrent cache."""
+
     def call(module: Any, *inputs: Any, **others: Any) -> Any:
-        leaf = next((v for v in (*inputs, *others.values()) if isinstance(v, StateLeaf)), None)
+        leaf = next((v for v in (*inputs, *others.values()) if isinstance(v, RecurrentCache)), None)
         if leaf is None:
             return original(module, *inputs, **others)
-        return leaf.call(original, module, inputs, others)
+        return leaf.call_by_spans(original, module, inputs, others)
 
     return call
 
@@ -196,12 +203,14 @@ def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:
 # Finds out how large recurrent states are, and which classes of modules touch them.
 
 
-A_STEP = StateStep([TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)])
+PROBE_STEP = SpanStep(
+    [TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)]
+)
 """A step in which every way of cutting shows: a single token, and two tokens of another row."""
 
 
-class NotedState(ArraysCache):  # type: ignore[misc]
-    """A recurrent leaf's cache in a probe. `touched()` is called whenever its arrays are read or written."""
+class ObservedState(ArraysCache):  # type: ignore[misc]
+    """A recurrent layer's cache in a probe. `touched()` is called whenever its arrays are read or written."""
 
     def __init__(self, size: int, touched: Callable[[], None]) -> None:
         super().__init__(size)
@@ -215,14 +224,16 @@ class NotedState(ArraysCache):  # type: ignore[misc]
         self._touched()
         super().__setitem__(slot, value)
 
-    def shifted(self, slot: int, new: mx.array) -> mx.array:
-        """See `StateLeaf.shifted`. Whole steps may use it, so it does not count as a touch."""
+    def shift_by_token(self, slot: int, new: mx.array) -> mx.array:
+        """Keep `new` as the state in `slot`, and return zeros. It does not count as a touch, since modules that see a
+        whole step may use it.
+        """
         super().__setitem__(slot, new)
         return mx.zeros_like(new)
 
 
-class _Touches:
-    """The modules that run, the outermost first, and those that ran when a state was touched.
+class _TouchLog:
+    """Records which modules are running when a recurrent state is touched.
 
     It does not refer to the states. They keep arrays that were never evaluated, and so all weights, and a cycle of
     references would keep those until the garbage collector runs.
@@ -232,65 +243,67 @@ class _Touches:
         self.running: list[nn.Module] = []
         self.touching: list[nn.Module] = []
 
-    def note(self) -> None:
-        """Note that a state is touched now. A pipeline touches the last one only to wait until it has sent."""
+    def record_touch(self) -> None:
+        """Record that the running module touches a state now. A pipeline touches the last one only to wait until it
+        has sent.
+        """
         if self.running and not isinstance(self.running[-1], PipelineMixin):
             self.touching.append(self.running[-1])
 
 
 class RecurrentProbe:
-    """The recurrent leaves of a model, and what its modules do with them while it is `watched`."""
+    """Finds which leaves of a model are recurrent, how large their states are, and which modules touch them."""
 
     def __init__(self, model: nn.Module, own: Sequence[Any]) -> None:
         self._model = model
-        self._touches = _Touches()
+        self._touches = _TouchLog()
         self._attending: list[nn.Module] = []
-        noted = self._touches.note
-        self._caches = {leaf: NotedState(len(c.cache), noted) for leaf, c in enumerate(own) if is_state(c)}
+        noted = self._touches.record_touch
+        self._caches = {leaf: ObservedState(len(c.cache), noted) for leaf, c in enumerate(own) if is_recurrent_cache(c)}
 
     @property
     def leaves(self) -> list[int]:
-        """The recurrent leaves."""
+        """The indices of the recurrent leaves."""
         return list(self._caches)
 
-    def among(self, caches: Sequence[Any]) -> list[Any]:
-        """Return the caches of a probe, with those of the recurrent leaves."""
+    def insert_observed(self, caches: Sequence[Any]) -> list[Any]:
+        """Return a probe's caches, with an observed state in the place of each recurrent leaf."""
         return [self._caches.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note which modules touch a state, if there are states."""
+    def watch_touches(self) -> Iterator[None]:
+        """Context: record which modules touch a recurrent state, if there are any."""
         if not self._caches:
             yield
             return
-        with running_modules(self._model) as self._touches.running:
+        with track_running_modules(self._model) as self._touches.running:
             yield
 
-    def attends(self) -> None:
-        """Note that a layer attends now."""
+    def record_attention(self) -> None:
+        """Record that the running modules attend now."""
         self._attending += self._touches.running
 
-    def install(self) -> None:
-        """Have the classes that touch a state called in parts. Raises ModelUnsupported if one of them also attends, or
-        calls a module that does: attention needs a whole step.
+    def install_hooks(self) -> None:
+        """Have the classes that touch a state called span by span. Raises ModelUnsupported if one of them also
+        attends, or calls a module that does: attention needs a whole step.
         """
         both = {type(m).__name__ for m in self._touches.touching if any(m is other for other in self._attending)}
         if both:
             raise ModelUnsupported(f"{', '.join(sorted(both))} keeps a state and attends to keys and values at once")
-        install({type(module) for module in self._touches.touching})
+        install_recurrent_hook({type(module) for module in self._touches.touching})
 
-    def in_a_step(self, caches: Sequence[Any]) -> list[Any]:
-        """Return the caches of a probe in the middle of `A_STEP`, where the recurrent leaves have the caches of any
-        step.
+    def insert_step_caches(self, caches: Sequence[Any]) -> list[Any]:
+        """Return a probe's caches in the middle of the probe step, with a real recurrent cache in the place of each
+        recurrent leaf.
         """
-        leaves = {leaf: StateLeaf(len(cache.cache)) for leaf, cache in self._caches.items()}
+        leaves = {leaf: RecurrentCache(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
-            leaf.begin(A_STEP, [[None] * leaf.size for _ in A_STEP.parts])
+            leaf.begin(PROBE_STEP, [[None] * leaf.size for _ in PROBE_STEP.parts])
         return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
-    def spec(self, leaf: int, rows: int) -> KVSpec:
-        """Return what a row keeps in a leaf, after a step of `rows` rows. Raises ModelUnsupported if that is
-        unknown.
+    def state_spec(self, leaf: int, rows: int) -> KVSpec:
+        """Return the KVSpec of a recurrent leaf: the bytes of a row's state, after a step of `rows` rows. Raises
+        ModelUnsupported if it is empty.
         """
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
@@ -300,7 +313,7 @@ class RecurrentProbe:
         return KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in arrays) // rows)
 
 
-def is_state(cache: Any) -> bool:
+def is_recurrent_cache(cache: Any) -> bool:
     """Return whether one of mlx-lm's own caches belongs to a recurrent layer."""
     return type(cache) is ArraysCache
 
@@ -308,26 +321,27 @@ def is_state(cache: Any) -> bool:
 # Tracks which module of a model is running, so that a probe sees which one touches a cache.
 
 
-_one_at_a_time = threading.Lock()
+_WATCH_LOCK = threading.Lock()
 """Two that watch models of the same classes at once would restore each other's methods."""
 
 
 @contextmanager
-def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield a list that has the model's modules whose `__call__` is running on this thread, the innermost last.
+def track_running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Context: yield a list of the model's modules whose `__call__` is running on this thread, the innermost last.
     Afterwards their classes are unchanged.
     """
-    with _one_at_a_time:
-        yield from _watch(model)
+    with _WATCH_LOCK:
+        yield from _patch_calls(model)
 
 
-def _watch(model: nn.Module) -> Iterator[list[nn.Module]]:
+def _patch_calls(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Patch `__call__` of the model's classes, yield the list of running modules, and restore the classes."""
     running: list[nn.Module] = []
     own = {owner: owner.__dict__.get("__call__") for owner in {type(module) for module in model.modules()}}
     try:
         for owner in own:
             if any("__call__" in base.__dict__ for base in owner.__mro__):
-                _wrap(owner, running)
+                _record_calls(owner, running)
         yield running
     finally:
         for owner, method in own.items():
@@ -337,7 +351,8 @@ def _watch(model: nn.Module) -> Iterator[list[nn.Module]]:
                 del owner.__call__
 
 
-def _wrap(owner: Any, running: list[nn.Module]) -> None:
+def _record_calls(owner: Any, running: list[nn.Module]) -> None:
+    """Replace `__call__` of a class by one that adds the module to `running` while it runs."""
     original: Callable[..., Any] = owner.__call__
     here = threading.get_ident()
 

@@ -1,4 +1,6 @@
-"""Index arrays and masks of a step for the reference backend, made once for all layers."""
+"""Index arrays and masks of a step for the reference backend, made once for all layers; and short prefill pieces in
+batches.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,7 @@ from cortexmlx.types.arrays import IntArray
 
 
 class ReferenceStep:
-    """The arrays that this backend derives from a GroupStep, kept for all layers: those of the single-token queries,
-    and of the prefill pieces.
-    """
+    """Index arrays, slots and masks that the reference backend derives from a step, cached for all layers."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
@@ -29,65 +29,65 @@ class ReferenceStep:
         self.ones: dict[int, mx.array] = {}
 
     @classmethod
-    def of(cls, kv: PagedKV) -> ReferenceStep:
-        """Return the arrays for a layer's step."""
+    def from_handle(cls, kv: PagedKV) -> ReferenceStep:
+        """Return the cached object of a handle's step."""
         return kv.derived.get(cls, kv.step)
 
     def row_index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
-        """Return the index arrays of the block tables."""
+        """Return the index arrays of the step's single-token rows."""
         if self._row_index is None:
             queries, window = self._step.lengths[:, None] - 1, self._step.attention_window
             self._row_index = RowIndex(self._step.tables, queries, window, heads, slab_blocks, block_size)
         return self._row_index
 
-    def oldest(self, piece: PrefillPiece) -> int:
-        """Return the oldest token that a query of the piece sees. Earlier tokens are not looked at."""
-        return self._step.attention_window.oldest(piece.first)
+    def oldest_token(self, piece: PrefillPiece) -> int:
+        """Return the oldest token that any query of the piece sees. Earlier tokens are not read."""
+        return self._step.attention_window.oldest_visible(piece.first)
 
     def slots(self, piece: PrefillPiece) -> mx.array:
-        """Return the slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
+        """Return the arena slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
         if piece.begin not in self._slots:
             assert piece.slots is not None
-            self._slots[piece.begin] = mx.array(piece.slots[self.oldest(piece) :])
+            self._slots[piece.begin] = mx.array(piece.slots[self.oldest_token(piece) :])
         return self._slots[piece.begin]
 
     def mask(self, piece: PrefillPiece) -> mx.array | str:
-        """Return which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen
-        tokens]` bool, or "causal" if the last query sees all of them.
+        """Return the mask of a piece for MLX's attention: `[queries, seen tokens]` bool, or "causal" if the last query
+        sees all of them.
         """
-        oldest = self.oldest(piece)
-        if self._step.attention_window.oldest(piece.tokens - 1) == oldest:
+        oldest = self.oldest_token(piece)
+        if self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest:
             return "causal"
         if piece.begin not in self._masks:
-            self._masks[piece.begin] = mx.array(self._seen(piece.first, piece.tokens, oldest))
+            self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest))
         return self._masks[piece.begin]
 
-    def causal(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
-        """Return what to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0, or minus
-        infinity for tokens that a query may not see.
+    def additive_mask(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
+        """Return the additive mask of queries `first .. last` over tokens `oldest .. last`: 0, or minus infinity for
+        tokens that a query may not see.
         """
         key = (first, last, oldest)
         if key not in self._causal:
-            visible = self._seen(first, last, oldest)
+            visible = self._visible_mask(first, last, oldest)
             self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
         return self._causal[key]
 
-    def _seen(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens `oldest .. last` each of the queries `first .. last` sees."""
+    def _visible_mask(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
+        """Return which of the tokens `oldest .. last` each of the queries `first .. last` sees, as bools."""
         query, token = np.arange(first, last)[:, None], np.arange(oldest, last)
-        return (token <= query) & (token >= self._step.attention_window.oldest(query))
+        return (token <= query) & (token >= self._step.attention_window.oldest_visible(query))
 
     @staticmethod
-    def distance(first: int, last: int, oldest: int) -> mx.array:
-        """Return how far the tokens `oldest .. last` are from each of the queries `first .. last`, `[queries, tokens]`
-        float32: 0 for itself, -1 for the token before it.
+    def token_distances(first: int, last: int, oldest: int) -> mx.array:
+        """Return the distances of tokens `oldest .. last` from queries `first .. last`, `[queries, tokens]` float32: 0
+        for itself, -1 for the token before it.
         """
         return mx.arange(oldest, last, dtype=mx.float32) - mx.arange(first, last, dtype=mx.float32)[:, None]
 
 
 class RowIndex:
-    """The index arrays of some rows, made once for all layers, and of single tokens for all steps of a decode window.
-    Each row has `blocks` blocks, from the oldest one that its queries see.
+    """The index arrays of some rows' blocks for gathered products, made once for all layers, and for all steps of a
+    decode window. Each row has `blocks` blocks, from the oldest one that its queries see.
 
     `tables` `[rows, blocks]` are block tables. `queries` `[rows, queries]` are the positions of each row's queries
     while nothing of the row is in the tail. Each column of the tail makes them one more.
@@ -103,7 +103,7 @@ class RowIndex:
         block_size: int,
     ) -> None:
         self._queries, self._window = queries, attention_window
-        tables, first = _seen_blocks(tables, queries, attention_window, block_size)
+        tables, first = _trim_tables(tables, queries, attention_window, block_size)
         rows, self.blocks = tables.shape
         head = np.arange(heads, dtype=np.uint32)
         block = tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
@@ -115,20 +115,20 @@ class RowIndex:
         self._visible: dict[int, mx.array] = {}
         self._distance: dict[int, mx.array] = {}
 
-    def visible(self, kv: PagedKV) -> mx.array:
-        """Return which columns each query may see, `[rows, 1, queries, blocks * block_size + tail tokens]` bool."""
+    def visible_mask(self, kv: PagedKV) -> mx.array:
+        """Return which columns each query sees, `[rows, 1, queries, blocks * block_size + tail tokens]` bool."""
         tail = kv.tail_tokens
         if tail not in self._visible:
             newest, position = self._queries[:, :, None], self._position[:, None]
-            oldest = self._window.oldest(np.maximum(newest + tail, 0))
+            oldest = self._window.oldest_visible(np.maximum(newest + tail, 0))
             seen = (position <= newest) & (position >= oldest)
             columns = newest + 1 + np.arange(tail) >= oldest
             self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=2)[:, None])}
         return self._visible[tail]
 
-    def distance(self, kv: PagedKV) -> mx.array:
-        """Return how far the columns of `visible` are from each query, in the same shape, float32: 0 for itself, -1 for
-        the token before it.
+    def token_distances(self, kv: PagedKV) -> mx.array:
+        """Return the distance of each column of `visible_mask` from each query, in the same shape, float32: 0 for
+        itself, -1 for the token before it.
         """
         tail = kv.tail_tokens
         if tail not in self._distance:
@@ -139,14 +139,14 @@ class RowIndex:
         return self._distance[tail]
 
 
-def _seen_blocks(
+def _trim_tables(
     tables: IntArray, queries: IntArray, attention_window: AttentionWindow, block_size: int
 ) -> tuple[IntArray, IntArray]:
-    """Return tables without the blocks before all that is seen, and the index of each row's first block `[rows]`.
+    """Return block tables without the blocks that no query sees, and the index of each row's first block `[rows]`.
 
     A row with fewer blocks than others is filled up with the end of its table: padding, or its last block.
     """
-    first = attention_window.oldest(np.maximum(queries.min(axis=1), 0)) // block_size
+    first = attention_window.oldest_visible(np.maximum(queries.min(axis=1), 0)) // block_size
     if not first.any():
         return tables, first
     width = int((queries.max(axis=1) // block_size + 1 - first).max())
@@ -160,15 +160,15 @@ def _seen_blocks(
 # each would cost its own twenty operations in every layer.
 
 
-SHORT = 16
+MAX_SHORT_TOKENS = 16
 """The most tokens of a short piece."""
 
-LEAST_SEEN = 512
+MIN_SEEN_TOKENS = 512
 """Pieces that see up to this many tokens share a batch: filling them up costs less than operations of their own."""
 
 
 class PieceBatch:
-    """Short pieces that are computed together. Each is filled up with its own last token, to the longest of them."""
+    """Short prefill pieces that are computed together, each padded to the longest with its own last token."""
 
     def __init__(self, pieces: Sequence[PrefillPiece], attention_window: AttentionWindow) -> None:
         self._pieces, self._window = pieces, attention_window
@@ -179,17 +179,18 @@ class PieceBatch:
         """The flat tokens of the queries, `[pieces, width]`."""
 
     @cached_property
-    def _flat(self) -> mx.array | slice:
+    def _query_indices(self) -> mx.array | slice:
+        """The flat indices of the batch's queries, as a slice where they are consecutive."""
         flat = self.flat.reshape(-1)
         in_order = bool((np.diff(flat) == 1).all())
         return slice(int(flat[0]), int(flat[-1]) + 1) if in_order else mx.array(flat.astype(np.int32))
 
     def queries(self, queries: mx.array) -> mx.array:
-        """Return these of a step's `queries`, `[pieces, query_heads, width, dim]`."""
+        """Return the batch's share of a step's `queries`, `[pieces, query_heads, width, dim]`."""
         _, heads, _, dim = queries.shape
-        return queries[self._flat].reshape(-1, self.width, heads, dim).swapaxes(1, 2)
+        return queries[self._query_indices].reshape(-1, self.width, heads, dim).swapaxes(1, 2)
 
-    def index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
+    def row_index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
         """Return the index arrays of the pieces' blocks."""
         if self._index is None:
             tables = [piece.blocks(block_size) for piece in self._pieces]
@@ -201,15 +202,15 @@ class PieceBatch:
         return self._index
 
 
-class CutPieces:
-    """The pieces of a step: short ones in batches, and those that are computed one by one. A lone short piece is a
-    batch too if its tokens are scattered, because blocks are multiplied where they are and slots must be copied.
+class PieceBatches:
+    """A step's prefill pieces, divided into batches of short ones and those computed one by one. A lone short piece is
+    a batch too if its tokens are scattered, because blocks are multiplied where they are and slots must be copied.
     """
 
     def __init__(self, step: GroupStep) -> None:
         self.batches: list[PieceBatch] = []
         self.alone: list[PrefillPiece] = []
-        for pieces in _alike(step):
+        for pieces in _group_similar(step):
             if len(pieces) > 1 or pieces[0].run is None:
                 self.batches.append(PieceBatch(pieces, step.attention_window))
             else:
@@ -226,17 +227,17 @@ class CutPieces:
 
 
 def is_short(piece: PrefillPiece) -> bool:
-    """Return whether a piece may be computed with others."""
-    return piece.end - piece.begin <= SHORT
+    """Return whether a piece is short enough to be computed in a batch with others."""
+    return piece.end - piece.begin <= MAX_SHORT_TOKENS
 
 
-def _alike(step: GroupStep) -> Iterator[list[PrefillPiece]]:
-    """Yield the short pieces in groups. In a group, none has more than twice the tokens of another, or sees more than
-    twice as many, so that filling them up costs less than it saves.
+def _group_similar(step: GroupStep) -> Iterator[list[PrefillPiece]]:
+    """Yield the short pieces in groups of similar length: within a group, none has, or sees, more than twice the
+    tokens of another, so that padding costs less than it saves.
     """
 
     def seen(piece: PrefillPiece) -> int:
-        return max(LEAST_SEEN, piece.tokens - int(step.attention_window.oldest(piece.first)))
+        return max(MIN_SEEN_TOKENS, piece.tokens - int(step.attention_window.oldest_visible(piece.first)))
 
     def tokens(piece: PrefillPiece) -> int:
         return (piece.end - piece.begin - 1).bit_length()

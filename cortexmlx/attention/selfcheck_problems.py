@@ -1,4 +1,5 @@
-"""Small problems for the decode and the prefill kernels with every kind of edge, and their answers in float64 by NumPy.
+"""Small inputs for checking the decode, prefill and tail-write kernels, with every edge case, and the expected results
+in float64 by NumPy.
 
 The answers use nothing of MLX: a GPU's own products may be coarse (an M5 multiplies float32 matrices in TF32, good to
 1e-3 only). The numbers are multiples of 1/32 below 4, which every dtype holds exactly, so that no conversion rounds.
@@ -20,13 +21,13 @@ from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
-from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, places_of
-from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
+from cortexmlx.metal.tail_write import HeadNorm, NewTokens, TailWriteVariant, pack_positions
+from cortexmlx.metal.work import SMALL, make_prefill_work_list, make_work_list, pad_tables
 
-LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
+ROW_LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
 """Tokens of each row in the arena: more than two partitions, and a tail across the end of a partition."""
 
-WHOLE_LENGTHS = (PARTITION - 9, 31, 1)
+ONE_PARTITION_LENGTHS = (PARTITION - 9, 31, 1)
 """The same for rows that have one partition each."""
 
 TAIL_TOKENS = 5
@@ -46,24 +47,26 @@ Inputs = TypeVar("Inputs", DecodeInputs, PrefillInputs)
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """The kernels' inputs, the number of work items, and `wanted` `[rows, query_heads, 1, value_dim]` float64."""
+    """A test input of the decode kernels: inputs, number of work items, and expected result `wanted` `[rows,
+    query_heads, 1, value_dim]` float64.
+    """
 
     inputs: DecodeInputs
     items: int
     wanted: npt.NDArray[np.float64]
 
 
-def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = LENGTHS) -> DecodeProblem:
-    """Return rows with so many tokens in the arena, whose blocks are scattered. What no row holds is NaN, in the arena
-    and in the tail.
+def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[int] = ROW_LENGTHS) -> DecodeProblem:
+    """Return a decode problem of rows with these `lengths` in scattered blocks. Memory that belongs to no row is NaN,
+    in the arena and in the tail.
     """
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
-        return _draw(random, *shape)
+        return _draw_numbers(random, *shape)
 
     rows, heads = len(lengths), _KV_HEADS * variant.group
-    tables, slots = _scattered(lengths, variant.block_size, random.permutation)
+    tables, slots = _scatter_blocks(lengths, variant.block_size, random.permutation)
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
@@ -82,9 +85,9 @@ def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = 
         """
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
-            plain = [_draw(random, _KV_HEADS, length, dim) for length in tokens]
+            plain = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]
             return plain, [laid_out(plain)]
-        each = [_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in tokens]
+        each = [_draw_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in tokens]
         parts = zip(*(parts for _, parts in each), strict=True)
         return [meant for meant, _ in each], [laid_out(part) for part in parts]
 
@@ -95,7 +98,7 @@ def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = 
     seen = slice(None if window is None else -window, None)
     scale, softcap = map(float, factors)
     wanted = [
-        _attention(
+        _reference_attention(
             query,
             k[:, seen],
             v[:, seen],
@@ -111,21 +114,21 @@ def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = 
         return mx.array(np.pad(numbers, (0, max(0, SMALL - heads))))
 
     def slab(numbers: Floats) -> mx.array:
-        return _on_device(numbers, variant.kv_dtype) if variant.kv_bits is None else mx.array(numbers.view(np.uint32))
+        return _to_mlx(numbers, variant.kv_dtype) if variant.kv_bits is None else mx.array(numbers.view(np.uint32))
 
     keys_at, values_at = stored_keys[0], None if variant.latent else stored_values[0]
     apart = [
-        tuple(_on_device(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
+        tuple(_to_mlx(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
         for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
     ]
-    work = work_list(np.array(lengths, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
+    work = make_work_list(np.array(lengths, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
-        queries=_on_device(queries[:, :, None], variant.dtype),
+        queries=_to_mlx(queries[:, :, None], variant.dtype),
         keys=slab(keys_at[0]),
         values=None if values_at is None else slab(values_at[0]),
         tail_keys=slab(keys_at[1]),
         tail_values=None if values_at is None else slab(values_at[1]),
-        tables=mx.array(padded_tables(tables)),
+        tables=mx.array(pad_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
         sinks=per_head(sinks),
@@ -138,8 +141,8 @@ def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = 
 
 @dataclass(frozen=True)
 class PrefillProblem:
-    """The prefill kernel's inputs, the number of work items, and `wanted` `[tokens, query_heads, 1, value_dim]`
-    float64.
+    """A test input of the prefill kernel: inputs, number of work items, and expected result `wanted` `[tokens,
+    query_heads, 1, value_dim]` float64.
     """
 
     inputs: PrefillInputs
@@ -148,35 +151,37 @@ class PrefillProblem:
 
 
 def make_prefill_problem(variant: PrefillVariant, window: int | None) -> PrefillProblem:
-    """Return `PIECES` of rows whose blocks are scattered. What no row holds, and what no query sees, is NaN."""
+    """Return a prefill problem of `PIECES` in scattered blocks. Memory that belongs to no row, or that no query sees,
+    is NaN.
+    """
     random = np.random.default_rng(7)
     heads = _KV_HEADS * variant.group
     ends = [end for _, end in PIECES]
-    tables, slots = _scattered(ends, variant.block_size, random.permutation)
-    sinks = _draw(random, heads)
+    tables, slots = _scatter_blocks(ends, variant.block_size, random.permutation)
+    sinks = _draw_numbers(random, heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
     scale, softcap = map(float, factors)
     slots_of_slab = (int(tables.max()) + 1) * variant.block_size
     slabs = [np.full((_KV_HEADS, slots_of_slab, d), np.nan, np.float32) for d in (variant.key_dim, variant.value_dim)]
     queries, pieces, wanted, begin = [], [], [], 0
     for (first, end), at in zip(PIECES, slots, strict=True):
-        held = [_draw(random, _KV_HEADS, end, slab.shape[2]) for slab in slabs]
+        held = [_draw_numbers(random, _KV_HEADS, end, slab.shape[2]) for slab in slabs]
         oldest = 0 if window is None else max(0, first + 1 - window)
         for slab, mine in zip(slabs, held, strict=True):
             slab[:, at[oldest:]] = mine[:, oldest:]
-        queries.append(_draw(random, end - first, heads, variant.key_dim))
+        queries.append(_draw_numbers(random, end - first, heads, variant.key_dim))
         for token, query in enumerate(queries[-1], start=first):
             seen = slice(0 if window is None else max(0, token + 1 - window), token + 1)
             keys, values = (mine[:, seen] for mine in held)
             extra = sinks if variant.sinks else None
-            wanted.append(_attention(query, keys, values, scale, softcap, extra, slopes=None))
+            wanted.append(_reference_attention(query, keys, values, scale, softcap, extra, slopes=None))
         pieces.append(PrefillPiece(begin, begin + end - first, first, None, at.astype(np.int32)))
         begin += end - first
-    work = prefill_list(pieces, variant.block_size, AttentionWindow(window), variant.tile)
+    work = make_prefill_work_list(pieces, variant.block_size, AttentionWindow(window), variant.tile)
     inputs = PrefillInputs(
-        queries=_on_device(np.concatenate(queries)[:, :, None], variant.dtype),
-        keys=_on_device(slabs[0], variant.kv_dtype),
-        values=_on_device(slabs[1], variant.kv_dtype),
+        queries=_to_mlx(np.concatenate(queries)[:, :, None], variant.dtype),
+        keys=_to_mlx(slabs[0], variant.kv_dtype),
+        values=_to_mlx(slabs[1], variant.kv_dtype),
         tables=mx.array(work.tables),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
@@ -185,11 +190,11 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
     return PrefillProblem(inputs, work.items, np.stack(wanted)[:, :, None])
 
 
-def _quantized(
+def _draw_quantized(
     random: np.random.Generator, tokens: int, dim: int, bits: int, group: int
 ) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
-    """Keys or values of a row `[kv_heads, tokens, dim]` between -2 and 3, and the codes (words of 32 bits, as floats of
-    the same bits), scales and biases that stand for them exactly, in every dtype.
+    """Return random keys or values of a row `[kv_heads, tokens, dim]` between -2 and 3, and the codes (32-bit words,
+    as floats of the same bits), scales and biases that stand for them exactly.
     """
     codes = random.integers(0, 1 << bits, (_KV_HEADS, tokens, dim), np.uint32)
     groups = (_KV_HEADS, tokens, dim // group)
@@ -201,9 +206,9 @@ def _quantized(
     return meant, (words, scales, biases)
 
 
-def concealed(inputs: Inputs) -> Inputs:
-    """The same memory behind other arrays: slabs that show every second slot of memory twice as long, which begins with
-    what the given ones hold. Who reads the memory by their shapes finds the same as before, and a copy something else.
+def make_strided(inputs: Inputs) -> Inputs:
+    """Return inputs whose slabs are strided views of the same memory. A kernel that reads the memory directly finds
+    the same numbers; one that reads a contiguous copy finds others.
     """
 
     def behind(slab: mx.array) -> mx.array:
@@ -221,18 +226,20 @@ def concealed(inputs: Inputs) -> Inputs:
     return replace(inputs, keys=keys, values=values, scales=of_arena(inputs.scales), biases=of_arena(inputs.biases))
 
 
-def _draw(random: np.random.Generator, *shape: int) -> Floats:
+def _draw_numbers(random: np.random.Generator, *shape: int) -> Floats:
+    """Return random numbers that every dtype holds exactly."""
     return (np.clip(np.rint(32 * random.standard_normal(shape)), -127, 127) / 32).astype(np.float32)
 
 
-def _on_device(numbers: Floats, dtype: str) -> mx.array:
+def _to_mlx(numbers: Floats, dtype: str) -> mx.array:
+    """Return an MLX array of a dtype."""
     return mx.array(numbers).astype(getattr(mx, dtype))
 
 
-def _scattered(
+def _scatter_blocks(
     lengths: Sequence[int], block_size: int, permutation: Callable[[int], npt.NDArray[np.int64]]
 ) -> tuple[npt.NDArray[np.int32], list[npt.NDArray[np.int64]]]:
-    """Block tables `[rows, blocks]`, filled up with the last block, which no row has, and each row's slots."""
+    """Return block tables `[rows, blocks]` in a random order, padded with an unused block, and each row's slots."""
     counts = [-(-length // block_size) for length in lengths]
     spare = sum(counts)
     blocks = iter(permutation(spare))
@@ -245,7 +252,7 @@ def _scattered(
     return tables, slots
 
 
-def _attention(
+def _reference_attention(
     queries: Floats,
     keys: Floats,
     values: Floats,
@@ -254,8 +261,8 @@ def _attention(
     sinks: Floats | None,
     slopes: Floats | None,
 ) -> npt.NDArray[np.float64]:
-    """Softmax attention of one query per head over all tokens, of which the last is its own: queries `[query_heads,
-    key_dim]`, keys and values `[kv_heads, tokens, dim]`; returns `[query_heads, value_dim]`.
+    """Return the softmax attention of one query per head over all tokens in float64: queries `[query_heads, dim]`,
+    keys and values `[kv_heads, tokens, dim]`.
     """
     heads, group = len(queries), len(queries) // len(keys)
     grouped = queries.astype(np.float64).reshape(len(keys), group, -1)
@@ -286,7 +293,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TailProblem:
-    """The kernel's inputs, and `wanted`: what it returns, in float64."""
+    """A test input of the tail-write kernel, and its expected results `wanted` in float64."""
 
     new: NewTokens
     tail: tuple[mx.array, ...]
@@ -295,8 +302,8 @@ class TailProblem:
     wanted: tuple[Numbers, ...]
 
 
-def make_tail_problem(variant: TailWrite) -> TailProblem:
-    """Return rows at several positions, whose tails have a token in every other column."""
+def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
+    """Return a tail-write problem of rows at several positions, whose tails have a token in every other column."""
     random = np.random.default_rng(11)
     rows, turning = len(_POSITIONS), variant.turning
     half = turning.dims // 2
@@ -330,7 +337,7 @@ def make_tail_problem(variant: TailWrite) -> TailProblem:
         return out
 
     new_keys[:, :, _COLUMN], new_values[:, :, _COLUMN] = turned(k, variant.key_norm), v
-    norm = Norm(weight, _EPS)
+    norm = HeadNorm(weight, _EPS)
     new = NewTokens(
         queries,
         keys,
@@ -340,7 +347,7 @@ def make_tail_problem(variant: TailWrite) -> TailProblem:
         turning,
         None if turning.base is not None else mx.array(frequencies.astype(np.float32)),
     )
-    places = mx.array(places_of(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
+    places = mx.array(pack_positions(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
     wanted = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
     return TailProblem(new, (old_keys, old_values), _TAIL_COLUMNS, places, wanted)
 
@@ -349,8 +356,7 @@ def make_tail_problem(variant: TailWrite) -> TailProblem:
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """Return what each query head subtracts from a logit per token of distance, `[heads]`: `2 ** (-8 * h / heads)` for
-    h from 1, as section 3 of the paper says for powers of 2.
+    """Return the ALiBi slope of each query head, `[heads]`: `2 ** (-8 * h / heads)` for head h from 1.
 
     Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
     next larger one, as in the authors' code and the BLOOM and MPT models.

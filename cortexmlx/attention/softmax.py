@@ -1,4 +1,4 @@
-"""Softmax in powers of two: `2 ** (s * log2(e))` is `e ** s`.
+"""The softmax of attention for the reference backend, in powers of two: `2 ** (s * log2(e))` is `e ** s`.
 
 On MLX's Linux CPU build, `power` takes a third of the time of `exp`, which takes most of the time of attention at a few
 hundred tokens. Elsewhere the two cost the same. The factor log2(e) is part of the scale of the queries. The division by
@@ -6,7 +6,7 @@ the weights' sum is applied to the output, which is smaller than the weights.
 
 Below float32 both would be rounded to a few bits. There the queries get the plain scale (often a power of two, which
 rounds nothing), everything from the scores to the divided weights is float32, and the weights are rounded once.
-`as_mlx` is the other way: MLX's own attention, or that of mlx-lm's models, with their roundings.
+`attend_like_mlx_lm` is the other way: MLX's own attention, or that of mlx-lm's models, with their roundings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
 
 class Softmax:
-    """The softmax of one layer's attention, for queries of a `dtype`.
+    """The softmax of one layer's attention, with sinks, softcap and ALiBi slopes, for queries of a `dtype`.
 
     `ones` keeps columns of ones, by their length, for a whole step.
     """
@@ -32,18 +32,18 @@ class Softmax:
         self._columns = ones
 
     @property
-    def of_no_model(self) -> bool:
-        """Whether no model of mlx-lm has this combination: additional logits with a soft cap, or slopes."""
+    def beyond_mlx_lm(self) -> bool:
+        """Whether no mlx-lm model has this combination of options: sinks with a softcap, or ALiBi slopes."""
         return (self.sinks is not None and self.softcap is not None) or self.slopes is not None
 
-    def scaled(self, queries: mx.array) -> mx.array:
-        """Return the queries, to be multiplied by keys."""
+    def scale_queries(self, queries: mx.array) -> mx.array:
+        """Return the queries, scaled for the product with keys."""
         plain = self._coarse or self.softcap is not None
         return queries * (self.scale if plain else self.scale * LOG2_E)
 
-    def capped(self, products: mx.array) -> mx.array:
-        """Return the scores, in powers of two, of the products of scaled queries and keys. The caller masks them
-        afterwards.
+    def scores_from_products(self, products: mx.array) -> mx.array:
+        """Return the scores (base-2 logits) from products of scaled queries and keys, with the softcap applied. The
+        caller masks them afterwards.
         """
         if self._coarse:
             products = products.astype(mx.float32)
@@ -51,16 +51,19 @@ class Softmax:
             return (self.softcap * LOG2_E) * mx.tanh(products / self.softcap)
         return products * LOG2_E if self._coarse else products
 
-    def biased(self, scores: mx.array, heads_and_group: tuple[int, ...], distance: Callable[[], mx.array]) -> mx.array:
-        """Return the scores of `capped` with what ALiBi adds: each head's slope times `distance()`, a token's position
-        minus that of the query. `heads_and_group` is as in `weights`.
+    def add_alibi(
+        self, scores: mx.array, heads_and_group: tuple[int, ...], distance: Callable[[], mx.array]
+    ) -> mx.array:
+        """Return the scores with the ALiBi term: each head's slope times `distance()`, a token's position minus that
+        of the query.
         """
         if self.slopes is None:
             return scores
         return scores + (self.slopes.astype(mx.float32) * LOG2_E).reshape(heads_and_group) * distance()
 
     def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
-        """Return the weights of the values, and what to divide the weighted sum by.
+        """Return the weights of the values, and the sum to divide the weighted values by (None if the weights are
+        normalized).
 
         `scores` `[..., columns]` are minus infinity where a query may not look. `heads_and_group` is the shape of the
         sinks `[query_heads]` within `[..., 1]`. The weights have the queries' dtype. Below float32 they are divided
@@ -72,26 +75,26 @@ class Softmax:
             sinks = (self.sinks.astype(mx.float32) * LOG2_E).reshape(heads_and_group)
             largest = mx.maximum(largest, sinks)
         weights = exp2(scores - largest)
-        total = weights @ self._ones(scores.shape[-1])
+        total = weights @ self._ones_column(scores.shape[-1])
         if sinks is not None:
             total = total + exp2(sinks - largest)
         if not self._coarse:
             return weights, total
         return (weights / total).astype(self._dtype), None
 
-    def _ones(self, count: int) -> mx.array:
+    def _ones_column(self, count: int) -> mx.array:
         """Return `[count, 1]` ones: a product with them is a sum, computed by BLAS."""
         if count not in self._columns:
             self._columns[count] = mx.ones((count, 1))
         return self._columns[count]
 
 
-def divided(sums: mx.array, total: mx.array | None) -> mx.array:
-    """Divide weighted sums of values by what `weights` returned."""
+def normalize(sums: mx.array, total: mx.array | None) -> mx.array:
+    """Divide weighted sums of values by the sum of the weights; None means that they are normalized already."""
     return sums if total is None else sums / total
 
 
-def as_mlx(
+def attend_like_mlx_lm(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -99,7 +102,7 @@ def as_mlx(
     mask: mx.array | str,
     shared: mx.array | None = None,
 ) -> mx.array:
-    """Return attention as mlx-lm's models compute it, with their roundings.
+    """Return attention computed as mlx-lm's models do it, with the same roundings.
 
     Queries are `[rows, query_heads, queries, dim]`, keys and values `[rows, kv_heads, tokens, dim]`. `mask` is a bool
     for each query and token, or "causal". `shared` `[rows, heads, tokens, rest]` is the rotary part of latent
@@ -109,7 +112,7 @@ def as_mlx(
         (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
         grouped = (queries[..., dim:] * softmax.scale).reshape(rows, shared.shape[1], -1, count, shared.shape[-1])
         rest = (grouped @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
-        visible = _visible(mask, *rest.shape[-2:])
+        visible = _bool_mask(mask, *rest.shape[-2:])
         rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
         return mx.fast.scaled_dot_product_attention(
             queries[..., :dim], keys, values, scale=softmax.scale, mask=rest, sinks=softmax.sinks
@@ -124,13 +127,13 @@ def as_mlx(
     grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
     scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
     scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
-    mask = _visible(mask, count, keys.shape[2])
+    mask = _bool_mask(mask, count, keys.shape[2])
     mask = mask[:, :, None] if mask.ndim == 4 else mask
     scores = mx.where(mask, scores, mx.array(-mx.inf, scores.dtype))
     out = mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]
     return out.reshape(rows, heads, count, -1)
 
 
-def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
-    """Return the mask as bools."""
+def _bool_mask(mask: mx.array | str, count: int, tokens: int) -> mx.array:
+    """Return a mask as bools; "causal" becomes an array."""
     return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask

@@ -1,1 +1,1 @@
-"""Times the candidates for a job, lets the fastest serve, and keeps the times on disk. It never imports mlx."""
+"""Autotuning: times the kernels that can do a job, uses the fastest, and keeps the times on disk. Never imports mlx."""

@@ -1,4 +1,4 @@
-"""Job: what several candidates can compute. Candidate: one of them. Without mlx."""
+"""TuningJob: a computation that several candidates can do. Candidate: one of them. Without mlx."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cortexmlx.errors import CortexError
 
 
 class CannotServe(CortexError):
-    """A candidate does not serve a job. The message says why."""
+    """Raised by a candidate that cannot compute a job. The message says why."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute a job."""
+    """One way to compute a job, such as our kernel or MLX's."""
 
     name: str
     """Names it in tables, on disk too."""
@@ -27,8 +27,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be computed, for one class of batches.
+class TuningJob:
+    """A computation to autotune, for one class of batches, with its candidates.
 
     A job is cheap to make. Its candidates allocate nothing before `prepare`.
     """
@@ -43,11 +43,11 @@ class Job:
     """The candidates. The first one serves while nothing is timed."""
 
     @property
-    def usual(self) -> str:
-        """The name of the candidate that serves while nothing is timed."""
+    def default_candidate(self) -> str:
+        """The name of the candidate that is used while nothing is timed."""
         return self.candidates[0].name
 
     @property
-    def names(self) -> frozenset[str]:
+    def candidate_names(self) -> frozenset[str]:
         """The names of all candidates."""
         return frozenset(candidate.name for candidate in self.candidates)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.autotune.timing import Timing
-from cortexmlx.system.files import cache_folder, in_place_of
+from cortexmlx.system.files import cache_folder, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What times are true for. If any part of it changes, everything is timed again."""
+class TimingIdentity:
+    """The hardware and software that timings are valid for. If any part of it changes, everything is timed again."""
 
     device: str
     """The GPU's name, or the CPU."""
@@ -42,42 +42,42 @@ class Identity:
 
     @property
     def file_name(self) -> str:
-        """The name of the identity's file."""
+        """The name of the file that holds the timings of this identity."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24] + ".json"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A job that was timed."""
+class TimedJob:
+    """The stored timing of one job."""
 
     label: str
     """As `Job.label`."""
     batch: str
     """As `Job.batch`."""
     usual: str
-    """As `Job.usual`."""
+    """As `Job.default_candidate`."""
     timing: Timing
 
 
 class ChoiceTable:
-    """The entries of one identity, by `Job.key`, in a file of `folder` (None: among the user's caches).
+    """The timed jobs of one identity, by `TuningJob.key`, in a file of `folder` (None: among the user's caches).
 
     A file that cannot be read, is damaged, or belongs to another identity has no entries. A file that cannot be written
     is not written. Neither is an error: times can be taken again. Several processes may use it at once.
     """
 
-    def __init__(self, identity: Identity, folder: Path | None = None) -> None:
+    def __init__(self, identity: TimingIdentity, folder: Path | None = None) -> None:
         self.identity = identity
         self._folder = folder
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The table's file on disk."""
         folder = cache_folder() / "choices" if self._folder is None else self._folder
         return folder / self.identity.file_name
 
-    def read(self) -> dict[str, Entry]:
-        """Return the entries. What is damaged is left out."""
+    def read(self) -> dict[str, TimedJob]:
+        """Return the stored entries by job key. Damaged entries are left out."""
         try:
             path = self.path
             if not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -89,11 +89,11 @@ class ChoiceTable:
         if not isinstance(content, dict) or content.get("identity") != asdict(self.identity):
             return {}
         entries = content.get("entries")
-        found = {key: _entry(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
+        found = {key: _parse_entry(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
         return {key: entry for key, entry in found.items() if entry is not None}
 
-    def add(self, entries: Mapping[str, Entry]) -> bool:
-        """Add entries to those on disk, or replace them. Return whether the file was written.
+    def add(self, entries: Mapping[str, TimedJob]) -> bool:
+        """Add entries to the file, or replace those with the same key. Return whether the file was written.
 
         If two processes add at once, entries of one may be lost, and are timed again.
         """
@@ -106,7 +106,7 @@ class ChoiceTable:
         try:
             path = self.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            with in_place_of(path) as file:
+            with write_atomically(path) as file:
                 file.write(json.dumps(content, indent=1).encode())
             _remove_oldest(path.parent)
         except OSError as error:
@@ -115,8 +115,8 @@ class ChoiceTable:
         return True
 
 
-def _entry(value: Any) -> Entry | None:
-    """Return what a file says of a job; None if it does not say it in full."""
+def _parse_entry(value: Any) -> TimedJob | None:
+    """Return the entry that a JSON value describes; None if it is incomplete."""
     if not isinstance(value, dict):
         return None
     texts = [value.get(name) for name in ("label", "batch", "usual")]
@@ -131,11 +131,11 @@ def _entry(value: Any) -> Entry | None:
     if not all(isinstance(why, str) for why in refused.values()) or seconds.keys() & refused.keys():
         return None
     label, batch, usual = map(str, texts)
-    return Entry(label, batch, usual, Timing({name: float(s) for name, s in seconds.items()}, dict(refused)))
+    return TimedJob(label, batch, usual, Timing({name: float(s) for name, s in seconds.items()}, dict(refused)))
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the files of a folder that were written longest ago, beyond `MOST_FILES`."""
+    """Remove the oldest files of a folder, beyond the newest `MOST_FILES`."""
     with suppress(OSError):  # another process removes them, too
         files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[:-MOST_FILES]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from cortexmlx.autotune.job import Candidate
-from cortexmlx.system.machine import is_refusal
+from cortexmlx.system.machine import is_memory_refusal
 
 ROUNDS = 5
 """Timed runs of a candidate. One run before them is not counted: it compiles, and fills caches."""
@@ -21,11 +21,11 @@ HOPELESS = 3.0
 
 
 class BudgetSpent(Exception):
-    """The next run may not begin."""
+    """Raised when the timing budget leaves no room for another run."""
 
 
-class Budget:
-    """How long may be timed: `seconds` from now, `runs` runs, and not while `waiting()`.
+class TimingBudget:
+    """Limits how long candidates are timed: `seconds` from now, `runs` runs, and not while `waiting()`.
 
     A run cannot be interrupted. So none begins that would end too late if it took as long as the candidate's last run,
     or, for a candidate's first one, as the longest run so far.
@@ -46,7 +46,7 @@ class Budget:
         self._longest = 0.0
 
     def run(self, candidate: Candidate, expected: float | None = None) -> float:
-        """Run a candidate, and return the seconds of its computation. `expected` seconds are what it took before.
+        """Run a candidate, and return the seconds that it computed. `expected` is what its last run took.
 
         Raises BudgetSpent before the run, and whatever the candidate raises.
         """
@@ -66,7 +66,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was found out about a job's candidates: each is in one of the two."""
+    """The result of timing a job's candidates: the seconds of each that works, and why the others do not."""
 
     seconds: dict[str, float]
     """The median of each candidate that serves, for computing the job once."""
@@ -76,7 +76,7 @@ class Timing:
     """Whether memory was refused to a candidate, which may serve next time."""
 
 
-def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
+def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Timing | None:
     """Time all candidates in turns. Return None if the budget ends before enough is known."""
     refused: dict[str, str] = {}
     passing = False
@@ -90,8 +90,8 @@ def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
         except BudgetSpent:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a library raises: it cannot serve
-            refused[candidate.name] = _in_a_line(error)
-            passing = passing or is_refusal(error)
+            refused[candidate.name] = _describe_error(error)
+            passing = passing or is_memory_refusal(error)
             return None
 
     try:
@@ -119,7 +119,8 @@ def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
     return Timing({name: median(t) / each[name] for name, t in times.items() if name not in refused}, refused, passing)
 
 
-def _in_a_line(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
+    """Return an exception's type and the first line of its message, at most 300 characters."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     kind = "" if type(error).__name__ == "CannotServe" else f"{type(error).__name__}: "
     return f"{kind}{first}"[:300] or type(error).__name__

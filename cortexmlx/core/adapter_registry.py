@@ -13,22 +13,22 @@ from types import MappingProxyType
 from typing import Protocol
 
 from cortexmlx.errors import AdapterRefused, MemoryRefused, UnknownAdapter
-from cortexmlx.execution.boundary import AdapterTables, Refused
+from cortexmlx.execution.boundary import AdapterTables, Refusal
 from cortexmlx.kv.prefix import AdapterSalt, Salt
-from cortexmlx.models.adapters.low_rank import AdapterInfo, LowRank
-from cortexmlx.system.machine import obtainable
+from cortexmlx.models.adapters.low_rank import AdapterInfo, LowRankAdapter
+from cortexmlx.system.machine import can_allocate
 from cortexmlx.types.request import AdapterKey, QueuedRequest
 
 
-class _Job(Protocol):
-    """A job, as far as adapters concern it."""
+class _AdapterJob(Protocol):
+    """What the registry needs of a job: the number of its adapter."""
 
     adapter: int
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """What the adapters of an engine may take: how many contents there are, each one's rank, and bytes of all."""
+    """Limits on an engine's adapters: how many, the largest rank of one, and the bytes of all together."""
 
     adapters: int
     rank: int
@@ -36,8 +36,9 @@ class AdapterLimits:
 
 
 class AdapterRegistry:
-    """The adapters of one engine. `tables()` returns those of its model, or raises AdapterRefused. Only the engine's
-    thread may call its methods, with the `jobs` that have not ended; any thread may read `infos`.
+    """The LoRA adapters that an engine has loaded, by name. `tables()` returns the model's adapter tables, or raises
+    AdapterRefused. Only the engine's thread may call its methods, with the `jobs` that have not ended; any thread
+    may read `infos`.
     """
 
     def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterTables]) -> None:
@@ -57,21 +58,21 @@ class AdapterRegistry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all adapters take."""
+        """Bytes of memory that all adapters take."""
         return 0 if self._tables is None else self._tables.nbytes
 
     @property
-    def count(self) -> int:
-        """How many contents are in memory."""
+    def loaded_count(self) -> int:
+        """How many adapters are in memory. The same adapter under two names counts once."""
         return len(self._contents) + len(self._going)
 
     @property
-    def leaving(self) -> int:
-        """How many contents have no name any more, and wait for their requests."""
-        return len(self._unnamed)
+    def unloading_count(self) -> int:
+        """How many adapters have no name any more, and stay in memory until the requests that use them end."""
+        return len(self._unnamed_keys)
 
-    def load(self, name: str, adapter: LowRank, jobs: Iterable[_Job]) -> AdapterInfo:
-        """Let requests name an adapter. A name that stood for other content stands for this from now on.
+    def load(self, name: str, adapter: LowRankAdapter, jobs: Iterable[_AdapterJob]) -> AdapterInfo:
+        """Load an adapter under a name. If the name has another adapter, replace it.
 
         Content that leaves memory with that, since it has neither another name nor requests, does not count among
         `limits.adapters`: for a moment there is one content more, so that the name stands for one of them at any time.
@@ -80,7 +81,7 @@ class AdapterRegistry:
         Raises AdapterRefused with the numbers if the model cannot serve it, or if it exceeds the limits, and
         MemoryRefused. Then nothing has changed.
         """
-        self.sweep(jobs)
+        self.free_unused(jobs)
         tables = self._tables = self._tables or self._make_tables()
         tables.check(name, adapter)
         key = self._contents.get(adapter.digest)
@@ -88,7 +89,7 @@ class AdapterRegistry:
             self._check_room(name, adapter, tables, jobs)
             self._numbers += 1  # first: no number is given twice, wherever an exception lands
             key = AdapterKey(self._numbers, adapter.digest)
-            if isinstance(refused := tables.add(key.number, adapter), Refused):
+            if isinstance(refused := tables.add(key.number, adapter), Refusal):
                 raise MemoryRefused(f"the system gives no memory for the adapter {name!r}: {refused.why}")
             self._contents[adapter.digest] = key
         info = AdapterInfo(
@@ -100,38 +101,40 @@ class AdapterRegistry:
             path=str(adapter.path),
             base=adapter.base,
         )
-        self._name({**self._keys, name: key}, {**self.infos, name: info}, jobs)
+        self._set_names({**self._keys, name: key}, {**self.infos, name: info}, jobs)
         return info
 
-    def unload(self, name: str, jobs: Iterable[_Job]) -> None:
-        """Let no further request name an adapter. Requests that have it keep it, and its memory, until they end. Raises
+    def unload(self, name: str, jobs: Iterable[_AdapterJob]) -> None:
+        """Unload the adapter of a name. Requests that use it keep it, and its memory, until they end. Raises
         UnknownAdapter.
         """
         if name not in self._keys:
-            raise unknown(name, self.infos)
+            raise unknown_adapter_error(name, self.infos)
         without = {other: key for other, key in self._keys.items() if other != name}
-        self._name(without, {other: info for other, info in self.infos.items() if other != name}, jobs)
+        self._set_names(without, {other: info for other, info in self.infos.items() if other != name}, jobs)
 
-    def resolved(self, request: QueuedRequest) -> QueuedRequest:
-        """Return a request with the adapter that its name stands for now. Raises UnknownAdapter."""
+    def resolve(self, request: QueuedRequest) -> QueuedRequest:
+        """Return the request with the key of the adapter that its adapter name stands for now. Raises
+        UnknownAdapter.
+        """
         if request.adapter is None:
             return request
         key = self._keys.get(request.adapter)
         if key is None:
-            raise unknown(request.adapter, self.infos)
+            raise unknown_adapter_error(request.adapter, self.infos)
         return replace(request, adapter_key=key)
 
-    def salt(self, name: str | None, client: str | None) -> Salt:
-        """Return under which salt the texts of a client are cached with an adapter. Raises UnknownAdapter."""
+    def cache_salt(self, name: str | None, client: str | None) -> Salt:
+        """Return the prefix-cache salt for a client's requests with an adapter. Raises UnknownAdapter."""
         if name is None:
             return client
         if name not in self._keys:
-            raise unknown(name, self.infos)
+            raise unknown_adapter_error(name, self.infos)
         return AdapterSalt(self._keys[name].digest, client)
 
-    def sweep(self, jobs: Iterable[_Job]) -> None:
-        """Give back the memory of content that has neither a name nor requests."""
-        unnamed = self._unnamed
+    def free_unused(self, jobs: Iterable[_AdapterJob]) -> None:
+        """Free the memory of adapters that have neither a name nor requests."""
+        unnamed = self._unnamed_keys
         if not (unnamed or self._going) or self._tables is None:
             return
         used = {job.adapter for job in jobs} if unnamed else set()
@@ -139,40 +142,48 @@ class AdapterRegistry:
             if key.number not in used:
                 self._going.append(self._contents.pop(key.digest).number)
         for number in list(self._going):
-            if not isinstance(self._tables.remove(number), Refused):
+            if not isinstance(self._tables.remove(number), Refusal):
                 self._going.remove(number)
 
-    def _name(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[_Job]) -> None:
+    def _set_names(
+        self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[_AdapterJob]
+    ) -> None:
+        """Replace the names of all adapters, and free the adapters that are unused now."""
         self._keys, self.infos = keys, MappingProxyType(infos)
-        self.sweep(jobs)
+        self.free_unused(jobs)
 
     @property
-    def _unnamed(self) -> list[AdapterKey]:
+    def _unnamed_keys(self) -> list[AdapterKey]:
+        """The keys of the adapters in memory that have no name."""
         named = set(self._keys.values())
         return [key for key in self._contents.values() if key not in named]
 
-    def _has_only(self, name: str) -> bool:
-        """Return whether a name stands for content that has no other name."""
+    def _is_only_name(self, name: str) -> bool:
+        """Return whether a name stands for an adapter that has no other name."""
         key = self._keys.get(name)
         return key is not None and list(self._keys.values()).count(key) == 1
 
-    def _leaves_with(self, name: str, jobs: Iterable[_Job]) -> bool:
-        """Return whether content leaves memory as soon as a name stands for other content."""
-        return self._has_only(name) and self._keys[name].number not in {job.adapter for job in jobs}
+    def _is_freed_on_replace(self, name: str, jobs: Iterable[_AdapterJob]) -> bool:
+        """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
+        return self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
-    def _check_room(self, name: str, adapter: LowRank, tables: AdapterTables, jobs: Iterable[_Job]) -> None:
+    def _check_room(
+        self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[_AdapterJob]
+    ) -> None:
+        """Raise AdapterRefused if an adapter exceeds a limit, and MemoryRefused if the system has no memory for it."""
         limits = self.limits
         if adapter.rank > limits.rank:
             raise AdapterRefused(
                 f"the adapter {name!r} ({adapter.path}) has rank {adapter.rank}, and the engine takes {limits.rank} at "
                 "most: raise max_adapter_rank."
             )
-        busy = f", {self.leaving} of them until their requests end" if self.leaving else ""
-        replaced = self._leaves_with(name, jobs)
-        if self.count - replaced >= limits.adapters:
-            later = f", load {name!r} when its requests have ended" if self._has_only(name) else ""
+        busy = f", {self.unloading_count} of them until their requests end" if self.unloading_count else ""
+        replaced = self._is_freed_on_replace(name, jobs)
+        if self.loaded_count - replaced >= limits.adapters:
+            later = f", load {name!r} when its requests have ended" if self._is_only_name(name) else ""
             raise AdapterRefused(
-                f"the engine has {self.count} adapters{busy}, and room for {limits.adapters}: unload one{later}, or "
+                f"the engine has {self.loaded_count} adapters{busy}, and room for {limits.adapters}: unload "
+                f"one{later}, or "
                 "raise max_adapters."
             )
         needed = tables.bytes_with(adapter)
@@ -183,15 +194,15 @@ class AdapterRegistry:
                 f"the adapter {name!r} ({adapter.path}) takes {needed - tables.nbytes} bytes, and {tables.nbytes} of "
                 f"{limits.bytes} are taken{advice}, or raise adapter_memory."
             )
-        if not obtainable(2 * (needed - tables.nbytes)):  # a layer's table is copied when it grows
+        if not can_allocate(2 * (needed - tables.nbytes)):  # a layer's table is copied when it grows
             raise MemoryRefused(
                 f"the system gives no {needed - tables.nbytes} bytes for the adapter {name!r}: free memory, or unload "
                 "an adapter."
             )
 
 
-def unknown(name: str, known: Iterable[str]) -> UnknownAdapter:
-    """Return the error for a name that no adapter has."""
+def unknown_adapter_error(name: str, known: Iterable[str]) -> UnknownAdapter:
+    """Return the error for a name under which no adapter is loaded."""
     names = ", ".join(repr(each) for each in known)
     return UnknownAdapter(
         f"no adapter {name!r} is loaded; "

@@ -21,7 +21,7 @@ from cortexmlx.errors import (
     StructuredOutputError,
 )
 from cortexmlx.scheduling.job import Job
-from cortexmlx.structured.matcher import Matcher, is_forms_own
+from cortexmlx.structured.matcher import Matcher, is_form_error
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, FinishReason, QueuedRequest, RequestState, Timings, TokenEvent, Usage
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """The log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place, collected piece by
-    piece.
+    """Collects the log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place, step by
+    step.
     """
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
@@ -47,7 +47,7 @@ class PromptScores:
         self._top_ids = np.empty((len(prompt), top), np.int32)
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
-    def take(self, where: range, scores: TokenScores) -> None:
+    def add(self, where: range, scores: TokenScores) -> None:
         """Add the log-probabilities of the tokens at the positions `where`, which are the first ones that are not known
         yet.
         """
@@ -57,19 +57,21 @@ class PromptScores:
         self._top_ids[place], self._top_logprobs[place] = scores.top_ids[:, :top], scores.top_logprobs[:, :top]
         self._known = where.stop
 
-    def listed(self) -> PromptLogprobs:
-        """Return all that are known so far."""
+    def to_logprobs(self) -> PromptLogprobs:
+        """Return the log-probabilities collected so far."""
         n = self._known
         return PromptLogprobs(self._prompt[:n], self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
-class RequestAnswers:
-    """All answers of a request. Their events go to its `handle`. The last event carries the completion."""
+class AnswerGroup:
+    """All answers of one request, while they are generated. Their events go to its `handle`; the last one carries the
+    completion.
+    """
 
     def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
         self.handle = handle
-        self.open: list[Answer] = []
+        self.open: list[OpenAnswer] = []
         top = request.params.prompt_logprobs
         self.scores = None if top is None else PromptScores(request.prompt, top)
         self._done: list[Completion] = []
@@ -77,27 +79,29 @@ class RequestAnswers:
         self._chosen_later = best_of is not None and best_of > request.params.n
 
     @property
-    def generated(self) -> int:
-        """Tokens of all answers so far."""
-        return sum(a.job.generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
+    def generated_tokens(self) -> int:
+        """How many tokens all answers have so far."""
+        return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
 
-    def take_pooled(self, part: Vector) -> None:
-        """Add what a step brought of the prompt's states."""
+    def add_pooled(self, part: Vector) -> None:
+        """Add what a step computed of the prompt's pooled hidden states or logits."""
         self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
-    def decode(self) -> None:
-        """Note that an answer has its first token, so the prompt is computed."""
+    def begin_decoding(self) -> None:
+        """Note that an answer has its first token, so the whole prompt is computed."""
         self.handle.advance(RequestState.DECODING)
         if self.scores is not None and self.handle.prompt_logprobs is None:
-            self.handle.prompt_logprobs = self.scores.listed()
+            self.handle.prompt_logprobs = self.scores.to_logprobs()
 
-    def tell(self, event: TokenEvent) -> None:
-        """Pass an event to the handle, unless it is not known yet which answers will be kept."""
+    def send_event(self, event: TokenEvent) -> None:
+        """Push an event to the request's handle, unless the answers to keep are chosen only at the end (`best_of`)."""
         if not self._chosen_later:
             self.handle.push(event)
 
-    def end(self, answer: Answer, rest: TextDelta, completion: Completion) -> None:
-        """Complete one answer, with the `rest` of its text that was not shown yet."""
+    def complete_answer(self, answer: OpenAnswer, rest: TextDelta, completion: Completion) -> None:
+        """Complete one answer, with the `rest` of its text that was not sent yet. The last answer completes the
+        request.
+        """
         self.open.remove(answer)
         self._done.append(completion)
         reason = completion.finish_reason
@@ -105,25 +109,25 @@ class RequestAnswers:
             rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking, tool_calls=rest.calls
         )
         if self.open:
-            self.tell(last)
+            self.send_event(last)
             return
         kept = sorted(self._done, key=lambda c: c.index)
         if self._chosen_later:
-            kept = sorted(kept, key=_likelihood, reverse=True)[: self.request.params.n]
+            kept = sorted(kept, key=_rank_logprob, reverse=True)[: self.request.params.n]
             kept = [replace(c, index=i) for i, c in enumerate(kept)]
             last = TokenEvent("", finish_reason=kept[0].finish_reason)
         if self.scores is not None:
-            listed = self.handle.prompt_logprobs or self.scores.listed()
+            listed = self.handle.prompt_logprobs or self.scores.to_logprobs()
             kept = [replace(c, prompt_logprobs=listed) for c in kept]
         self.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
 
 
-class Answer:
-    """One answer of a request, while it grows."""
+class OpenAnswer:
+    """One answer of a request, while it is generated."""
 
     def __init__(
         self,
-        answers: RequestAnswers,
+        answers: AnswerGroup,
         job: Job,
         index: int,
         text: TextStream,
@@ -153,23 +157,23 @@ class Answer:
         answers.open.append(self)
 
     @property
-    def constrainable(self) -> bool:
-        """Whether it is `constrained` now and then."""
+    def can_be_constrained(self) -> bool:
+        """Whether a grammar or a thinking limit may restrict its tokens at some point."""
         return self.matcher is not None or self.budget is not None
 
     @property
-    def constrained(self) -> bool:
-        """Whether a grammar, or the limit of its thoughts, may say which tokens come next."""
-        return self.matcher is not None or (self.budget is not None and self.budget.due)
+    def is_constrained(self) -> bool:
+        """Whether a grammar or the thinking limit may restrict the next tokens."""
+        return self.matcher is not None or (self.budget is not None and self.budget.may_force_soon)
 
-    def forced(self) -> Sequence[int]:
-        """Return the next tokens, where its grammar leaves one text only."""
-        if self.matcher is None or (self.budget is not None and self.budget.forced()):
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the tokens that must come next because the grammar allows no others; often there are none."""
+        if self.matcher is None or (self.budget is not None and self.budget.forced_tokens()):
             return ()
-        return self.matcher.forced
+        return self.matcher.forced_tokens
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note that a step computes `segment` of the answer's text. If the prompt takes several pieces, push a progress
+        """Note that a step computes `segment` of its tokens. If the prompt takes several steps, push a progress
         event.
         """
         total, first = len(self.job.tokens), segment.first
@@ -189,27 +193,27 @@ class Answer:
         handle.progress = progress
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            self.of_request.tell(TokenEvent("", index=self.index, progress=progress))
+            self.of_request.send_event(TokenEvent("", index=self.index, progress=progress))
 
-    def take_scores(self, where: range, scores: TokenScores) -> None:
-        """Take the log-probabilities of the prompt's tokens at the positions `where`."""
+    def add_prompt_scores(self, where: range, scores: TokenScores) -> None:
+        """Add the log-probabilities of the prompt's tokens at the positions `where`."""
         assert self.of_request.scores is not None
-        self.of_request.scores.take(where, scores)
+        self.of_request.scores.add(where, scores)
 
-    def take(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
-        """Take the next token, which came at `now` on the performance counter. A `stop_token` has no text. Return
+    def add_token(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
+        """Add the next token, which came at `now` on the performance counter. A `stop_token` has no text. Return
         whether a stop string is complete.
         """
         self.last = now
         if self.first is None:
             self.first = now
-            self.of_request.decode()
+            self.of_request.begin_decoding()
         if logprob is not None:
             self._logprobs.append(logprob)
         text = self._text
         piece = TextDelta() if stop_token else text.push(token)
         if self.budget is not None:
-            self.budget.take(token)
+            self.budget.count_token(token)
             self.job.most_drafts = self.budget.most_drafts
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
@@ -222,16 +226,16 @@ class Answer:
             thinking=piece.thinking,
             tool_calls=piece.calls,
         )
-        self.of_request.tell(told)
+        self.of_request.send_event(told)
         return text.stopped
 
     def count_drafts(self, drafted: int, accepted: int) -> None:
-        """Count drafted tokens that were verified, and those of them that were right."""
+        """Count the drafted tokens that were verified, and those of them that were accepted."""
         self._drafted += drafted
         self._accepted += accepted
 
     def finish(self, reason: FinishReason) -> None:
-        """Complete the answer."""
+        """Build the completion and end the answer."""
         rest = self._text.finish(ended=reason is FinishReason.STOP and not self._text.stopped)
         params, calls = self.request.params, self._text.calls
         if calls and reason is FinishReason.STOP:
@@ -242,7 +246,7 @@ class Answer:
             finish_reason=reason,
             usage=Usage(
                 len(self.request.prompt),
-                0 if params.only_scores else self.job.generated,
+                0 if params.only_scores else self.job.num_generated,
                 self.job.cached,
                 len(self.job.dropped),
                 self._text.thinking_tokens,
@@ -256,14 +260,14 @@ class Answer:
             thinking=self._text.thinking,
             raw_text=self._text.raw_text,
             structured=params.form,
-            notes=self._notes(),
+            notes=self._completion_notes(),
             tool_calls=calls,
             stop_string=self._text.stop_string,
         )
-        self.of_request.end(self, rest, completion)
+        self.of_request.complete_answer(self, rest, completion)
 
-    def _notes(self) -> tuple[str, ...]:
-        """Return what of the answer's form is not enforced."""
+    def _completion_notes(self) -> tuple[str, ...]:
+        """Return the completion's notes: what of its form is not enforced, and what is wrong with its tool calls."""
         own = tuple(self._text.notes)
         if self.matcher is not None:
             offered = () if self.request.calls is None else self.request.calls.notes
@@ -272,8 +276,9 @@ class Answer:
         return (*free, *own)
 
     def _timings(self) -> Timings:
+        """Return the answer's timings up to now."""
         now = time.perf_counter()
-        submitted, computed = self.request.submitted, self.job.prompt_kept - self.job.cached
+        submitted, computed = self.request.submitted, self.job.kept_prompt_length - self.job.cached
         started, first = self.started or now, self.first or now
         prefilling, decoding = first - started, (self.last or now) - first
         return Timings(
@@ -281,7 +286,7 @@ class Answer:
             ttft=first - submitted,
             total=now - submitted,
             prefill_tokens_per_second=computed / prefilling if prefilling > 0 else 0.0,
-            decode_tokens_per_second=(self.job.generated - 1) / decoding if decoding > 0 else 0.0,
+            decode_tokens_per_second=(self.job.num_generated - 1) / decoding if decoding > 0 else 0.0,
         )
 
 
@@ -304,9 +309,9 @@ NAN_ADVICE = (
 """What to do with a model that computes NaN."""
 
 
-def no_token(job: Job, has_grammar: bool) -> CortexError:
+def no_token_error(job: Job, has_grammar: bool) -> CortexError:
     """Return the error for a request whose logits leave no token to choose."""
-    where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
+    where = f"after {job.prompt_length} tokens of the prompt and {job.num_generated} of the answer"
     if has_grammar:
         return StructuredOutputError(
             f"no token is left to choose {where}: each one is excluded by the form or the tools that were asked for"
@@ -325,35 +330,35 @@ def no_token(job: Job, has_grammar: bool) -> CortexError:
     return NoTokenToChoose(f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. {NAN_ADVICE}")
 
 
-def no_form(job: Job, why: str) -> StructuredOutputError:
+def grammar_error(job: Job, why: str) -> StructuredOutputError:
     """Return the error for an answer that its grammar cannot continue: FormRefused if the form itself is to blame."""
-    message = f"the answer cannot have the form that was asked for, after {job.generated} tokens of it: {why}. "
-    if is_forms_own(why):
+    message = f"the answer cannot have the form that was asked for, after {job.num_generated} tokens of it: {why}. "
+    if is_form_error(why):
         return FormRefused(f"{message}Simplify the schema or the expression, or the schemas of the tools")
     return StructuredOutputError(f"{message}Ask again")
 
 
-def _likelihood(completion: Completion) -> float:
-    """Return the log-probability of an answer. An answer that was cancelled before its first token comes last."""
+def _rank_logprob(completion: Completion) -> float:
+    """Return the log-probability to rank an answer by: -inf if it was cancelled before its first token."""
     known = completion.cumulative_logprob
     return -math.inf if known is None else known
 
 
-def request_of_job(request: QueuedRequest, index: int) -> QueuedRequest:
-    """Return the request of the job that computes answer `index`. The job of the first answer scores the prompt.
+def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
+    """Return the request for the job of answer `index`. The job of the first answer also scores the prompt.
 
     If the prompt is only scored, the job gets all of it but the last token, and generates one token. The logits of that
     step score the prompt's last token; the generated token is dropped.
     """
-    params = scored(request.params)
+    params = job_params(request.params)
     computed = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
     whole = request.prompt if index == 0 and params.prompt_logprobs is not None else ()
-    return replace(request, prompt=computed, params=params, seed=seed_of(request.seed, index), scored=whole)
+    return replace(request, prompt=computed, params=params, seed=answer_seed(request.seed, index), scored=whole)
 
 
-def scored(params: SamplingParams) -> SamplingParams:
-    """Return `params` with what is needed internally: log-probabilities to choose the best of several answers, and one
-    token to score a prompt alone.
+def job_params(params: SamplingParams) -> SamplingParams:
+    """Return `params` as the jobs need them: with log-probabilities for `best_of`, and one token to score a prompt
+    alone.
     """
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
@@ -364,6 +369,6 @@ def scored(params: SamplingParams) -> SamplingParams:
     return changed
 
 
-def seed_of(seed: int, index: int) -> int:
-    """Return the seed of answer `index` of a request. Each answer has its own; the first has the request's."""
+def answer_seed(seed: int, index: int) -> int:
+    """Return the sampling seed of answer `index` of a request. The first answer has the request's own seed."""
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63 if index else seed

@@ -1,4 +1,4 @@
-"""Check the arguments of an app's calls, and name the wrong one."""
+"""Checks the arguments of API calls, and names the wrong one in the error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import MemoryPressure
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.tools import Tool
-from cortexmlx.types.messages import meant
+from cortexmlx.types.messages import suggest_name
 from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
 
 T = TypeVar("T")
 
-MOST_CHARACTERS = 1024
+MAX_NAME_CHARACTERS = 1024
 """Characters of a client's name. The name is hashed for each of its requests, on the engine's thread."""
 
 
@@ -29,8 +29,8 @@ def is_list(value: object) -> TypeGuard[Iterable[object]]:
 
 
 def checked_text(name: str, text: str | None, most: int | None = None) -> str | None:
-    """Return a text as a plain `str`, since a subclass could compare, hash or measure differently. Raises
-    InvalidRequest unless it is a text or None, and for more than `most` characters.
+    """Return a text as a plain `str`, or None. Raises InvalidRequest for anything else, and for more than `most`
+    characters. A subclass of `str` could compare, hash or measure differently.
     """
     if text is None:
         return None
@@ -43,29 +43,29 @@ def checked_text(name: str, text: str | None, most: int | None = None) -> str | 
 
 
 def checked_client(client: str | None) -> str | None:
-    """Return the name of a client. Raises InvalidRequest if it is not a text."""
-    return checked_text("client", client, MOST_CHARACTERS)
+    """Return a client's name as a plain `str`, or None. Raises InvalidRequest if it is not a text, or too long."""
+    return checked_text("client", client, MAX_NAME_CHARACTERS)
 
 
 def checked_adapter(adapter: str | None) -> str | None:
-    """Return the name of an adapter. Raises InvalidRequest if it is not a text."""
-    return checked_text("adapter", adapter, MOST_CHARACTERS)
+    """Return an adapter's name as a plain `str`, or None. Raises InvalidRequest if it is not a text, or too long."""
+    return checked_text("adapter", adapter, MAX_NAME_CHARACTERS)
 
 
-def is_name(value: object) -> bool:
-    """Return whether an adapter can have this name."""
-    return isinstance(value, str) and 0 < len(value) <= MOST_CHARACTERS
+def is_adapter_name(value: object) -> bool:
+    """Return whether an adapter can have this name: a text of 1 to 1,024 characters."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARACTERS
 
 
 def checked_function(name: str, function: T) -> T:
-    """Return a function, or None. Raises InvalidRequest for anything else."""
+    """Return the argument if it is a function or None. Raises InvalidRequest for anything else."""
     if function is not None and not callable(function):
         raise InvalidRequest(f"{name} is {function!r:.80}, but must be a function or None")
     return function
 
 
 def checked_tokens(tokens: Iterable[int], vocab_size: int) -> list[int]:
-    """Return token ids as plain integers. Raises InvalidRequest for anything that is no token of the model."""
+    """Return token ids as plain integers. Raises InvalidRequest for anything outside the vocabulary."""
     if not is_list(tokens):
         raise InvalidRequest(f"tokens are a list of token ids, not {tokens!r:.80}")
     ids: list[int] = []
@@ -83,8 +83,8 @@ def checked_token(token: int) -> int:
     return int(token)
 
 
-def checked_pressure(level: MemoryPressure | str) -> MemoryPressure:
-    """Return the level with this name. Raises InvalidRequest for other names."""
+def checked_pressure_level(level: MemoryPressure | str) -> MemoryPressure:
+    """Return the MemoryPressure of this name. Raises InvalidRequest for other names."""
     try:
         return MemoryPressure(level)
     except ValueError:
@@ -99,7 +99,7 @@ S = TypeVar("S")
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The parameters of `SamplingParams` by name."""
+    """The sampling parameters as typed keyword arguments, as `SamplingParams` names them."""
 
     max_tokens: int | None
     max_thinking_tokens: int | None
@@ -129,7 +129,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 def checked_params(params: object) -> SamplingParams:
-    """`params`, or the defaults for None. Raises InvalidRequest for anything else."""
+    """Return `params`, or the default parameters for None. Raises InvalidRequest for anything else."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
@@ -141,22 +141,22 @@ def checked_params(params: object) -> SamplingParams:
 
 
 def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeywords]) -> SamplingParams:
-    """`params` (None: the defaults) with the `keywords` changed.
+    """Return `params` (None: the defaults) with the given sampling parameters changed.
 
     Raises InvalidRequest for a wrong value, and TypeError for a name that is no parameter.
     """
     base = checked_params(params)
     if not keywords:
         return base
-    _check_names("parameter", keywords, [field.name for field in fields(SamplingParams)], "SamplingParams")
+    _check_known_names("parameter", keywords, [field.name for field in fields(SamplingParams)], "SamplingParams")
     return replace(base, **keywords)
 
 
 def with_keywords_each(
     params: SamplingParams | Iterable[SamplingParams] | None, **keywords: Unpack[SamplingKeywords]
 ) -> SamplingParams | Iterable[SamplingParams]:
-    """Apply `with_keywords` to the parameters of many prompts: one for all, or one each. The items of an iterator,
-    which may be endless, are read one by one.
+    """Apply `with_keywords` to the parameters of many prompts: one for all, or one each. An iterator, which may be
+    endless, is read lazily.
     """
     if isinstance(params, (SamplingParams, str)) or not is_list(params):
         return with_keywords(checked_params(params), **keywords)
@@ -177,7 +177,7 @@ def takes_options_of(
     def give(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
         def checked(me: S, *args: Any, **options: Any) -> None:
-            _check_names("option", options, theirs.parameters, f"help({type(me).__name__})")
+            _check_known_names("option", options, theirs.parameters, f"help({type(me).__name__})")
             init(me, *args, **options)
 
         me = next(iter(inspect.signature(init).parameters.values()))
@@ -189,8 +189,8 @@ def takes_options_of(
     return give
 
 
-def _check_names(kind: str, given: Iterable[str], names: Collection[str], see: str) -> None:
+def _check_known_names(kind: str, given: Iterable[str], names: Collection[str], see: str) -> None:
     """Raise TypeError for a name that is not in `names`, and suggest the nearest one."""
     strange = next((name for name in given if name not in names), None)
     if strange is not None:
-        raise TypeError(f"there is no {kind} {strange!r}{meant(strange, names)}: see {see}")
+        raise TypeError(f"there is no {kind} {strange!r}{suggest_name(strange, names)}: see {see}")

@@ -1,4 +1,4 @@
-"""AsCompleted: many prompts, whose answers come in the order in which they finish."""
+"""AsCompleted: runs many prompts, and yields their results in the order in which they finish."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from enum import Enum
 from cortexmlx.core.arguments import checked_params, is_list
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt
-from cortexmlx.core.threads import forked
+from cortexmlx.core.threads import forked_process_error
 from cortexmlx.core.worker import Submission
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.system.waits import take_from
+from cortexmlx.system.waits import take_next
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.request import Completion, TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
@@ -23,16 +23,16 @@ Result = tuple[int, Completion | CortexError]
 Listener = Callable[[TokenEvent], None]
 
 
-class NotYet(Enum):
-    """Stands for a prompt that is not available yet. Answers that have ended are returned before the next prompt is
-    asked for. It has no index, and no parameters of its own.
+class PendingPrompt(Enum):
+    """Stands for a prompt that is not available yet. Results are returned before the next prompt is asked for. It has
+    no index and no parameters of its own.
     """
 
     NOT_YET = "not yet"
 
 
 class AsCompleted(NotCopyable, Iterator[Result]):
-    """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
+    """Iterates over many prompts' results as they finish: (index of the prompt, its completion or its error).
 
     The thread that iterates reads the prompts. At most `ahead` prompts are read and not yet returned, and none is read
     that comes `window` or more after the oldest of these. With `together`, the prompts that are read in one go reach
@@ -45,7 +45,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
 
     def __init__(
         self,
-        asked: Iterable[tuple[Prompt | NotYet, SamplingParams | None]],
+        asked: Iterable[tuple[Prompt | PendingPrompt, SamplingParams | None]],
         check: Callable[[Prompt, SamplingParams | None, Listener], Submission],
         submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
         *,
@@ -68,33 +68,33 @@ class AsCompleted(NotCopyable, Iterator[Result]):
     def __next__(self) -> Result:
         try:
             if os.getpid() != self._process:
-                raise forked()
+                raise forked_process_error()
             while not self._closed:
-                waiting = self._fill()
+                waiting = self._submit_ahead()
                 if not (self._open or waiting):
                     break
                 if not waiting and self._ended.empty():
                     self._check_waiting()
                 try:
-                    index = self._ended.get_nowait() if waiting else take_from(self._ended)
+                    index = self._ended.get_nowait() if waiting else take_next(self._ended)
                 except queue.Empty:
                     continue
                 if index in self._open:
-                    return self._hand_out(index)
+                    return self._pop_result(index)
             raise StopIteration
         except BaseException:
             self.close()
             raise
 
     def finished(self) -> Iterator[Result]:
-        """Yield the answers that have ended and were not returned yet, without waiting. It also works after `close`.
+        """Yield, without waiting, the results that are there and were not returned yet. It also works after `close`.
         Requests that a closed engine has ended are left out.
         """
         while not self._ended.empty():
             index = self._ended.get()
             if index in self._open:
                 try:
-                    result = self._hand_out(index)
+                    result = self._pop_result(index)
                 except EngineClosed:
                     continue
                 yield result
@@ -109,15 +109,15 @@ class AsCompleted(NotCopyable, Iterator[Result]):
     def __del__(self) -> None:
         self.close()
 
-    def _fill(self) -> bool:
-        """Read and submit prompts while there is room. Return whether it stopped at a prompt that is not
-        available yet.
+    def _submit_ahead(self) -> bool:
+        """Read and submit prompts while there is room. Return whether it stopped at a prompt that is not available
+        yet.
         """
         group: dict[int, Submission] = {}
         waiting = False
         while self._has_room() and (asked := next(self._asked, None)) is not None:
             prompt, params = asked
-            if isinstance(prompt, NotYet):
+            if isinstance(prompt, PendingPrompt):
                 waiting = True
                 break
             index, self._read = self._read, self._read + 1
@@ -132,21 +132,24 @@ class AsCompleted(NotCopyable, Iterator[Result]):
             self._open[index] = None
             group[index] = submission
             if not self._together:
-                self._start(group)
+                self._submit_group(group)
                 group = {}
-        self._start(group)
+        self._submit_group(group)
         return waiting
 
     def _check_waiting(self) -> None:
+        """Raise CortexError if this thread must not wait, because it is the engine's own."""
         for item in self._open.values():
             if isinstance(item, RequestHandle):
                 return item.check_waiting()
 
     def _has_room(self) -> bool:
+        """Return whether one more prompt may be submitted now."""
         oldest = next(iter(self._open), self._read)
         return len(self._open) < self._ahead and self._read < oldest + self._window
 
-    def _start(self, group: dict[int, Submission]) -> None:
+    def _submit_group(self, group: dict[int, Submission]) -> None:
+        """Submit the requests of a group together, and keep their handles."""
         handles: list[RequestHandle] = []
         try:
             if group:
@@ -154,7 +157,8 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         finally:  # what an interrupt finds submitted can be cancelled
             self._open.update(zip(group, handles, strict=False))
 
-    def _hand_out(self, index: int) -> Result:
+    def _pop_result(self, index: int) -> Result:
+        """Remove a prompt that has ended, and return its index with its completion or error."""
         item = self._open.pop(index)
         if isinstance(item, CortexError):
             return index, item
@@ -167,10 +171,10 @@ class AsCompleted(NotCopyable, Iterator[Result]):
             return index, error
 
 
-def paired(
-    prompts: Iterable[Prompt | NotYet], params: SamplingParams | Iterable[SamplingParams] | None
-) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
-    """Return each prompt with its parameters: the same for all prompts, or one each.
+def pair_with_params(
+    prompts: Iterable[Prompt | PendingPrompt], params: SamplingParams | Iterable[SamplingParams] | None
+) -> Iterator[tuple[Prompt | PendingPrompt, SamplingParams | None]]:
+    """Return each prompt with its sampling parameters: the same for all prompts, or one each.
 
     Raises InvalidRequest if the numbers differ: at once if both can be counted, otherwise when one of them ends. Also
     raises it for a single text, each character of which would be a prompt.
@@ -185,15 +189,16 @@ def paired(
         return ((prompt, params) for prompt in prompts)
     if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):
         raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} params, not {len(params)}")
-    return _one_each(prompts, params)
+    return _pair_one_each(prompts, params)
 
 
-def _one_each(
-    prompts: Iterable[Prompt | NotYet], params: Iterable[SamplingParams]
-) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
+def _pair_one_each(
+    prompts: Iterable[Prompt | PendingPrompt], params: Iterable[SamplingParams]
+) -> Iterator[tuple[Prompt | PendingPrompt, SamplingParams | None]]:
+    """Yield each prompt with its own parameters. Raises InvalidRequest when one of both ends before the other."""
     each, count = iter(params), 0
     for prompt in prompts:
-        if isinstance(prompt, NotYet):
+        if isinstance(prompt, PendingPrompt):
             yield prompt, None
             continue
         count += 1

@@ -1,4 +1,4 @@
-"""Threads that call an app's `on_event`: a few serve all requests of an engine."""
+"""CallbackThreads: a few threads that call the `on_event` functions of all requests of an engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AT_EXIT = 1.0
 
 @dataclass(eq=False)
 class _Subscription:
-    """A request and the function that gets its events."""
+    """A request, and the app's function that gets its events."""
 
     handle: RequestHandle
     on_event: Callable[[TokenEvent], None]
@@ -49,7 +49,7 @@ class _Subscription:
     over: bool = False
     """The function got the last event, or it raised."""
 
-    def call(self) -> None:
+    def deliver_next(self) -> None:
         """Call the function with the next event, if there is one."""
         try:
             event = self.handle.take()
@@ -74,7 +74,9 @@ class CallbackThreads:
         self.abandon()
 
     def abandon(self) -> None:
-        """Forget all requests and threads. A forked child has no threads, and one of them may have held the lock."""
+        """Forget all requests and threads, in a forked child: it has no threads, and one of them may have held the
+        lock.
+        """
         self._ready: queue.SimpleQueue[_Subscription | None] = queue.SimpleQueue()
         """A request for each of its events; one too many does no harm. None wakes a thread so that it checks whether it
         is still needed. `put` is atomic, so an exception thrown at the engine's thread cannot break the queue.
@@ -89,8 +91,8 @@ class CallbackThreads:
         self._watching = False
 
     def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-        """Call `on_event` with every event of a request. The last one has a completion or an error. If that fails, the
-        request is cancelled: nobody else has the handle.
+        """Call `on_event` with every event of a request. The last one has a completion or an error. If that cannot
+        start, cancel the request: nobody else has the handle.
         """
         subscription = _Subscription(handle, on_event)
         try:
@@ -98,25 +100,26 @@ class CallbackThreads:
                 if not self._threads:
                     self._start_thread()
                 if self._open and not self._watching:  # a request that is alone holds up nobody
-                    _thread(self._watch).start()
+                    _make_thread(self._add_threads_when_late).start()
                     self._watching = True
                 self._open.add(subscription)
-                _every.add(self)
+                _all_callback_threads.add(self)
             handle.announce(partial(self._ready.put, subscription))
         except BaseException:  # no thread is to be had, or Ctrl-C
             with self._lock:
-                self._close(subscription)
+                self._end_subscription(subscription)
             self._ready.put(None)
             handle.cancel()
             raise
 
     def join(self, seconds: float) -> None:
-        """Wait up to `seconds` until every function got its last event."""
+        """Wait up to `seconds` until every function has got its last event."""
         with self._lock:
             self._all_over.wait_for(lambda: not self._open, seconds)
 
     def _start_thread(self) -> None:
-        thread = _thread(self._serve)
+        """Start one more thread that calls functions."""
+        thread = _make_thread(self._serve)
         self._threads.add(thread)
         try:
             thread.start()
@@ -125,6 +128,7 @@ class CallbackThreads:
             raise
 
     def _serve(self) -> None:
+        """Call functions with their events, until this thread is not needed any more. Each thread runs this."""
         me, needed, whole = threading.current_thread(), True, True
         while needed:
             try:
@@ -133,15 +137,15 @@ class CallbackThreads:
                     whole = True
                 while needed := self._is_needed(me):
                     subscription = self._ready.get()
-                    if subscription is not None and self._begin(subscription, me):
-                        subscription.call()
-                        self._end(subscription)
+                    if subscription is not None and self._begin_call(subscription, me):
+                        subscription.deliver_next()
+                        self._end_call(subscription)
                     del subscription  # a thread that waits keeps no request alive
             except BaseException:  # thrown at this thread, or by who logs
                 whole = False
 
     def _is_needed(self, me: threading.Thread) -> bool:
-        """Whether this thread should go on. One waiting thread is enough."""
+        """Return whether this thread should continue. One waiting thread is enough."""
         with self._lock:
             self._threads.add(me)
             another_waits = len(self._threads) - 1 > len(self._calls)
@@ -152,8 +156,8 @@ class CallbackThreads:
                 self._ready.put(None)
             return False
 
-    def _begin(self, subscription: _Subscription, me: threading.Thread) -> bool:
-        """Mark a request as being called. False if it already is, or if it has ended."""
+    def _begin_call(self, subscription: _Subscription, me: threading.Thread) -> bool:
+        """Mark a request's function as running. Return False if it already runs, or if the request has ended."""
         with self._lock:
             self._taken += 1
             if subscription in self._calls:
@@ -163,18 +167,18 @@ class CallbackThreads:
                 return True
             return False
 
-    def _end(self, subscription: _Subscription) -> None:
-        """Mark the end of a call."""
+    def _end_call(self, subscription: _Subscription) -> None:
+        """Mark the end of a call, and queue the request again if more events are due."""
         with self._lock:
             if subscription.over:
-                self._close(subscription)
+                self._end_subscription(subscription)
             elif subscription.due or subscription.handle.ended:
                 subscription.due = max(0, subscription.due - 1)
                 self._ready.put(subscription)
             self._calls.pop(subscription, None)
 
-    def _close(self, subscription: _Subscription) -> None:
-        """End a request's events. The caller holds the lock."""
+    def _end_subscription(self, subscription: _Subscription) -> None:
+        """Deliver no more events of a request. The caller holds the lock."""
         subscription.handle.announce(None)
         self._open.discard(subscription)
         if not self._open:
@@ -190,13 +194,13 @@ class CallbackThreads:
         with self._lock:
             mine = [subscription for subscription, (thread, _) in self._calls.items() if thread is me]
         for subscription in mine:
-            self._end(subscription)
+            self._end_call(subscription)
         with self._lock:
             for subscription in self._open:
                 self._ready.put(subscription)
 
-    def _watch(self) -> None:
-        """Start a thread whenever an event has waited too long, until no request is open."""
+    def _add_threads_when_late(self) -> None:
+        """Start one more thread whenever an event has waited too long, until no request is open."""
         with self._lock:
             late_at = 0
             try:
@@ -211,15 +215,16 @@ class CallbackThreads:
                 self._watching = False
 
 
-_every: weakref.WeakSet[CallbackThreads] = weakref.WeakSet()
+_all_callback_threads: weakref.WeakSet[CallbackThreads] = weakref.WeakSet()
 
 
-def _thread(work: Callable[[], None]) -> threading.Thread:
+def _make_thread(work: Callable[[], None]) -> threading.Thread:
+    """Return a daemon thread, not started yet, that runs `work`."""
     return threading.Thread(target=work, name="cortexmlx-events", daemon=True)
 
 
 def report_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
-    """Call `on_progress`, if it is given, with the progress of an event, if it has one."""
+    """Call `on_progress` with the progress of an event, if there are both."""
     if on_progress is not None and event.progress is not None:
         on_progress(event.progress)
 
@@ -231,13 +236,14 @@ def _deliver_last_events() -> None:
     """
     stop_all()
     until = time.monotonic() + _AT_EXIT
-    for threads in list(_every):
+    for threads in list(_all_callback_threads):
         threads.join(max(0.0, until - time.monotonic()))
 
 
-def _in_child() -> None:
-    for threads in list(_every):
+def _abandon_after_fork() -> None:
+    """Forget all subscriptions and threads in a forked child."""
+    for threads in list(_all_callback_threads):
         threads.abandon()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_abandon_after_fork)

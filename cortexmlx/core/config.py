@@ -8,11 +8,11 @@ from numbers import Integral, Real
 from pathlib import Path
 
 from cortexmlx.core.adapter_registry import AdapterLimits
-from cortexmlx.core.arguments import checked_function, is_name
+from cortexmlx.core.arguments import checked_function, is_adapter_name
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GROUP_SIZES, KV_BITS
-from cortexmlx.scheduling.keep_policy import DEFAULT_FIRST, KeepPolicy
+from cortexmlx.scheduling.keep_policy import DEFAULT_KEEP_FIRST, KeepPolicy
 from cortexmlx.types.progress import OnProgress
 
 
@@ -168,18 +168,20 @@ class EngineConfig:
         parse_size(self.kv_store_bytes)
 
     def _check_adapters(self) -> None:
-        """Raise InvalidRequest for adapters that are none. Their folders are read when the engine is open."""
+        """Raise InvalidRequest if `adapters` is not a mapping from names to folders, or a limit on adapters is wrong.
+        The folders are read when the engine opens.
+        """
         named = self.adapters is None or isinstance(self.adapters, Mapping)
         self._require("adapters", named, "a mapping of names to folders, or None")
         for name, path in (self.adapters or {}).items():
-            ok = is_name(name) and isinstance(path, (str, Path))
+            ok = is_adapter_name(name) and isinstance(path, (str, Path))
             self._require("adapters", ok, "a mapping of names, of 1 to 1,024 characters, to folders")
         self._require("max_adapters", _is_count(self.max_adapters, 1), "at least 1")
         self._require("max_adapter_rank", _is_count(self.max_adapter_rank, 1), "at least 1")
         parse_size(self.adapter_memory)
 
     def _check_hosts(self) -> None:
-        """Raise InvalidRequest for hosts that are none, and for what only a model in this process can have."""
+        """Raise InvalidRequest if `hosts` is malformed, or with options that a model on hosts cannot have."""
         hosts = self.hosts
         named = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
         self._require("hosts", hosts is None or named or _is_count(hosts, 1), "a number, a host file's path or None")
@@ -191,17 +193,17 @@ class EngineConfig:
 
     @property
     def kv_bytes(self) -> int | None:
-        """`kv_memory` in bytes."""
+        """`kv_memory` in bytes; None if it is not set."""
         return None if self.kv_memory is None else parse_size(self.kv_memory)
 
     @property
     def adapter_limits(self) -> AdapterLimits:
-        """What adapters may take."""
+        """How many adapters the engine may hold, of which rank, and in how many bytes."""
         return AdapterLimits(self.max_adapters, self.max_adapter_rank, parse_size(self.adapter_memory))
 
     @property
-    def used_draft(self) -> str | Path | None:
-        """The draft model, unless nothing is to be drafted: then it is not loaded."""
+    def active_draft(self) -> str | Path | None:
+        """The draft model to load; None if drafting is off (`speculate=False` or `reproducible=True`)."""
         return self.draft if self.speculate and not self.reproducible else None
 
     @property
@@ -211,20 +213,22 @@ class EngineConfig:
 
     @property
     def keep(self) -> KeepPolicy | None:
-        """Which tokens a row keeps; None: all."""
+        """Which tokens a row keeps in the KV cache when it grows long; None: all."""
         if self.keep_last is None:
             return None
-        return KeepPolicy(DEFAULT_FIRST if self.keep_first is None else self.keep_first, self.keep_last)
+        return KeepPolicy(DEFAULT_KEEP_FIRST if self.keep_first is None else self.keep_first, self.keep_last)
 
     def _require(self, name: str, ok: bool, wanted: str) -> None:
+        """Raise InvalidRequest, with the option's name and value, unless `ok`. `wanted` says what it must be."""
         if not ok:
             raise InvalidRequest(f"{name} is {getattr(self, name)!r:.80}, but must be {wanted}")
 
 
 def _is_count(value: object, least: int) -> bool:
+    """Return whether a value is an integer of at least `least`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _is_one_of(value: object, numbers: Collection[int]) -> bool:
-    """Arrays have no answer to whether they are in a list."""
+    """Return whether a value is an integer among `numbers`. Arrays cannot be compared with `in`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value in numbers

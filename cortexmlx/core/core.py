@@ -1,4 +1,4 @@
-"""EngineCore: the engine's work, on the one thread that owns mlx. `step` is the whole story."""
+"""EngineCore: one step after the other of an engine's work, on the thread that owns mlx. Start at `EngineCore.step`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.meter import Measurements
 from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.recovery import Recovery
-from cortexmlx.core.served_model import Call, ServedModel
-from cortexmlx.core.text import Stops
+from cortexmlx.core.served_model import Call, EngineModel
+from cortexmlx.core.text import StopConditions
 from cortexmlx.errors import CortexError, HostLost
-from cortexmlx.execution.boundary import Refused, Runner
+from cortexmlx.execution.boundary import Refusal, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
-from cortexmlx.kv.spec import Counts
-from cortexmlx.scheduling.decode_window import AHEAD
+from cortexmlx.kv.spec import GroupCounts
+from cortexmlx.scheduling.decode_window import RAN_AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
+from cortexmlx.scheduling.shortage import largest_job, out_of_memory_error
 from cortexmlx.speculation.drafter import Drafter, ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
@@ -72,27 +72,30 @@ class EngineCore:
             self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters)
-            self.draft = None if model.draft is None else self._begin_draft(model.draft)
-            self._begin_empty(model.blocks)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables)
+            self.draft = None if model.draft is None else self._make_draft_model(model.draft)
+            self._make_empty_state(model.blocks)
             self.pins = PinnedPrefixes(self.cache)
             if config.keep is not None:
                 config.keep.check(self.loaded.context_length, self.cache.tables.configured_tokens)
-            model.begin_store()
+            model.start_store()
         except BaseException:
             self.release()
             raise
 
-    def _begin_draft(self, opened: ServedModel) -> DraftModel:
+    def _make_draft_model(self, opened: EngineModel) -> DraftModel:
+        """Return the DraftModel of an opened draft model."""
         rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
         return DraftModel(opened, rows, budget, vocabulary, self.config.prefix_cache)
 
-    def _begin_empty(self, blocks: Counts, anew: bool = False) -> None:
-        """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
-        self.cache = self.model.begin_cache(blocks, anew)
-        self.scheduler = self.model.begin_scheduler(self.cache)
+    def _make_empty_state(self, blocks: GroupCounts, anew: bool = False) -> None:
+        """Make an empty cache of at most `blocks` blocks in each group, a scheduler without requests, and new
+        counters.
+        """
+        self.cache = self.model.make_cache(blocks, anew)
+        self.scheduler = self.model.make_scheduler(self.cache)
         self.measured = Measurements()
-        self.speculation = begin_speculation(self.config, self.scheduler, self.draft)
+        self.speculation = make_speculation(self.config, self.scheduler, self.draft)
         self.requests = OpenRequests(
             self.scheduler,
             self.measured,
@@ -107,37 +110,41 @@ class EngineCore:
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Plan and start the next step, then take the results of the one before it."""
+        """Plan and start the next step, then collect the results of the one before it."""
         try:
             with self.measured.busy:
-                self.requests.expire(time.perf_counter())
-                if self.recovery.open or self.recovery.ready():
-                    self._prepare()
+                self.requests.fail_timed_out(time.perf_counter())
+                if self.recovery.open or self.recovery.ensure_workers():
+                    self._prepare_planning()
                     if self.speculation is not None:
                         self.speculation.draft()
                     plan = self._plan()
                     to_choose = self._dispatch(plan)
                     self._collect_due(plan)
                     if to_choose is not None:
-                        self._choose(to_choose)
+                        self._choose_tokens(to_choose)
         except HostLost as lost:
             self.recovery.recover(lost)
-        self._look(at_work=True)
+        self._sample_usage(at_work=True)
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do until the next call, or until the time of a request is over."""
-        waits = self.recovery.starting or (self.scheduler.idle and not self._in_flight)
-        return waits and self.requests.seconds_left != 0
+        """Whether there is nothing to do until the next call, or until a request times out."""
+        waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight)
+        return waits and self.requests.seconds_to_deadline != 0
 
     @property
-    def seconds_left(self) -> float | None:
-        """After how many seconds a request is late, at the earliest; None: no request has a time."""
-        return self.requests.seconds_left
+    def seconds_to_deadline(self) -> float | None:
+        """Seconds until the first request times out, 0 if one is late; None: no request has a timeout."""
+        return self.requests.seconds_to_deadline
 
-    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
-        """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
-        self.pins.settle_again()
+    def add(
+        self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
+    ) -> None:
+        """Queue a request, whose answers end at `stops` and follow `grammar`. A request that can never run fails at
+        once.
+        """
+        self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
             self.requests.add(request, handle, stops, grammar)
@@ -149,90 +156,92 @@ class EngineCore:
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
-        """Pin a text that requests begin with: see `PinnedPrefixes.add`. Raises InvalidRequest where it is useless."""
+        """Pin a text that requests begin with: see `PinnedPrefixes.add`. Raises InvalidRequest if this model cannot
+        keep it.
+        """
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
-        return self.pins.add(tokens, self.adapters.salt(adapter, client))
+        return self.pins.add(tokens, self.adapters.cache_salt(adapter, client))
 
     def fail_all(self, error: CortexError) -> None:
-        """End every request with an error, and drop everything in flight and the arena, which may be half changed."""
+        """Fail every request, and drop everything in flight and the arena, which may be half changed."""
         self.backend.reconsider()
         self._in_flight.clear()
         with suppress(HostLost):  # the next step begins the runner again
             self.runner.forget()
         self.scheduler.fail_all()
-        self.cache.states.take()
-        self._give_arena_back()
+        self.cache.states.take_ops()
+        self._release_arena()
         self.requests.fail_all(error)
         if self.speculation is not None:
             self.speculation.forget()
 
-    def begin_anew(self) -> None:
-        """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
+    def reset(self) -> None:
+        """Drop all requests, the arena and its owners, and set all counters to zero. An exception may have landed
         between any two statements, so only the model is trusted.
 
         The caller fails the handles. If memory is short now, the next step has the arena made.
         """
         self._in_flight.clear()
         self.requests.forget()
-        self.model.reopen()
-        self.model.begin_anew()
+        self.model.restart_workers()
+        self.model.reset()
         self.runner = self.model.runner
         if self.draft is not None:
-            self.draft.begin_anew()
-        self._begin_empty(self.cache.pools.configured_blocks, anew=True)
-        self.pins.move_to(self.cache)
+            self.draft.reset()
+        self._make_empty_state(self.cache.pools.configured_blocks, anew=True)
+        self.pins.move_to_cache(self.cache)
 
-    def let_go(self) -> None:
-        """See `Recoverable`."""
+    def drop_in_flight(self) -> None:
+        """Drop the steps that are in flight in lost workers: see `Recoverable`."""
         self._in_flight.clear()
         self._collected = None
 
-    def reopen(self) -> None:
-        """See `Recoverable`."""
-        self.model.begin_anew()
+    def begin_on_new_workers(self) -> None:
+        """Begin on the restarted workers, with an empty arena: see `Recoverable`."""
+        self.model.reset()
         self.runner = self.model.runner
-        self.cache.states.take()
-        self.cache.pools.give_all_back()
+        self.cache.states.take_ops()
+        self.cache.pools.shrink_to_minimum()
         self.runner.begin(self.cache.pools.blocks)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the
-        arena.
+        """Give memory back under pressure: half of the unused cached blocks, or, if `critical`, all of them and the
+        free end of the arena.
         """
-        with self._between_steps():
-            if self.scheduler.idle:
+        with self._memory_change():
+            if self.scheduler.is_idle:
                 self.drain()
-            self.scheduler.relieve(critical)
+            self.scheduler.relieve_memory(critical)
             if self.draft is not None:
                 self.draft.relieve(critical)
         self.tidy()
         self.runner.trim()
 
     def compact(self) -> int:
-        """If nothing is running, move cached blocks together, so that the free blocks are one run. Return how many
+        """If nothing is running, move cached blocks together, so that the free blocks are contiguous. Return how many
         moved.
         """
-        with self._between_steps():
-            return self._unless_refused(self._move_together()) or 0 if self.idle and self.recovery.open else 0
+        with self._memory_change():
+            return self._restart_if_refused(self._compact_blocks()) or 0 if self.idle and self.recovery.open else 0
         return 0
 
     def tidy(self) -> bool:
-        """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena,
-        shrink it if `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
+        """Tidy up while idle: drop the memory of the last step, compact a badly fragmented arena, shrink it if
+        `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
         """
         if not (self.idle and self.recovery.open):
             return False
         self._collected = None
-        with self.recovery, self._between_steps():
+        with self.recovery, self._memory_change():
             self._tidy_arena()
             if self._at_work:
-                self._look(at_work=False)
-            return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
+                self._sample_usage(at_work=False)
+            return self.disk is not None and bool(self._restart_if_refused(self.disk.copy_while_idle()))
         return False
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
+        """Raise AssertionError if jobs, rows, sequences and blocks are inconsistent: for tests and debug runs."""
         self.scheduler.check_invariants()
         if self.draft is not None:
             self.draft.rows.check_invariants()
@@ -257,15 +266,15 @@ class EngineCore:
                 parts.pop(name, None)
 
     def drain(self) -> None:
-        """Take the results of everything in flight."""
+        """Collect the results of all steps in flight."""
         while self._in_flight:
             self._collect()
 
-    def _look(self, at_work: bool) -> None:
-        """Record how full the engine is: now and then while it works, and when it stops."""
+    def _sample_usage(self, at_work: bool) -> None:
+        """Record how full the engine is: at intervals while it works, and when it stops."""
         seconds = time.perf_counter() - self.measured.began
         self._at_work = at_work
-        if at_work and not self.measured.timeline.due(seconds):
+        if at_work and not self.measured.timeline.is_due(seconds):
             return
         used, cached, free = self.cache.pools.block_counts
         running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
@@ -273,31 +282,31 @@ class EngineCore:
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Do what must come before the next step's plan: first tokens, and copies to the store."""
+    def _prepare_planning(self) -> None:
+        """Before planning, collect a step whose results are needed first, and copy blocks to the store."""
         newest = self._in_flight[-1] if self._in_flight else None
         if newest is not None and newest.kind is StepKind.MIXED and self.runner.computes_at_dispatch:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
-        if self.draft is not None and self._in_flight and self.speculation and self.speculation.wants_drained:
+        if self.draft is not None and self._in_flight and self.speculation and self.speculation.needs_drained_pipeline:
             self._collect()
         if self.disk is not None and not self._in_flight:
-            self._unless_refused(self.disk.copy_in_between(self._step_seconds))
+            self._restart_if_refused(self.disk.copy_between_steps(self._step_seconds))
 
     def _plan(self) -> StepPlan | None:
-        """Plan the next step. Notify the answers that begin in it, and end those that are refused memory."""
+        """Plan the next step. Notify the answers that begin in it, and end those that get no memory."""
         with self.measured.planning:
             plan = self.scheduler.plan(len(self._in_flight))
         if self.scheduler.ended:
-            self.requests.end_without_memory()
+            self.requests.end_jobs_without_memory()
         if plan is not None and plan.groups is not None:
             self.requests.begin_step(plan, time.perf_counter())
         return plan
 
     def _dispatch(self, plan: StepPlan | None) -> StepPlan | None:
-        """Start a step. If some of its rows need masks, start only its forward pass, and return it: `_choose`
-        follows.
+        """Start a step. If some of its rows need masks, start only its forward pass and return the plan:
+        `_choose_tokens` follows.
         """
         if plan is None:
             return None
@@ -310,98 +319,98 @@ class EngineCore:
         return plan if masked else None
 
     def _collect_due(self, plan: StepPlan | None) -> None:
-        """Take the results of the step before `plan`; without a plan, of the newest. At most one step runs ahead."""
+        """Collect the step before `plan`, or the newest step if there is no plan. At most one step runs ahead."""
         if self._in_flight and (plan is None or len(self._in_flight) > 1):
             self._collect()
-        elif plan is None and not self.scheduler.idle:
+        elif plan is None and not self.scheduler.is_idle:
             raise RuntimeError("the scheduler has requests but nothing to compute")
 
-    def _choose(self, plan: StepPlan) -> None:
-        """Make the masks of a step and start the choice of its tokens. The results of the step before are taken, and
-        the device computes the forward pass meanwhile.
+    def _choose_tokens(self, plan: StepPlan) -> None:
+        """Make the masks of a step, and start the choice of its tokens. The step before is collected; meanwhile the
+        device computes the forward pass.
         """
         if not self._in_flight or self._in_flight[-1] is not plan:
             return  # memory was refused since, and all rows begin again
         with self.measured.masking:
-            mask = self.requests.mask(plan)
+            mask = self.requests.make_token_mask(plan)
         refused = self.runner.choose(mask)
         if refused is not None:
             self._in_flight.pop()
             self._restart_with_less(plan, refused)
 
     def _collect(self) -> None:
-        """Wait for the step that was started first, and take its results."""
+        """Wait for the oldest step in flight, and process its results."""
         plan = self._in_flight.popleft()
-        result = self._unless_refused(self.runner.collect(), plan)
+        result = self._restart_if_refused(self.runner.collect(), plan)
         if result is not None:
             with self.measured.committing:
                 self._step_seconds = result.seconds
                 verified = self.requests.commit(plan, result)
             if verified:
-                self.measured.drafts(verified)
+                self.measured.count_drafts(verified)
             if self.speculation is not None:
-                self.speculation.learn(plan, self._seconds_of(result.seconds), verified)
+                self.speculation.learn(plan, self._measure_step(result.seconds), verified)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
-            self.requests.cancel_asked(plan)
+            self.requests.apply_cancellations(plan)
 
-    def _seconds_of(self, alone: float) -> float:
-        """Return the time that the step took whose results were taken just now: since those of the step before. If it
-        is the first after a pause, it took `alone` seconds.
+    def _measure_step(self, alone: float) -> float:
+        """Return how long the step just collected took: the time since the step before was collected, or `alone` after
+        a pause.
         """
         now, before = time.perf_counter(), self._collected
         self._collected = now
         return alone if before is None else now - before
 
-    def _unless_refused(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
-        """Return an answer of the runner or the disk. If memory was refused, restart with less and return None."""
-        if not isinstance(answer, Refused):
+    def _restart_if_refused(self, answer: _T | Refusal, plan: StepPlan | None = None) -> _T | None:
+        """Return a result of the runner or the disk. If memory was refused, restart with less and return None."""
+        if not isinstance(answer, Refusal):
             return answer
         self._restart_with_less(plan, answer)
         return None
 
-    def _restart_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
-        """Restart all rows with their tokens, fewer at once, after memory was refused.
+    def _restart_with_less(self, plan: StepPlan | None, refused: Refusal) -> None:
+        """Restart all rows after memory was refused, with fewer at once.
 
         What the steps in flight write is not trusted. So the cached blocks are dropped, and the arena too, unless only
         the arena's growth was refused. A request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refused.why)
-        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.grows_back
+        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
         running = self.scheduler.rows_running
-        job = None if arena_stays else most_concerned(plan, self.scheduler.jobs)
+        job = None if arena_stays else largest_job(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
         if self.draft is not None:
             self.draft.pause()
         self._restart_rows(rows=1 if job is not None and job.refusals else running // 2)
         if arena_stays:
-            self.cache.pools.stay(self.runner.blocks)
-            self.scheduler.fit_cache()
-            self.requests.end_without_memory()
+            self.cache.pools.cap_at(self.runner.blocks)
+            self.scheduler.end_stuck_jobs()
+            self.requests.end_jobs_without_memory()
         else:
-            self._give_arena_back()
+            self._release_arena()
         self.runner.trim()
         if job is not None and job.refusals > 1 and running == 1:
-            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory(job, refused.why))
+            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory_error(job, refused.why))
 
     def _restart_rows(self, rows: int | None) -> None:
-        """Have all rows begin again with their tokens, at most `rows` at once. Nothing else is trusted."""
+        """Have all rows compute their tokens again, at most `rows` at once. Nothing else is trusted."""
         self._in_flight.clear()
         self.runner.forget()
         self.scheduler.restart_rows(rows)
-        self.cache.states.take()
+        self.cache.states.take_ops()
 
-    def _give_arena_back(self) -> None:
-        """Drop the arena with its content. No sequence may have blocks. The next step has one made."""
+    def _release_arena(self) -> None:
+        """Release the arena with its content. No sequence may have blocks. The next step makes a new arena."""
         self.runner.release()
-        self.cache.pools.give_all_back()
+        self.cache.pools.shrink_to_minimum()
 
     # -- the arena between two requests -------------------------------------------------------------------------------
 
     @contextmanager
-    def _between_steps(self) -> Iterator[None]:
-        """Change memory in this context, between two steps. After an exception nobody knows what was changed: it is
-        logged, the arena begins anew, and rows begin again with their tokens.
+    def _memory_change(self) -> Iterator[None]:
+        """Context for a change of memory between two steps. After an exception nobody knows what was changed: it is
+        logged, the arena is made anew, and all rows restart.
         """
         try:
             yield
@@ -410,28 +419,29 @@ class EngineCore:
         except Exception:
             log.exception("a change of memory failed: the arena is made anew, and requests begin again")
             self._restart_rows(None)
-            self._give_arena_back()
+            self._release_arena()
 
     def _tidy_arena(self) -> None:
-        self._unless_refused(self.runner.settle(self.cache.states.take()))
+        """Drop the last step's memory, compact a fragmented arena, and shrink it where that was asked for."""
+        self._restart_if_refused(self.runner.settle(self.cache.states.take_ops()))
         if self.draft is not None:
             self.draft.tidy()
         if self.cache.pools.fragmentation > _FRAGMENTED:
-            self._unless_refused(self._move_together())
-        self.scheduler.shrink()
+            self._restart_if_refused(self._compact_blocks())
+        self.scheduler.shrink_arena()
         if any(count < have for count, have in zip(self.cache.pools.blocks, self.runner.blocks, strict=True)):
-            self._unless_refused(self._give_end_back())
+            self._restart_if_refused(self._shrink_arena())
 
-    def _move_together(self) -> int | Refused:
-        """Move cached blocks together, so that the free blocks are one run. Return how many moved."""
+    def _compact_blocks(self) -> int | Refusal:
+        """Move cached blocks together, so that the free blocks are contiguous. Return how many moved."""
         copies = self.cache.compact()
         for start in range(0, len(copies), _BLOCKS_AT_ONCE):
             if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
                 return refused
         return len(copies)
 
-    def _give_end_back(self) -> Refused | None:
-        """Resize the arena to the cache's size. If the system refuses the smaller arena, the old one stays."""
+    def _shrink_arena(self) -> Refusal | None:
+        """Shrink the arena to the cache's size. If the system refuses the smaller arena, keep the old one."""
         refused = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
         if refused is None or not refused.of_arena or not min(self.runner.blocks):
@@ -444,20 +454,20 @@ class EngineCore:
         return engine_stats(self)
 
 
-def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> ServedModel:
-    """Return the model of an engine, in this process or on hosts. `wake` and `waiting`: see `EngineCore`. Raises what
+def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> EngineModel:
+    """Open an engine's model, in this process or on hosts. `wake` and `waiting`: see `EngineCore`. Raises what
     `Engine` raises.
     """
     if config.hosts is not None:
         from cortexmlx.distributed.hosted_model import HostedModel
 
         return HostedModel(config, wake)
-    draft = None if config.used_draft is None else open_draft(config, waiting)
+    draft = None if config.active_draft is None else open_draft(config, waiting)
     return InProcessModel(config, wake, waiting, draft)
 
 
-def begin_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
-    """Return what drafts tokens for the rows of `scheduler`; None if nothing does.
+def make_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
+    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts.
 
     Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
     take, so a `reproducible` engine drafts none.
@@ -499,14 +509,14 @@ def engine_stats(core: EngineCore) -> EngineStats:
         kv_bytes_in_use=core.kv_bytes_in_use,
         state_bytes=held.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
-        adapters=core.adapters.count,
+        adapters=core.adapters.loaded_count,
         adapter_bytes=core.adapters.nbytes,
         adapter_bytes_limit=core.adapters.limits.bytes,
         pins=len(core.pins),
         pinned_blocks=core.pins.blocks,
-        steps=scheduler.steps,
-        steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
-        speculation=_speculation(core),
+        steps=scheduler.planned_steps,
+        steps_by_reason={RAN_AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
+        speculation=_speculation_stats(core),
         prompt_tokens=measured.prompt_tokens,
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,
@@ -533,9 +543,9 @@ def engine_stats(core: EngineCore) -> EngineStats:
         arena_writes=held.writes,
         command_buffers=_command_buffers(runner),
         kv_store=None if core.disk is None else core.disk.stats(),
-        timeline=measured.timeline.moments(),
-        sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
-        requests=tuple(map(_numbers, scheduler.jobs)),
+        timeline=measured.timeline.samples(),
+        sequences=tuple(_describe_job(job, core.cache) for job in scheduler.jobs),
+        requests=tuple(map(_request_stats, scheduler.jobs)),
         choices=core.model.choices,
         hosts=core.model.hosts,
         host_losses=core.recovery.losses,
@@ -544,39 +554,39 @@ def engine_stats(core: EngineCore) -> EngineStats:
 
 
 def _command_buffers(runner: Runner) -> CommandBuffers | None:
-    """Return those of a runner. A lost host is met by the next step, not by who looks."""
+    """Return the runner's command-buffer counts; None if a host is lost, which the next step handles."""
     try:
         return runner.command_buffers
     except HostLost:
         return None
 
 
-def _speculation(core: EngineCore) -> SpeculationStats:
-    """Return what was drafted."""
+def _speculation_stats(core: EngineCore) -> SpeculationStats:
+    """Return how many tokens were drafted and accepted, by source."""
     measured = core.measured
     counts = {} if core.speculation is None else core.speculation.counts
     sources = {name: DraftStats(of.drafted, of.accepted) for name, of in counts.items() if of.drafted}
     return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
 
 
-def _numbers(job: Job) -> RequestStats:
-    """Return a job's tokens."""
+def _request_stats(job: Job) -> RequestStats:
+    """Return a job's state and token counts."""
     return RequestStats(
         state=job.state,
         prompt_tokens=job.prompt_length,
         cached_tokens=job.cached,
         computed_tokens=job.num_computed_tokens,
-        generated_tokens=job.generated,
+        generated_tokens=job.num_generated,
         max_tokens=job.max_new_tokens,
         preemptions=job.preemptions,
     )
 
 
-def _line(job: Job, cache: KVCache) -> str:
+def _describe_job(job: Job, cache: KVCache) -> str:
     """Return a line about a job: its state, tokens and blocks."""
-    where = f", blocks {cache.tables.describe(job.id)}" if job.running else ""
+    where = f", blocks {cache.tables.describe(job.id)}" if job.is_running else ""
     most = job.prompt_length + job.max_new_tokens
-    counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
+    counts = f"{job.prompt_length} + {job.num_generated} of at most {most} tokens, {job.cached} cached"
     counts += f", {len(job.dropped)} dropped" if job.dropped else ""
     again = f", preempted {job.preemptions} times" if job.preemptions else ""
     return f"{job.state.value}: {counts}{again}{where}"

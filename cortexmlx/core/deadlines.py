@@ -1,4 +1,4 @@
-"""Deadlines of requests: which of them have passed."""
+"""Deadlines: when requests time out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW = 16
 
 
 class Deadlines:
-    """When requests must have ended, on the performance counter. `pending` is a heap. Requests that have ended stay in
+    """The deadlines of requests, on the performance counter, in the heap `pending`. Requests that have ended stay in
     it until they come to the top, or make up more than half of it.
     """
 
@@ -22,11 +22,11 @@ class Deadlines:
         self.pending: list[tuple[float, RequestId]] = []
 
     def add(self, request: RequestId, deadline: float) -> None:
-        """Set when a request must have ended."""
+        """Set the time by which a request must have ended."""
         heapq.heappush(self.pending, (deadline, request))
 
-    def passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
-        """Yield those of `running` that should have ended by `now`, each once."""
+    def pop_passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
+        """Remove the deadlines up to `now`, and yield their requests, if they are still `running`."""
         if len(self.pending) > 2 * len(running) + _FEW:
             self.pending = [each for each in self.pending if each[1] in running]
             heapq.heapify(self.pending)
@@ -43,8 +43,8 @@ def check_timeout(timeout: float | None) -> None:
         raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
 
 
-def timed_out(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
-    """Return the error of a request whose time is over, and that has `generated` tokens."""
+def timeout_error(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
+    """Return the error for a request that has timed out with `generated` tokens."""
     return RequestTimeout(
         f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated} tokens for "
         f"a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep what comes"

@@ -1,4 +1,4 @@
-"""DraftModel: a second, smaller model that guesses the next tokens of an engine's rows, on the engine's thread."""
+"""DraftModel: a smaller model that drafts the next tokens of an engine's rows, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.in_process_model import InProcessModel
-from cortexmlx.core.served_model import ServedModel
+from cortexmlx.core.served_model import EngineModel
 from cortexmlx.errors import CortexError, ModelUnsupported
-from cortexmlx.execution.boundary import Refused
-from cortexmlx.kv.snapshots import NOTHING
+from cortexmlx.execution.boundary import Refusal
+from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.speculation.draft_rows import MOST_AT_ONCE, DraftRows
-from cortexmlx.speculation.drafter import Draft
+from cortexmlx.speculation.draft_rows import MOST_ROUND_TOKENS, DraftScheduler
+from cortexmlx.speculation.drafter import TokenDraft
 
 log = logging.getLogger("cortexmlx")
 
@@ -35,16 +35,15 @@ _FORGETTING = 0.2
 
 
 def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> InProcessModel:
-    """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
-    `waiting`: see `InProcessModel`.
+    """Open the draft model of an engine. Its keys and values are not kept on disk. `waiting`: see `InProcessModel`.
 
     Raises what `InProcessModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
-    assert config.used_draft is not None
+    assert config.active_draft is not None
     own = replace(
         config,
-        model=config.used_draft,
+        model=config.active_draft,
         draft=None,
         adapter=None,
         adapters=None,
@@ -68,7 +67,7 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
 
 
 class DraftModel:
-    """Guesses the likeliest next tokens of rows with a model of its own, which has its own arena. See `Drafter`.
+    """Drafts the next tokens of rows with a smaller model, which has its own arena. It is a `SlowDrafter`.
 
     Nothing that happens here changes an answer or ends it: if memory is refused, the model pauses.
     """
@@ -77,7 +76,7 @@ class DraftModel:
 
     def __init__(
         self,
-        opened: ServedModel,
+        opened: EngineModel,
         max_rows: int,
         prefill_budget: int,
         vocabulary: int,
@@ -102,45 +101,50 @@ class DraftModel:
         self._further: dict[int, float] = {}
         self.rows = self._make_rows(anew=False)
 
-    def _make_rows(self, anew: bool) -> DraftRows:
+    def _make_rows(self, anew: bool) -> DraftScheduler:
+        """Return empty rows for drafting, with a new cache."""
         max_rows, budget = self._bounds
-        cache = self.opened.begin_cache(self.opened.blocks, anew)
+        cache = self.opened.make_cache(self.opened.blocks, anew)
         context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
-        return DraftRows(cache, max_rows, budget, context, vocabulary, self._share_prefixes)
+        return DraftScheduler(cache, max_rows, budget, context, vocabulary, self._share_prefixes)
 
     # -- what `Speculation` calls -------------------------------------------------------------------------------------
 
     @property
-    def wants_drained(self) -> bool:
-        """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it."""
+    def needs_drained_pipeline(self) -> bool:
+        """Whether `propose` needs all steps collected first, since it must know each row's newest token. False while
+        paused.
+        """
         return not self.failed and self._clock() >= self._paused_until
 
-    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
-        """See `Drafter`. Nothing may be in flight, in the other model either."""
-        if not self.wants_drained:
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
+        """Return a draft of up to `budget` tokens for each job, or None. No step may be in flight, in the other model
+        either.
+        """
+        if not self.needs_drained_pipeline:
             return [None] * len(jobs)
         try:
             self._guess(jobs, budget)
-            return [self.rows.guess(job, budget, self._vocabulary) for job in jobs]
+            return [self.rows.get_draft(job, budget, self._vocabulary) for job in jobs]
         except Exception:  # an answer needs no guesses
             log.exception("the draft model failed, and guesses nothing from now on")
             self._fail()
             return [None] * len(jobs)
 
-    def seconds_for(self, rows: int, tokens: int) -> float | None:
-        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows whose texts are computed;
-        None if that is not known yet.
+    def estimate_seconds(self, rows: int, tokens: int) -> float | None:
+        """Return about how long drafting `tokens` tokens for each of `rows` rows takes; None if that is not known
+        yet.
         """
-        further = _nearest(self._further, rows.bit_length())
-        first = _nearest(self._first, rows.bit_length()) or further
+        further = _nearest_mean(self._further, rows.bit_length())
+        first = _nearest_mean(self._first, rows.bit_length()) or further
         return None if first is None else first + (tokens - 1) * (further or first)
 
     def end(self, job: Job) -> None:
-        """See `Drafter`."""
-        self.rows.end(job.id)
+        """Drop the row of a job that has ended."""
+        self.rows.end_job(job.id)
 
     def forget(self) -> None:
-        """See `Drafter`."""
+        """Drop all rows and the steps in flight."""
         self._in_flight.clear()
         self.runner.forget()
         self.rows.forget()
@@ -149,40 +153,40 @@ class DraftModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of its arena now."""
+        """Bytes of its KV arena now."""
         return self.runner.bytes.arena
 
-    def begin_anew(self) -> None:
-        """Begin with an empty arena. Whatever was in the old one is not trusted."""
+    def reset(self) -> None:
+        """Begin with empty rows and an empty arena. The old ones are not trusted."""
         self._in_flight.clear()
         self.runner.forget()
         self.rows = self._make_rows(anew=True)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back: half of the unused cached blocks, or, if `critical`, the whole arena, whose texts are then
-        computed again.
+        """Give memory back under pressure: half of the unused cached blocks, or, if `critical`, the whole arena, whose
+        texts are then computed again.
         """
         pools = self.rows.cache.pools
         if critical:
-            self._give_all_back()
+            self._release_arena()
         else:
             pools.drop_cached((pools.unused_entries + 1) // 2)
         self.runner.trim()
 
     def pause(self) -> None:
-        """Give the arena back and guess nothing for a while, because memory is short."""
+        """Release the arena and draft nothing for a while, because memory is short."""
         now = self._clock()
         long_ago = now - self._paused_until >= self._pause
         self._pause = PAUSE if long_ago else min(2 * self._pause, MOST_PAUSE)
         self.refusals += 1
         self._paused_until = now + self._pause
-        self._give_all_back()
+        self._release_arena()
         self.runner.trim()
 
     def tidy(self) -> None:
-        """Drop the tail and the memory of the last step, because none follows soon."""
-        self.rows.leave_tail()
-        self.runner.settle(NOTHING)
+        """Drop the tail and the memory of the last step, because no step follows soon."""
+        self.rows.drop_tail()
+        self.runner.settle(NO_STATE_OPS)
 
     def release(self) -> None:
         """Free all memory. Safe to call again."""
@@ -193,79 +197,84 @@ class DraftModel:
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def _guess(self, jobs: Sequence[Job], count: int) -> None:
-        """Guess the next tokens of the jobs. At most one step runs ahead. If memory is refused, pause."""
-        self.rows.cache.pools.ask_again()
+        """Draft the next tokens of the jobs, step by step. At most one step runs ahead. If memory is refused, pause."""
+        self.rows.cache.pools.reset_limits()
         began = time.perf_counter()
-        plan = self.rows.begin(jobs, count)
+        plan = self.rows.begin_round(jobs, count)
         if plan is None:
             return
         new, collected = plan, None
-        if not self._step(plan):
+        if not self._dispatch(plan):
             return
         if self.runner.computes_at_dispatch:  # it is done: what comes now is the time of the other steps
             if not self._collect():
                 return
             collected = time.perf_counter()
-        while (plan := self.rows.decode()) is not None or self._in_flight:
-            if plan is not None and not self._step(plan):
+        while (plan := self.rows.plan_decode()) is not None or self._in_flight:
+            if plan is not None and not self._dispatch(plan):
                 return
             if plan is None or len(self._in_flight) > 1:
                 if not self._collect():
                     return
                 collected = collected or time.perf_counter()
-        self._note(new, collected or began, began, count)
+        self._record_times(new, collected or began, began, count)
 
-    def _step(self, plan: StepPlan) -> bool:
+    def _dispatch(self, plan: StepPlan) -> bool:
+        """Start a step. If memory is refused, pause and return False."""
         refused = self.runner.dispatch(plan)
         if refused is not None:
-            self._refused(refused)
+            self._pause_after_refusal(refused)
             return False
         self._in_flight.append(plan)
         return True
 
     def _collect(self) -> bool:
+        """Take the tokens of the oldest step in flight. If memory is refused, pause and return False."""
         plan, result = self._in_flight.popleft(), self.runner.collect()
-        if isinstance(result, Refused):
-            self._refused(result)
+        if isinstance(result, Refusal):
+            self._pause_after_refusal(result)
             return False
-        self.rows.take(plan, result.tokens)
+        self.rows.append_guesses(plan, result.tokens)
         return True
 
-    def _refused(self, refused: Refused) -> None:
+    def _pause_after_refusal(self, refused: Refusal) -> None:
+        """Log that memory was refused, and pause."""
         log.warning("memory was refused to the draft model, which pauses: %s", refused.why)
         self.pause()
 
     def _fail(self) -> None:
-        """Guess nothing from now on. The books may be half changed, so empty ones take their place. The arena is given
-        back.
+        """Draft nothing from now on, after an exception. The rows may be half changed, so empty ones replace them. The
+        arena is released.
         """
         self.failed = True
-        self.begin_anew()
-        self._give_all_back()
+        self.reset()
+        self._release_arena()
 
-    def _give_all_back(self) -> None:
+    def _release_arena(self) -> None:
+        """Drop all rows and release the arena."""
         self.forget()
         self.runner.release()
-        self.rows.cache.pools.give_all_back()
+        self.rows.cache.pools.shrink_to_minimum()
 
-    def _note(self, plan: StepPlan, first: float, began: float, count: int) -> None:
-        """Note how long the steps of a round took. It began with a step at `began`, which was collected at `first`, and
-        which does not count if it computed prompts.
+    def _record_times(self, plan: StepPlan, first: float, began: float, count: int) -> None:
+        """Record how long the steps of a round took. The first one began at `began` and was collected at `first`; it
+        does not count if it computed prompts.
         """
         rows, end = sum(bool(segment.logits) for segment in plan.segments), time.perf_counter()
         if not rows:
             return
-        if all(segment.count <= MOST_AT_ONCE for segment in plan.segments):
-            _mean(self._first, rows.bit_length(), first - began)
+        if all(segment.count <= MOST_ROUND_TOKENS for segment in plan.segments):
+            _update_mean(self._first, rows.bit_length(), first - began)
         if count > 1:
-            _mean(self._further, rows.bit_length(), (end - first) / (count - 1))
+            _update_mean(self._further, rows.bit_length(), (end - first) / (count - 1))
 
 
-def _nearest(means: dict[int, float], size: int) -> float | None:
-    """Return the mean of the size, or else of the nearest one."""
+def _nearest_mean(means: dict[int, float], size: int) -> float | None:
+    """Return the mean time of this size, or else of the nearest size that is known; None if there is none."""
     return means[min(means, key=lambda known: abs(known - size))] if means else None
 
 
-def _mean(means: dict[int, float], size: int, seconds: float) -> None:
+def _update_mean(means: dict[int, float], size: int, seconds: float) -> None:
+    """Move the running mean of a size towards a new measurement."""
     known = means.get(size)
     means[size] = seconds if known is None else known + _FORGETTING * (seconds - known)

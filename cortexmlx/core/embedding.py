@@ -1,4 +1,4 @@
-"""Requests without an answer: embeddings of texts, and how well documents answer a query."""
+"""Embedder: embeddings of texts, and how well documents answer a query. Both are requests without an answer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ import numpy as np
 from cortexmlx.core.answers import NAN_ADVICE
 from cortexmlx.core.arguments import checked_client, checked_text, is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops
+from cortexmlx.core.text import StopConditions
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.execution.boundary import Vector
-from cortexmlx.kv.prefix import common_length
-from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, EmbeddingFiles, normalized
+from cortexmlx.kv.prefix import common_prefix_length
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, EmbeddingSettings, normalize
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Pooled, Reranking
+from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, PoolingSpec, Reranking
 from cortexmlx.types.request import FinishReason, QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
 
 class Embedder:
-    """Computes what an `Engine` is asked of texts whose states or logits are wanted, and no answer."""
+    """Embeds texts and reranks documents for an `Engine`: runs prompts for their hidden states or logits, without an
+    answer.
+    """
 
     def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
         self._worker = worker
@@ -48,7 +50,7 @@ class Embedder:
         truncate: bool,
         client: str,
     ) -> Embeddings:
-        """See `Engine.embed`. The requests keep `owner` alive."""
+        """Return the embeddings of texts: see `Engine.embed`. The requests keep `owner` alive."""
         self._worker.check_open()
         support = self._worker.core.model.embedding
         info, files = support.info, support.files
@@ -56,21 +58,21 @@ class Embedder:
             raise EmbeddingRefused(support.not_embedding)
         kept = _checked_dimensions(dimensions, info)
         listed = _checked_texts("texts", texts)
-        bound = support.bound(info.max_tokens)
-        reader = TextReader(self._tokenizer, files, info, self._vocab_size, prompt, truncate, bound)
+        bound = support.limit_reason(info.max_tokens)
+        reader = EmbeddingTokenizer(self._tokenizer, files, info, self._vocab_size, prompt, truncate, bound)
         divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
-        def asked() -> Iterator[Asked]:
+        def asked() -> Iterator[PoolingPrompt]:
             for place, text in enumerate(listed):
-                one = reader.read(place, text)  # type: ignore[arg-type]  # it says what is no text
+                one = reader.tokenize(place, text)  # type: ignore[arg-type]  # it says what is no text
                 divisors.append(one.divisor)
                 counts.append(one.count)
                 truncated.append(one.truncated)
-                yield Asked(one.tokens, one.pooled)
+                yield PoolingPrompt(one.tokens, one.pooled)
 
-        got = self._vectors(owner, asked(), client)
+        got = self._run_prompts(owner, asked(), client)
         return Embeddings(
-            _finished([each.vector for each in got], divisors, files, kept),
+            _finish_embeddings([each.vector for each in got], divisors, files, kept),
             tuple(counts),
             tuple(each.cached for each in got),
             tuple(truncated),
@@ -85,52 +87,58 @@ class Embedder:
         truncate: bool,
         client: str,
     ) -> Reranking:
-        """See `Engine.rerank`. The requests keep `owner` alive."""
+        """Return how well documents answer a query: see `Engine.rerank`. The requests keep `owner` alive."""
         self._worker.check_open()
         support = self._worker.core.model.embedding
         reranker = support.reranker
         if reranker is None:
             raise EmbeddingRefused(support.not_reranking)
-        query = _checked_plain("query", query)
-        instruction = DEFAULT_INSTRUCTION if instruction is None else _checked_plain("instruction", instruction)
-        listed = [_checked_plain(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))]
+        query = _checked_utf8("query", query)
+        instruction = DEFAULT_INSTRUCTION if instruction is None else _checked_utf8("instruction", instruction)
+        listed = [_checked_utf8(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))]
         encode = partial(
             first_tokens, partial(self._tokenizer.encode, add_special_tokens=False), most=support.max_tokens
         )
-        least = reranker.least(encode, instruction, query)
+        least = reranker.count_fixed_tokens(encode, instruction, query)
         if least >= support.max_tokens:
             raise EmbeddingRefused(
-                f"instruction and query have {at_least(instruction, query)}{least} tokens with what is around them and "
-                f"without a document, and {support.bound(support.max_tokens)}: shorten them"
+                f"instruction and query have {at_least_prefix(instruction, query)}{least} tokens with what is around "
+                "them and "
+                f"without a document, and {support.limit_reason(support.max_tokens)}: shorten them"
             )
-        head, counts = reranker.shared(encode, instruction, query), list[int]()
+        head, counts = reranker.encode_shared_prefix(encode, instruction, query), list[int]()
 
-        def asked() -> Iterator[Asked]:
+        def asked() -> Iterator[PoolingPrompt]:
             for place, document in enumerate(listed):
-                tokens, whole = reranker.tokens(encode, instruction, query, document, support.max_tokens)
+                tokens, whole = reranker.encode_document(encode, instruction, query, document, support.max_tokens)
                 if whole > len(tokens) and not truncate:
-                    said = at_least(instruction, query, document)
+                    said = at_least_prefix(instruction, query, document)
                     raise EmbeddingRefused(
                         f"document {place} has {said}{whole} tokens with the query and what is around it, and "
-                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
+                        f"{support.limit_reason(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
                     )
                 counts.append(len(tokens))
-                shared = min(common_length(tokens, head), len(tokens) - 1)
-                yield Asked(tuple(tokens), Pooled(len(tokens) - 1, False, (reranker.yes, reranker.no), shared))
+                shared = min(common_prefix_length(tokens, head), len(tokens) - 1)
+                yield PoolingPrompt(
+                    tuple(tokens), PoolingSpec(len(tokens) - 1, False, (reranker.yes, reranker.no), shared)
+                )
 
-        got = self._vectors(owner, asked(), client)
-        scores = tuple(_probability(float(each.vector[0]) - float(each.vector[1])) for each in got)
+        got = self._run_prompts(owner, asked(), client)
+        scores = tuple(_sigmoid(float(each.vector[0]) - float(each.vector[1])) for each in got)
         return Reranking(scores, sum(counts), sum(each.cached for each in got))
 
-    def _vectors(self, owner: object, asked: Iterator[Asked], client: str) -> list[Got]:
+    def _run_prompts(self, owner: object, asked: Iterator[PoolingPrompt], client: str) -> list[PoolingResult]:
+        """Run the prompts and return their results, in order."""
         named = checked_client(client) or None
         ahead = 2 * self._worker.core.config.prefill_budget
-        with closing(vectors_of(asked, self._worker.submit, owner, named, ahead)) as vectors:  # type: ignore[type-var]
+        with closing(run_pooling(asked, self._worker.submit, owner, named, ahead)) as vectors:  # type: ignore[type-var]
             return list(vectors)
 
 
-def _finished(sums: list[Vector], divisors: list[float], files: EmbeddingFiles, kept: int) -> Vector:
-    """Return the vectors `[n, kept]` that the model's layers make of the sums of states."""
+def _finish_embeddings(sums: list[Vector], divisors: list[float], files: EmbeddingSettings, kept: int) -> Vector:
+    """Return the embeddings `[n, kept]` of texts from the sums of their hidden states: mean, dense layers,
+    normalization.
+    """
     if not sums:
         return np.zeros((0, kept), np.float32)
     if sums[0].shape != (files.width,):
@@ -142,15 +150,19 @@ def _finished(sums: list[Vector], divisors: list[float], files: EmbeddingFiles, 
     for layer in files.layers:
         vectors = layer(vectors)
     if kept < vectors.shape[1]:
-        vectors = normalized(vectors[:, :kept]) if files.normalized else vectors[:, :kept]
+        vectors = normalize(vectors[:, :kept]) if files.normalized else vectors[:, :kept]
     return np.ascontiguousarray(vectors)
 
 
-def _probability(log_odds: float) -> float:
+def _sigmoid(log_odds: float) -> float:
+    """Return the probability that these log-odds stand for."""
     return 1 / (1 + math.exp(-log_odds)) if log_odds >= 0 else 1 - 1 / (1 + math.exp(log_odds))
 
 
 def _checked_dimensions(dimensions: int | None, info: EmbeddingInfo) -> int:
+    """Return how many dimensions to keep; None: all of the model's. Raises EmbeddingRefused for anything out of
+    range.
+    """
     if dimensions is None:
         return info.dimensions
     whole = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
@@ -162,12 +174,14 @@ def _checked_dimensions(dimensions: int | None, info: EmbeddingInfo) -> int:
 
 
 def _checked_texts(name: str, texts: object) -> list[object]:
+    """Return the texts as a list. Raises EmbeddingRefused for a single text, or for anything that is no list."""
     if isinstance(texts, str) or not is_list(texts):
         raise EmbeddingRefused(f"{name} are a list of texts, not {texts!r:.80}: put a single one into a list")
     return list(texts)
 
 
-def _checked_plain(name: str, text: object) -> str:
+def _checked_utf8(name: str, text: object) -> str:
+    """Return a text as a plain `str` of valid characters. Raises EmbeddingRefused if it is no text."""
     if not isinstance(text, str):
         raise EmbeddingRefused(f"{name} is {text!r:.80}, but must be a text")
     return str(checked_text(name, text)).encode("utf-8", "replace").decode()
@@ -177,36 +191,39 @@ def _checked_plain(name: str, text: object) -> str:
 
 
 _PARAMS = SamplingParams(max_tokens=1)
-_STOPS = Stops.of(_PARAMS, (), None)
+_STOPS = StopConditions.from_params(_PARAMS, (), None)
 
 _MOST_AHEAD = 512
 """Requests that are submitted and not yet returned at most."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt, and what is asked of its states."""
+class PoolingPrompt:
+    """A prompt's tokens, and what to compute from their hidden states."""
 
     tokens: tuple[int, ...]
-    pooled: Pooled
+    pooled: PoolingSpec
 
 
 @dataclass(frozen=True)
-class Got:
-    """What came of it: the sum of its states, or its logits, and how many of its tokens were found cached."""
+class PoolingResult:
+    """The result of a prompt: the sum of its hidden states or its logits, and how many of its tokens were cached."""
 
     vector: Vector
     cached: int
 
 
-def vectors_of(
-    asked: Iterable[Asked],
+def run_pooling(
+    asked: Iterable[PoolingPrompt],
     submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
     owner: object,
     client: str | None,
     tokens_ahead: int,
-) -> Iterator[Got]:
-    """Yield what comes of each prompt, in order. `submit` is that of `Worker`; the requests keep `owner` alive.
+) -> Iterator[PoolingResult]:
+    """Run prompts for their pooled hidden states or logits, and yield the results in order. `submit` is that of
+    `Worker`; the requests keep `owner` alive. Requests of about `tokens_ahead` tokens are computed ahead of the one
+    that is returned next. Whatever ends the iteration early cancels the rest. Raises what `asked` raises, and what
+    ends a request.
 
     Requests of about `tokens_ahead` tokens are computed ahead of the one that is returned next. Whatever ends the
     iteration early cancels the rest. Raises what `asked` raises, and what ends a request.
@@ -222,10 +239,10 @@ def vectors_of(
                 if one is None:
                     more = False
                     break
-                group.append(_submission(one, owner, client))
+                group.append(_make_submission(one, owner, client))
                 sizes.append(len(one.tokens))
                 ahead += sizes[-1]
-            _start(group, sizes, submit, waiting)
+            _submit_group(group, sizes, submit, waiting)
             if not waiting:
                 return
             handle, size = waiting[0]
@@ -237,18 +254,19 @@ def vectors_of(
                 raise EmbeddingRefused("the request was cancelled before its text was computed: ask again")
             if not np.isfinite(vector).all():
                 raise EmbeddingRefused(f"the model's states are NaN or infinite. {NAN_ADVICE}")
-            yield Got(vector, done.usage.cached_tokens)
+            yield PoolingResult(vector, done.usage.cached_tokens)
     finally:
         for handle, _ in waiting:
             handle.cancel()
 
 
-def _start(
+def _submit_group(
     group: list[Submission],
     sizes: list[int],
     submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
     waiting: deque[tuple[RequestHandle, int]],
 ) -> None:
+    """Submit a group of requests, and append their handles and sizes to `waiting`."""
     handles: list[RequestHandle] = []
     try:
         if group:
@@ -257,7 +275,8 @@ def _start(
         waiting.extend(zip(handles, sizes, strict=False))
 
 
-def _submission(one: Asked, owner: object, client: str | None) -> Submission:
+def _make_submission(one: PoolingPrompt, owner: object, client: str | None) -> Submission:
+    """Return the submission of a prompt: a background request without an answer."""
     request = QueuedRequest(
         one.tokens,
         _PARAMS,
@@ -277,12 +296,12 @@ def _submission(one: Asked, owner: object, client: str | None) -> Submission:
 
 
 @dataclass(frozen=True)
-class PooledText:
-    """A text that is ready to be computed."""
+class EmbeddingInput:
+    """A text as tokens, ready to be embedded."""
 
     tokens: tuple[int, ...]
     """Those that are computed."""
-    pooled: Pooled
+    pooled: PoolingSpec
     divisor: float
     """By what the sum of the states is divided."""
     count: int
@@ -290,13 +309,13 @@ class PooledText:
     truncated: bool
 
 
-class TextReader:
-    """Makes tokens of texts, with one prompt before all of them."""
+class EmbeddingTokenizer:
+    """Tokenizes texts to be embedded, with the same prompt before each."""
 
     def __init__(
         self,
         tokenizer: SharedTokenizer,
-        files: EmbeddingFiles,
+        files: EmbeddingSettings,
         info: EmbeddingInfo,
         vocab_size: int,
         prompt: str | None,
@@ -317,22 +336,22 @@ class TextReader:
         if name is not None and name not in info.prompts:
             known = ", ".join(map(repr, sorted(info.prompts))) or "none"
             raise EmbeddingRefused(f"the model has no prompt {name!r:.80}: its files name {known}")
-        self._prompt = "" if name is None else self._cased(info.prompts[name])
+        self._prompt = "" if name is None else self._apply_case(info.prompts[name])
         self._begin, self._end = _special_tokens(tokenizer)
         self._head = [*self._begin, *self._encode(self._prompt.lstrip())] if self._prompt else []
         self._unpooled = 0  # tokens at the beginning of each text whose states do not count
         if self._prompt and not files.include_prompt:
             self._unpooled = len(self._begin) + len(self._encode(self._prompt.strip()))
 
-    def read(self, place: int, text: str | Sequence[int]) -> PooledText:
+    def tokenize(self, place: int, text: str | Sequence[int]) -> EmbeddingInput:
         """Return a text as tokens; `place` is its index, for errors. Token ids are taken as they are. Raises
-        EmbeddingRefused if it is none, is empty, or is too long.
+        EmbeddingRefused if it is no text, is empty, or is too long.
         """
         if isinstance(text, str):
-            whole = self._cased(self._prompt + text.encode("utf-8", "replace").decode()).strip()
-            body, said = first_tokens(self._encode, whole, self._most), at_least(whole)
+            whole = self._apply_case(self._prompt + text.encode("utf-8", "replace").decode()).strip()
+            body, said = first_tokens(self._encode, whole, self._most), at_least_prefix(whole)
         else:
-            body, said = self._ids(place, text), ""
+            body, said = self._checked_ids(place, text), ""
         begin, end = (self._begin, self._end) if isinstance(text, str) else ((), ())
         count = len(begin) + len(body) + len(end)
         if not count:
@@ -344,10 +363,10 @@ class TextReader:
                 "`truncate`"
             )
         tokens = [*begin, *body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]
-        return self._pooled(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
+        return self._make_input(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
 
-    def _pooled(self, place: int, tokens: list[int], truncated: bool, first: int) -> PooledText:
-        """Return a text whose states count from its token `first` on."""
+    def _make_input(self, place: int, tokens: list[int], truncated: bool, first: int) -> EmbeddingInput:
+        """Return the input of a text whose hidden states are pooled from its token `first` on."""
         count, files = len(tokens), self._files
         if first >= count:
             raise EmbeddingRefused(f"text {place} has no tokens beside its prompt, and the prompt is not pooled")
@@ -361,16 +380,23 @@ class TextReader:
         else:
             divisor = count - first if files.pooling == "mean" else sqrt(count - first)
         weighted = files.pooling == "weightedmean"
-        shared = min(common_length(tokens, self._head), first)  # the states from there on must be computed anyway
-        return PooledText(tuple(tokens), Pooled(first, weighted, (), shared), divisor, count, truncated)
+        shared = min(
+            common_prefix_length(tokens, self._head), first
+        )  # the states from there on must be computed anyway
+        return EmbeddingInput(tuple(tokens), PoolingSpec(first, weighted, (), shared), divisor, count, truncated)
 
-    def _cased(self, text: str) -> str:
+    def _apply_case(self, text: str) -> str:
+        """Return the text in lower case if the model's files ask for it, else unchanged."""
         return text.lower() if self._files.lowercase else text
 
     def _encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens around it."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _ids(self, place: int, text: Any) -> list[int]:
+    def _checked_ids(self, place: int, text: Any) -> list[int]:
+        """Return the token ids of a text that is given as such. Raises EmbeddingRefused for anything else, or if a
+        prompt was asked for.
+        """
         ids: list[Any] = list(text) if is_list(text) else [None]
         for each in ids:
             whole = isinstance(each, Integral) and not isinstance(each, bool)
@@ -386,7 +412,7 @@ class TextReader:
 
 
 def _special_tokens(tokenizer: SharedTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens that the tokenizer puts before a text, and those that it puts after it."""
+    """Return the special tokens that the tokenizer puts before a text, and those that it puts after it."""
     bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     for begin in range(len(whole) - len(bare) + 1):
         if whole[begin : begin + len(bare)] == bare:
@@ -417,14 +443,14 @@ Encode = Callable[[str], list[int]]
 
 
 def first_tokens(encode: Encode, text: str, most: int) -> list[int]:
-    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return more than `most` tokens,
-    with which the text begins.
+    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return the first `most + 1`
+    tokens, without tokenizing the rest.
     """
     size, tries = max(LONG, _CHARACTERS * (most + 1)), 0
     while size < len(text):
-        long = encode(_piece(text, size))
+        long = encode(_cut_at_word_end(text, size))
         if len(long) > most:
-            short = encode(_piece(text, size * 3 // 4 - 1))
+            short = encode(_cut_at_word_end(text, size * 3 // 4 - 1))
             tries += 1
             if tries == _TRIES or short[: most + 1] == long[: most + 1]:
                 return long[: most + 1]
@@ -432,14 +458,14 @@ def first_tokens(encode: Encode, text: str, most: int) -> list[int]:
     return encode(text)
 
 
-def at_least(*texts: str) -> str:
-    """Return what an error says before the number of tokens of texts that `first_tokens` may not have counted to the
-    end, together and with a few characters around them.
+def at_least_prefix(*texts: str) -> str:
+    """Return "at least ", for an error, if `first_tokens` may not have counted all tokens of these texts; otherwise
+    "".
     """
     return "at least " if sum(map(len, texts)) > LONG // 2 else ""
 
 
-def _piece(text: str, most: int) -> str:
-    """Return the beginning of a text, at most `most` characters, that ends at a word's end if there is one nearby."""
+def _cut_at_word_end(text: str, most: int) -> str:
+    """Return the beginning of a text, of at most `most` characters, cut at a word's end if there is one nearby."""
     ends = [match.end() for match in _WORD_END.finditer(text, most * 15 // 16, most)]
     return text[: ends[-1] if ends else most]

@@ -1,4 +1,4 @@
-"""What an opened model can do without an answer: embed texts, and judge documents; or why not."""
+"""Whether an opened model can embed texts and rerank documents, and how; or why not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.models.embedding import EmbeddingFiles, Reranker, read_embedding, read_reranker
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
+from cortexmlx.models.embedding import EmbeddingSettings, RerankerPrompt, read_embedding_settings, read_reranker_prompt
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.embeddings import EmbeddingInfo
@@ -23,12 +23,14 @@ SHARE = 2
 
 @dataclass(frozen=True)
 class EmbeddingSupport:
-    """How a model embeds and judges. `spare_blocks` are the blocks of each layer group that it needs for that."""
+    """Whether and how a model embeds texts and reranks documents. `spare_blocks` are the blocks of each layer group
+    that it needs for that.
+    """
 
-    files: EmbeddingFiles | None
+    files: EmbeddingSettings | None
     not_embedding: str
     """Why it embeds nothing, if `files` is None."""
-    reranker: Reranker | None
+    reranker: RerankerPrompt | None
     not_reranking: str
     """Why it judges nothing, if `reranker` is None."""
     max_tokens: int = 0
@@ -39,47 +41,47 @@ class EmbeddingSupport:
 
     @property
     def info(self) -> EmbeddingInfo | None:
-        """What callers see of its embeddings."""
-        return None if self.files is None else self.files.info(self.max_tokens)
+        """What callers see of the model's embeddings; None if it makes none."""
+        return None if self.files is None else self.files.to_info(self.max_tokens)
 
-    def bound(self, most: int) -> str:
-        """Return what bounds texts at `most` tokens, for errors."""
+    def limit_reason(self, most: int) -> str:
+        """Return why texts may have at most `most` tokens, in words, for errors."""
         if most == self.room:
             return f"the KV memory has room for {most} (texts get half of it: raise kv_memory)"
         return f"the model takes {most}"
 
-    def spare_of(self, blocks: Counts) -> Counts:
-        """Return `spare_blocks` for an arena of at most `blocks` blocks in each group."""
+    def spare_blocks_per_group(self, blocks: GroupCounts) -> GroupCounts:
+        """Return how many of each group's `blocks` are kept spare for embedding, `spare_blocks` at most."""
         return tuple(min(self.spare_blocks, count // SHARE) for count in blocks)
 
 
 def no_support(why: str) -> EmbeddingSupport:
-    """Return the support of a model that can do neither, because of `why`."""
+    """Return the EmbeddingSupport of a model that can neither embed nor rerank, because of `why`."""
     return EmbeddingSupport(None, why, None, why)
 
 
-def support_of(
+def detect_support(
     loaded: LoadedModel,
     runner: Runner,
     groups: Sequence[LayerGroup],
-    blocks: Counts,
+    blocks: GroupCounts,
     block_size: int,
     max_request_tokens: int | None,
 ) -> EmbeddingSupport:
-    """Return what an opened model can do. `blocks` are those that each layer group may have."""
+    """Return whether and how an opened model embeds and reranks. `blocks` are those that each layer group may have."""
     name, folder, config = loaded.name, loaded.path, loaded.config
 
     def encode(text: str) -> list[int]:
         return SharedTokenizer(loaded.tokenizer).encode(text, add_special_tokens=False)
 
-    files, not_embedding = _or_refusal(lambda: read_embedding(name, folder, config))
-    reranker, not_reranking = _or_refusal(lambda: read_reranker(name, folder, config, encode))
+    files, not_embedding = _value_or_reason(lambda: read_embedding_settings(name, folder, config))
+    reranker, not_reranking = _value_or_reason(lambda: read_reranker_prompt(name, folder, config, encode))
     if files is None and reranker is None:
         return EmbeddingSupport(None, not_embedding, None, not_reranking)
-    if why := _unfit(name, runner, groups):
+    if why := _unsupported_reason(name, runner, groups):
         return no_support(why)
     assert isinstance(runner, ModelRunner)
-    if files is not None and not runner.ends_body():
+    if files is not None and not runner.has_hidden_states():
         files = None
         not_embedding = (
             f"{name} cannot be embedded with: mlx-lm's class for {config.get('model_type')} does not end its body with "
@@ -91,8 +93,8 @@ def support_of(
     return EmbeddingSupport(files, not_embedding, reranker, not_reranking, most, -(-longest // block_size), room)
 
 
-def _unfit(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:
-    """Return why the model's layers allow neither; empty if they do."""
+def _unsupported_reason(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:
+    """Return why the model's layers allow neither embedding nor reranking; "" if they do."""
     why = ""
     if not isinstance(runner, ModelRunner):
         why = "it runs on mlx-lm's own caches, one text at a time"
@@ -103,7 +105,8 @@ def _unfit(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:
     return why and f"{name} cannot embed or judge texts: {why}, and this engine does that with full attention only"
 
 
-def _or_refusal(read: Callable[[], T]) -> tuple[T | None, str]:
+def _value_or_reason(read: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what `read` returns and "", or None and the message of its error."""
     try:
         return read(), ""
     except (EmbeddingRefused, ModelCorrupt) as error:

@@ -1,4 +1,4 @@
-"""Work that would block an event loop, for asyncio: opening, closing and waiting, on threads of their own."""
+"""Runs blocking work on threads for asyncio, so that the event loop does not wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cortexmlx.errors import RequestTimeout
 
 
 class Closable(Protocol):
-    """Something that can be opened and closed."""
+    """Something that can be closed."""
 
     def close(self) -> None:
         """Close it. Safe to call again."""
@@ -28,9 +28,9 @@ C = TypeVar("C", bound=Closable)
 P = ParamSpec("P")
 
 
-class Opening(Generic[C]):
-    """Opens something with `make`, on a thread of its own. `await` it, or use it in `async with`, which closes it at
-    the end.
+class AsyncOpening(Generic[C]):
+    """Opens an object with `make`, on a thread. `await` it, or use it in `async with`, which closes the object at the
+    end.
 
     If the task is cancelled meanwhile, it does not wait; what is opened then is closed.
     """
@@ -40,7 +40,7 @@ class Opening(Generic[C]):
         self._opened: C | None = None
 
     def __await__(self) -> Generator[Any, None, C]:
-        return on_a_thread(self._make, lambda opened: opened.close()).__await__()
+        return run_on_thread(self._make, lambda opened: opened.close()).__await__()
 
     async def __aenter__(self) -> C:
         self._opened = await self
@@ -50,26 +50,26 @@ class Opening(Generic[C]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._opened is not None:
-            await on_a_thread(self._opened.close)
+            await run_on_thread(self._opened.close)
 
 
-def opens(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[C], P], Opening[C]]:
-    """Return a class method `open` with the parameters of the constructor `init`."""
+def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[C], P], AsyncOpening[C]]:
+    """Return an async class method `open` with the parameters of the constructor `init`."""
 
     @functools.wraps(init)
-    def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> Opening[C]:
+    def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> AsyncOpening[C]:
         """Open one without holding up the event loop: `await` it, or use it in `async with`."""
-        return Opening(lambda: cls(*args, **options))
+        return AsyncOpening(lambda: cls(*args, **options))
 
     open.__name__ = "open"
     return open
 
 
-async def on_a_thread(
+async def run_on_thread(
     work: Callable[[], T], undo: Callable[[T], object] = lambda result: None, *, interruptible: bool = False
 ) -> T:
-    """Return or raise what `work` does, on a daemon thread of its own, so that neither the event loop nor the end of
-    the program waits for it.
+    """Run `work` on a daemon thread of its own, and return its result or raise its error. Neither the event loop nor
+    the end of the program is held up.
 
     If the task is cancelled meanwhile, `undo` is called with the result, also on a thread. `interruptible` work ends
     instead, between two steps of Python; what it has done so far must not matter.
@@ -79,7 +79,7 @@ async def on_a_thread(
 
     def settle(result: T) -> None:
         if future.done():
-            _start(lambda: undo(result))
+            _start_call(lambda: undo(result))
         else:
             future.set_result(result)
 
@@ -99,7 +99,7 @@ async def on_a_thread(
         except RuntimeError:
             undo(result)
 
-    call = _start(run)
+    call = _start_call(run)
     try:
         return await future
     except asyncio.CancelledError:
@@ -107,23 +107,24 @@ async def on_a_thread(
             call.interrupt()
         if future.done() and not future.cancelled() and future.exception() is None:
             result = future.result()
-            _start(lambda: undo(result))
+            _start_call(lambda: undo(result))
         raise
 
 
-def _start(work: Callable[[], object]) -> InterruptibleCall[object]:
+def _start_call(work: Callable[[], object]) -> InterruptibleCall[object]:
+    """Start `work` on a daemon thread."""
     return InterruptibleCall(work, "cortexmlx-async")
 
 
 # Calls that may never end, such as chat templates that loop, on threads that callers can abandon.
 
 
-class GivenUp(SystemExit):
-    """Thrown at the thread of a call that nobody waits for any more. threading ends such a thread silently."""
+class CallInterrupted(SystemExit):
+    """Thrown at the thread of a call whose caller no longer waits for it. threading ends such a thread silently."""
 
 
 class InterruptibleCall(Generic[T]):
-    """A call on a daemon thread of its own. `interrupt` throws `GivenUp` at it, between two steps of Python."""
+    """A call on a daemon thread of its own, which `interrupt` can end between two steps of Python."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call
@@ -134,8 +135,8 @@ class InterruptibleCall(Generic[T]):
         self._thread.start()
 
     def result(self, seconds: float) -> T:
-        """Return or raise what the call does. Raises queue.Empty after `seconds`. A call that is no longer waited for
-        is interrupted.
+        """Wait up to `seconds`, and return the call's result or raise its error. Raises queue.Empty after that. A call
+        that is no longer waited for is interrupted.
         """
         try:
             value, error = self._results.get(timeout=min(seconds, threading.TIMEOUT_MAX))
@@ -147,14 +148,15 @@ class InterruptibleCall(Generic[T]):
         return value  # type: ignore[return-value]  # there is one where there is no error
 
     def interrupt(self) -> None:
-        """End the call, unless it has ended. Safe from any thread, and to call again."""
+        """End the call if it still runs. Safe from any thread, and to call again."""
         with self._lock:  # the thread cannot end meanwhile, so its number is not another thread's
             if not self._over:
                 self._over = True
                 number = ctypes.c_ulong(self._thread.ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(GivenUp))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(CallInterrupted))
 
     def _run(self) -> None:
+        """Make the call, and queue its result or its error. The thread runs this."""
         try:
             try:
                 self._results.put((self._call(), None))
@@ -166,7 +168,7 @@ class InterruptibleCall(Generic[T]):
 
 
 def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:
-    """Return what `read` makes of a prompt within `seconds`. None: without a limit, on the caller's thread.
+    """Run `read`, which tokenizes a prompt, for at most `seconds`. None: without a limit, on the caller's thread.
 
     Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `read` raises.
     """

@@ -26,9 +26,7 @@ _TELLINGS = 3
 
 
 class NotCopyable:
-    """An object of the process that made it. A copy would share a thread and its queues, and end what the original
-    uses.
-    """
+    """Base of objects that cannot be copied or pickled, since a copy would share a thread and its queues."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Raise TypeError for copying and pickling, and so for sending to another process."""
@@ -39,7 +37,7 @@ class NotCopyable:
 
 
 class RequestHandle(NotCopyable):
-    """A request in flight: iterate over its events, wait for its result, or cancel it.
+    """A submitted request: iterate over its events, wait for its result, or cancel it.
 
     Events wait here until they are read. The request's tokens bound their number, since only the newest progress event
     is kept. `listener` is called with every event on the engine's thread, and must return at once. `owner` is kept
@@ -86,7 +84,7 @@ class RequestHandle(NotCopyable):
 
     @property
     def state(self) -> RequestState:
-        """The stage of the request's life."""
+        """The stage that the request is in."""
         return self._state
 
     @property
@@ -96,7 +94,7 @@ class RequestHandle(NotCopyable):
 
     @property
     def cancelling(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether `cancel` was called."""
         return self._cancelling
 
     def cancel(self) -> None:
@@ -106,7 +104,7 @@ class RequestHandle(NotCopyable):
             self._cancel(self.id)
 
     def check_waiting(self) -> None:
-        """Raise CortexError if waiting for the request would never end: on the engine's own thread."""
+        """Raise CortexError on the engine's own thread, which would wait for itself for ever."""
         if not self.ended:
             self._may_wait()
 
@@ -119,7 +117,7 @@ class RequestHandle(NotCopyable):
         self.check_waiting()
         timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
-            if not self._until(lambda: self.ended, timeout):
+            if not self._wait_until(lambda: self.ended, timeout):
                 raise TimeoutError(f"request {self.id} is still {self._state.value} after {timeout} s")
         if self._error is not None:
             raise self._error
@@ -140,15 +138,15 @@ class RequestHandle(NotCopyable):
         if not self._events:
             self.check_waiting()
         with self._lock:
-            self._until(lambda: bool(self._events) or self.ended)
+            self._wait_until(lambda: bool(self._events) or self.ended)
             if self._events:
                 return self._events.popleft()
         if self._error is not None:
             raise self._error
         return None
 
-    def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait, with the lock, until `condition` holds. Return whether it does.
+    def _wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait, holding the lock, until `condition` holds. Return whether it does.
 
         It counts the waiting threads, because notifying nobody would take the engine's thread as long as all other work
         for an event.
@@ -160,8 +158,8 @@ class RequestHandle(NotCopyable):
             self._waiting -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called for each event that exists or comes, the error included, on any thread, and sometimes
-        once too often. Then whoever calls `take` need not wait.
+        """Set a function to call for each event, for those already there and for the error. It may be called on any
+        thread, and once too often. Then whoever calls `take` need not wait.
         """
         with self._lock:
             self._announce = announce
@@ -171,8 +169,8 @@ class RequestHandle(NotCopyable):
                 announce()
 
     def take(self) -> TokenEvent | None:
-        """Return the next event, or None. The very last event, with a completion or an error, is returned once even if
-        another reader has read it.
+        """Return the next event without waiting, or None. The very last event, with a completion or an error, is
+        returned once even if another reader has read it.
         """
         with self._lock:
             event = self._events.popleft() if self._events else None if self._end_taken else self._end
@@ -182,11 +180,11 @@ class RequestHandle(NotCopyable):
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def advance(self, state: RequestState) -> None:
-        """Set a state that is not final."""
+        """Move the request to a state that is not final."""
         self._state = state
 
     def push(self, event: TokenEvent) -> None:
-        """Add an event. An event that carries a completion ends the request."""
+        """Add an event for readers and the listener. One that carries a completion ends the request."""
         with self._lock:
             if self._end is not None:  # by its listener, and the engine has not heard yet
                 return
@@ -203,36 +201,38 @@ class RequestHandle(NotCopyable):
             announce = self._announce
         if announce is not None:
             announce()
-        self._tell(event)
+        self._call_listener(event)
 
     def fail(self, error: CortexError) -> None:
         """End the request with an error. If it has ended already, notify only those that have not been notified yet."""
         with self._lock:
-            self._fail(error)
+            self._set_failed(error)
             self._changed.notify_all()
             end, announce = self._end, self._announce
         assert end is not None
         if announce is not None:
             announce()
-        self._tell(end)
+        self._call_listener(end)
 
     def abandon(self, error: CortexError) -> None:
-        """End the request with an error, because this is a forked child: it has no other thread, neither one that has
-        the lock nor one that waits, and the listener belongs to the parent.
+        """End the request with an error in a forked child. It has no other threads: none that holds the lock, none
+        that waits, and the listener belongs to the parent.
         """
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listener = self._announce = None
-        self._fail(error)
+        self._set_failed(error)
 
-    def _fail(self, error: CortexError) -> None:
+    def _set_failed(self, error: CortexError) -> None:
+        """Set the error, the last event and the state of a failed request, unless it has ended."""
         if not self.ended:
             self._error = error
             self._end = TokenEvent.failed(error)
             self._state = RequestState.FAILED
 
-    def _tell(self, event: TokenEvent) -> None:
-        """Call the listener. If it raises an Exception, it is only called with the end, and nobody else is harmed.
+    def _call_listener(self, event: TokenEvent) -> None:
+        """Call the listener with an event. If it raises an Exception, it is only called with the last event from then
+        on.
 
         Another BaseException, such as an interrupt, ends the request, since nobody knows what the listener has got. The
         end is still reported.

@@ -1,4 +1,4 @@
-"""InProcessModel: a model with its runner and its store, opened as an engine's configuration says."""
+"""InProcessModel: an engine's model in this process, with its runner and its store."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.attention.backends import automatic
+from cortexmlx.attention.backends import auto_backend_name
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.autotune.chooser import SECONDS
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.embedding_support import support_of
-from cortexmlx.core.served_model import Call, check_prefix_cache, described, scheduling_of
-from cortexmlx.core.threads import Task
+from cortexmlx.core.embedding_support import detect_support
+from cortexmlx.core.served_model import Call, check_prefix_cache, model_info, scheduler_config
+from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, InvalidRequest
-from cortexmlx.execution.autotuning import choose, leave_products, times_at_opening
+from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
 from cortexmlx.execution.boundary import AdapterTables
-from cortexmlx.execution.execution_modes import execution_mode, not_stored
+from cortexmlx.execution.execution_modes import choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
-    Load,
-    beyond_note,
+    ArenaDemand,
     bytes_per_token,
     check_kv_memory,
     default_kv_bytes,
     draft_kv_bytes,
-    long_tail_rows,
+    kv_memory_warning,
+    max_long_tail_rows,
     reserved_bytes,
-    row_bytes,
+    row_state_bytes,
 )
-from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
@@ -50,8 +50,8 @@ from cortexmlx.types.progress import OnProgress, Progress
 
 
 class InProcessModel:
-    """A model that is ready to be served: its weights, its execution mode, the runner that owns the memory, and the
-    store. Only the engine's thread may use it.
+    """A model in this process, ready to be served: its weights, its execution mode, the runner that owns the memory,
+    and the store. Only the engine's thread may use it.
     """
 
     hosts: tuple[HostStats, ...] = ()
@@ -75,22 +75,22 @@ class InProcessModel:
         """What was chosen to compute attention, and why. Empty where the rules choose everything."""
         self._store: StoreSetup | None = None
         self.disk: StoreConnector | None = None
-        self._warm_up = WarmUp()
+        self._warm_up = KernelWarmUp()
         try:
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
             if config.kv_store is not None and config.prefix_cache:
                 self._store = StoreSetup(config.kv_store, config.store_bytes)
             self._load()
-            self._open(wake)
+            self._open_parts(wake)
             self._warm_up.finish(config.on_progress or (lambda progress: None))
-            self._choose_at_opening(waiting)
+            self._choose_attention_at_opening(waiting)
         except BaseException:
             self.release()
             raise
 
     def _load(self) -> None:
-        """Load the model. If there is a store, the weights are hashed meanwhile."""
+        """Load the weights. If there is a store, they are hashed meanwhile."""
         config, store = self._config, self._store
         self.loaded = load_model(
             config.model,
@@ -98,31 +98,31 @@ class InProcessModel:
             dequantize=config.dequantize,
             on_progress=config.on_progress,
             weights_hash=None if store is None else store.weights,
-            on_built=self._begin_early,
+            on_built=self._compile_early,
         )
         if store is not None:
-            store.weights.check(self.loaded.model)
+            store.weights.check_arrays(self.loaded.model)
 
-    def _begin_early(self, model: Any) -> None:
-        """Begin to compile kernels before the weights are read, unless what comes after them may change the layers."""
+    def _compile_early(self, model: Any) -> None:
+        """Begin to compile kernels before the weights are read, unless a later step may change the layers."""
         config = self._config
-        attention = automatic() if config.attention == "auto" else config.attention
+        attention = auto_backend_name() if config.attention == "auto" else config.attention
         if attention == "metal" and config.adapter is None and not config.dequantize:
             with suppress(Exception):  # `_open` chooses again, and raises it
                 self._choose_mode(model)
 
     def _choose_mode(self, model: Any) -> None:
-        """Choose the execution mode and the backend, and begin to compile the kernels that the model needs."""
+        """Choose the execution mode and the attention backend, and begin to compile the kernels that they need."""
         config = self._config
-        mode = execution_mode(model, config.kv_bits, config.kv_group_size)
-        self.backend = mode.backend(config.attention)
+        mode = choose_execution_mode(model, config.kv_bits, config.kv_group_size)
+        self.backend = mode.choose_backend(config.attention)
         if config.reproducible:  # the kernel rotates by other cosines than MLX does in steps with a neighbour's prompt
             self.backend = replace(self.backend, writer=None)
         self._warm_up.add(mode.kernel_checks(self.backend, config.block_size))
         self._mode = mode
 
-    def _open(self, wake: Callable[[Call], None]) -> None:
-        """Open everything that needs the model."""
+    def _open_parts(self, wake: Callable[[Call], None]) -> None:
+        """Make everything that needs the loaded model: the runner, the store, and what `info` says."""
         config, loaded = self._config, self.loaded
         if "_mode" not in vars(self):
             self._choose_mode(loaded.model)
@@ -130,11 +130,11 @@ class InProcessModel:
         vocab_size = check_logits(loaded)
         if self.draft is not None:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
-        self._sizes = load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        self._sizes = load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
-        longest = context if config.keep is None else min(context, config.keep.most)
-        paged_on_gpu = automatic() == "metal" and mode.most_rows is None
-        self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
+        longest = context if config.keep is None else min(context, config.keep.max_row_tokens)
+        paged_on_gpu = auto_backend_name() == "metal" and mode.most_rows is None
+        self._long_tail_rows = max_long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved += config.adapter_limits.bytes if config.adapters is not None else 0
         self.reserved = reserved
@@ -143,28 +143,28 @@ class InProcessModel:
         if draft is not None:
             reserved += draft.reserved
             groups += draft.groups
-        beyond = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
+        beyond = kv_memory_warning(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
         memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
         if draft is not None:
-            memory -= draft.take_share(memory, mode.groups, longest)
-        self.disk = self._opened_disk(wake)
-        self.blocks = mode.blocks(memory, load, longest)
+            memory -= draft.limit_to_draft_share(memory, mode.groups, longest)
+        self.disk = self._open_store(wake)
+        self.blocks = mode.count_blocks(memory, load, longest)
         """How many blocks each layer group may have at most."""
-        self.runner = mode.runner(config.block_size, vocab_size, self.backend)
+        self.runner = mode.make_runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        notes = loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ())
-        self.embedding = support_of(
+        notes = loaded.notes + beyond + mode.notes + notes + (store_notes(mode) if config.kv_store else ())
+        self.embedding = detect_support(
             loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
         )
         drafting = None if draft is None else draft.info
-        self.info: ModelInfo = described(
+        self.info: ModelInfo = model_info(
             loaded, vocab_size, bytes_per_token(mode.groups), notes, drafting, self.embedding.info
         )
 
     def _draft_notes(self) -> tuple[str, ...]:
-        """Return notes about the draft model. It is released if it is of no use here."""
+        """Return notes on the draft model. Release it if this model cannot use it."""
         config = self._config
-        if config.used_draft != config.draft:
+        if config.active_draft != config.draft:
             why = "reproducible=True" if config.reproducible else "speculate=False"
             return (f"the draft model {config.draft} is not used, because nothing is to be drafted ({why})",)
         if self.draft is None:
@@ -181,56 +181,56 @@ class InProcessModel:
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """What the layers keep."""
+        """The layer groups: which layers share block tables, and what they keep."""
         return self._mode.groups
 
     @property
     def can_cut_back(self) -> bool:
-        """Whether a sequence can take back its newest tokens: all layers keep keys and values, in blocks."""
-        return self._mode.most_rows is None and not row_bytes(self._mode.groups)
+        """Whether rejected drafts can be removed from a sequence: all layers keep keys and values, in blocks."""
+        return self._mode.most_rows is None and not row_state_bytes(self._mode.groups)
 
-    def take_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
-        """Bound the arena by this model's share of the KV `memory`, as the draft model of one that keeps `groups` for
-        rows of up to `tokens` tokens. Return the share. Raises InvalidRequest if it holds no block.
+    def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
+        """Limit this draft model's arena to its share of the KV `memory`; the target model keeps `groups` for rows of
+        up to `tokens` tokens. Return the share. Raises InvalidRequest if it holds no block.
         """
         share = draft_kv_bytes(memory, groups, self.groups, tokens)
-        self.blocks = self._mode.blocks(share, self._sizes, min(tokens, self.loaded.context_length))
+        self.blocks = self._mode.count_blocks(share, self._sizes, min(tokens, self.loaded.context_length))
         return share
 
-    def _choose_at_opening(self, waiting: Callable[[], bool]) -> None:
-        """Choose what computes attention, unless the rules do. The kernels have been compiled."""
+    def _choose_attention_at_opening(self, waiting: Callable[[], bool]) -> None:
+        """Time the ways to compute attention and choose, unless fixed rules choose. The kernels have been compiled."""
         if self.backend.choosing is not None:
             self.backend.choosing.choices.reproducible = self._config.reproducible
-        if self._config.reproducible or not times_at_opening(self.backend):
-            leave_products(self.runner)
-        if self._config.reproducible or times_at_opening(self.backend):
-            self.choose(waiting=waiting)
+        if self._config.reproducible or not should_time(self.backend):
+            keep_own_products(self.runner)
+        if self._config.reproducible or should_time(self.backend):
+            self.choose_attention(waiting=waiting)
 
-    def choose(
+    def choose_attention(
         self, *, seconds: float = SECONDS, again: bool = False, waiting: Callable[[], bool] = lambda: False
     ) -> None:
-        """Choose what computes attention: see `timed_choices.choose`."""
+        """Time the ways to compute attention, and choose the fastest: see `execution/autotuning.py`."""
         config, context = self._config, self.loaded.context_length
-        self.choices = choose(
+        self.choices = choose_kernels(
             self.runner,
             self.backend,
             config.max_rows,
-            context if config.keep is None else min(context, config.keep.most),
+            context if config.keep is None else min(context, config.keep.max_row_tokens),
             reproducible=config.reproducible,
             seconds=seconds,
             again=again,
             waiting=waiting,
         )
 
-    def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
-        """Return the store's connector; None if no store is asked for, or if it cannot be used."""
+    def _open_store(self, wake: Callable[[Call], None]) -> StoreConnector | None:
+        """Open the disk store and return its connector; None if no store is asked for, or if it cannot be used."""
         setup = self._store
         if setup is None:
             return None
-        if not_stored(self._mode):
+        if store_notes(self._mode):
             setup.cancel()
             return None
-        attention = automatic() if self._config.attention == "auto" else self._config.attention
+        attention = auto_backend_name() if self._config.attention == "auto" else self._config.attention
         attention += ", reproducible" if self._config.reproducible else ""
         others = (self._config.block_size, attention)
         store = setup.start(self.loaded, self._mode.groups, others, lambda: wake(lambda core: None))
@@ -239,24 +239,24 @@ class InProcessModel:
         return StoreConnector(
             store,
             setup.identity,
-            lambda: setup.share,
+            lambda: setup.progress,
             lambda load, found: wake(lambda core: core.scheduler.arrived(load, found)),
         )
 
-    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
-        """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
-        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
+    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
+        """Make an empty KV cache and arena of at most `blocks` blocks in each group. Raises MemoryRefused, unless
+        `anew`: then the next step makes the arena.
         """
-        cache = self._mode.begin(blocks, PrefixCache(self._config.block_size), anew)
-        cache.pools.spare = self.embedding.spare_of(cache.pools.configured_blocks)
+        cache = self._mode.begin_arena(blocks, PrefixCache(self._config.block_size), anew)
+        cache.pools.spare = self.embedding.spare_blocks_per_group(cache.pools.configured_blocks)
         if self.disk is not None:
             self.disk.attach(cache)
         return cache
 
-    def begin_scheduler(self, cache: KVCache) -> Scheduler:
-        """Return a scheduler without requests."""
+    def make_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a scheduler for this model, without requests."""
         most = self._mode.most_rows
-        scheduling = scheduling_of(self._config, self.loaded.context_length, self.info.vocab_size)
+        scheduling = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
         scheduling = replace(
             scheduling,
             max_rows=min(scheduling.max_rows, most or scheduling.max_rows),
@@ -265,42 +265,42 @@ class InProcessModel:
         )
         return Scheduler(cache, scheduling)
 
-    def reopen(self) -> None:
-        """Do nothing: there are no workers."""
+    def restart_workers(self) -> None:
+        """Do nothing: this model has no workers."""
 
-    def begin_anew(self) -> None:
-        """Drop everything in flight. `begin_cache` must follow, which makes the arena anew."""
+    def reset(self) -> None:
+        """Drop everything in flight. `make_cache` must follow, which makes the arena anew."""
         self.runner.forget()
 
-    def begin_store(self) -> None:
-        """Let the store read and write, once the first cache has begun."""
+    def start_store(self) -> None:
+        """Let the store read and write, once the first cache exists."""
         if self.disk is not None and self._store is not None:
-            assert isinstance(self.runner, ModelRunner)  # else `not_stored` has said why there is no store
-            self.disk.begin(self.runner)
+            assert isinstance(self.runner, ModelRunner)  # else `store_notes` has said why there is no store
+            self.disk.set_runner(self.runner)
             if self.disk.state is StoreState.HASHING:
-                self._store.when_known(self.loaded.model, lambda: self._wake(lambda core: self._join()))
+                self._store.when_hashed(self.loaded.model, lambda: self._wake(lambda core: self._join_store()))
 
-    def _join(self) -> None:
-        """Let the store read and write, or leave it, now that the weights are hashed."""
+    def _join_store(self) -> None:
+        """Now that the weights' hash is known, let the store read and write, or stop using it."""
         if self.disk is not None and self._store is not None:
-            known = self._store.settle(self.loaded.model)
+            known = self._store.resolve_identity(self.loaded.model)
             if isinstance(known, bytes):
-                self.disk.join(known)
+                self.disk.enable(known)
             else:
-                self.disk.leave(known)
+                self.disk.disable(known)
 
-    def adapters(self) -> AdapterTables:
-        """Return the model's adapters. Raises AdapterRefused if it runs one request at a time."""
+    def adapter_tables(self) -> AdapterTables:
+        """Return the tables of the model's adapters. Raises AdapterRefused if it runs one request at a time."""
         if not isinstance(self.runner, ModelRunner):
             raise AdapterRefused(
                 f"{self.loaded.name} runs one request at a time, and no adapters are served per request then: open an "
                 "engine with one adapter (adapter=, --adapter)"
             )
-        self.runner.adapters.begin(self.loaded.dtype)
+        self.runner.adapters.find_layers(self.loaded.dtype)
         return self.runner.adapters
 
     def check_pins(self) -> None:
-        """Raise InvalidRequest if pinning a text is useless here."""
+        """Raise InvalidRequest if this model cannot keep pinned texts."""
         if self._mode.most_rows is not None:
             name = self.loaded.name
             raise InvalidRequest(
@@ -309,8 +309,8 @@ class InProcessModel:
         check_prefix_cache(self._config)
 
     def release(self) -> None:
-        """Free all memory at once, even if an app still refers to a closed engine, its handles, or an error with a
-        traceback. So the parts are emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
+        """Free all memory at once, even if an app still refers to a closed engine or its handles: the parts are
+        emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
         """
         parts = vars(self)
         self._warm_up.stop()
@@ -318,9 +318,9 @@ class InProcessModel:
             ends.callback(mx.clear_cache)
             if self.draft is not None:
                 ends.callback(self.draft.release)
-            ends.callback(self._forget)
+            ends.callback(self._drop_parts)
             if "loaded" in parts:
-                ends.callback(weights.release, self.loaded.model)
+                ends.callback(weights.release_arrays, self.loaded.model)
             if "runner" in parts:
                 ends.callback(self.runner.close)
             if self.disk is not None:
@@ -328,14 +328,14 @@ class InProcessModel:
             if self._store is not None:
                 ends.callback(self._store.cancel)
 
-    def _forget(self) -> None:
-        """Drop all parts, also those that could not be emptied: a second `release` would wait for them for ever."""
+    def _drop_parts(self) -> None:
+        """Drop all parts, also those that could not be emptied, so that a second `release` does not wait for them."""
         self.disk = self.draft = None
         for name in ("runner", "loaded", "_mode"):
             vars(self).pop(name, None)
 
 
-# WarmUp: compiles and checks attention kernels on threads of their own, while the engine's thread loads the model.
+# KernelWarmUp: compiles and checks attention kernels on threads of their own, while the model is loaded.
 
 
 log = logging.getLogger("cortexmlx")
@@ -353,24 +353,25 @@ _LOOK_SECONDS = 0.1
 """How often the waiting thread reports, so that it notices when the engine is closed."""
 
 
-class WarmUp:
-    """Carries out `checks`, from the first on. Each runs on one thread from its arrays to its result, because a lazy
-    array can only be evaluated on the thread that made it. A check that raises is made again at the kernel's first use.
+class KernelWarmUp:
+    """Compiles and checks attention kernels on threads of its own, while the engine's thread loads the model. Each
+    check runs on one thread from its arrays to its result, because a lazy array can only be evaluated on the thread
+    that made it. A check that raises is made again at the kernel's first use.
     """
 
     def __init__(self, checks: Sequence[KernelCheck] = ()) -> None:
         self._left: deque[KernelCheck] = deque()
         self._total = 0
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._tasks: list[Task] = []
+        self._tasks: list[MlxTask] = []
         self.add(checks)
 
     def add(self, checks: Sequence[KernelCheck]) -> None:
-        """Carry out more checks. Threads that are at work may be about to end, so these get their own."""
+        """Start more kernel checks, on new threads, since those at work may be about to end."""
         self._left.extend(checks)
         self._total += len(checks)
         for _ in range(min(THREADS, len(checks))):
-            task = Task(self._run)
+            task = MlxTask(self._run)
             try:
                 task.start()
             except RuntimeError as error:  # the system starts no more threads
@@ -379,7 +380,7 @@ class WarmUp:
             self._tasks.append(task)
 
     def finish(self, report: OnProgress) -> None:
-        """Wait until all checks have ended, and report how many have. Raises what `report` raises."""
+        """Wait until all checks have ended, and report the progress. Raises what `report` raises."""
         done = 0
         while done < self._total and any(task.running for task in self._tasks):
             report(Progress("compiling", done, self._total))
@@ -390,11 +391,13 @@ class WarmUp:
             report(Progress("compiling", self._total, self._total))
 
     def stop(self) -> None:
-        """Begin no further check. Those that have begun end on their threads: nobody can interrupt a compiler."""
+        """Begin no further check. Those that run end on their threads: nobody can interrupt a compiler."""
         self._left.clear()
 
     def _run(self, raised: BaseException | None) -> None:
-        """Carry out checks until none is left. `raised` is what an earlier call of this task raised."""
+        """Carry out checks until none is left. Each thread runs this. `raised` is what an earlier call of this task
+        raised.
+        """
         if raised is not None:
             log.warning("a thread that compiles attention kernels was interrupted by %r", raised)
         while self._left:
@@ -414,31 +417,31 @@ class WarmUp:
 
 
 def check_same_tokens(model: LoadedModel, draft: LoadedModel, size: int) -> None:
-    """Raise InvalidRequest, with the numbers, if one of the first `size` ids, which both models can choose, is another
-    token in each of them, or is special or ends an answer in one of them only.
+    """Raise InvalidRequest, with the numbers, unless a model and its draft model have the same tokens. The first
+    `size` ids must stand for the same texts, and be special or end an answer in both or in neither.
 
     Only ids that stand for something in both count: the rest pads embeddings, or is a special token that only one
     tokenizer has.
     """
-    mine, theirs = (_table(each, size) for each in (model, draft))
+    mine, theirs = (_token_table(each, size) for each in (model, draft))
     both = [i for i in range(size) if mine.pieces[i] and theirs.pieces[i]]
     differ = [i for i in both if mine.pieces[i] != theirs.pieces[i]]
     if differ or not both:
-        shown = "".join(f", such as {i}: {_shown(mine, i)} and {_shown(theirs, i)}" for i in differ[:1])
-        raise _refused(model, draft, f"{len(differ):,} of {len(both):,} ids stand for other texts{shown}")
+        shown = "".join(f", such as {i}: {_quoted_token(mine, i)} and {_quoted_token(theirs, i)}" for i in differ[:1])
+        raise _draft_mismatch_error(model, draft, f"{len(differ):,} of {len(both):,} ids stand for other texts{shown}")
     for what, one, other in (
         ("are special", mine.special, theirs.special),
         ("end an answer", mine.ends, theirs.ends),
     ):
         if alone := sorted((one ^ other).intersection(both)):
             name = model.name if alone[0] in one else draft.name
-            raise _refused(model, draft, f"{len(alone):,} ids {what} in one of them only, such as {alone[0]} in {name}")
+            raise _draft_mismatch_error(
+                model, draft, f"{len(alone):,} ids {what} in one of them only, such as {alone[0]} in {name}"
+            )
 
 
-def _table(model: LoadedModel, size: int) -> TokenTable:
-    """Return what the first `size` tokens of a model stand for. Where their text depends on the tokens before them: by
-    themselves.
-    """
+def _token_table(model: LoadedModel, size: int) -> TokenTable:
+    """Return the texts of the first `size` tokens of a model, each by itself where it depends on the tokens before."""
     tokenizer = SharedTokenizer(model.tokenizer)
     table = tokenizer.token_table(size)
     if table is not None:
@@ -448,11 +451,13 @@ def _table(model: LoadedModel, size: int) -> TokenTable:
     return TokenTable(pieces, special, tokenizer.eos_token_ids, drops_space=False)
 
 
-def _shown(table: TokenTable, token: int) -> str:
+def _quoted_token(table: TokenTable, token: int) -> str:
+    """Return the text of a token, quoted, for an error."""
     return repr(table.pieces[token].decode("utf-8", "backslashreplace")[:40])
 
 
-def _refused(model: LoadedModel, draft: LoadedModel, why: str) -> InvalidRequest:
+def _draft_mismatch_error(model: LoadedModel, draft: LoadedModel, why: str) -> InvalidRequest:
+    """Return the error for a draft model whose tokens differ from the model's."""
     return InvalidRequest(
         f"{draft.name} cannot draft for {model.name}, whose tokens are others: {why}. Choose a draft model with the "
         "same tokenizer, or none (--draft)"

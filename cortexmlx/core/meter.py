@@ -1,4 +1,4 @@
-"""Measurements of an engine: recent latencies, times, and how full it was. Pure Python, cheap."""
+"""Measurements of an engine: latencies, times, counters, and how full it was over time. Pure Python, cheap."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REMEMBERED = 1024
 """How many of the newest values the quantiles are computed from."""
 
 
-class Meter:
-    """Collects durations in seconds."""
+class LatencyMeter:
+    """Collects durations in seconds, and summarizes the newest ones as a `Latency`."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -27,7 +27,7 @@ class Meter:
         self._newest.append(seconds)
 
     def summary(self) -> Latency:
-        """Return the summary so far, with zeros if there are no durations."""
+        """Return the statistics so far, with zeros if there are no durations."""
         ordered = sorted(self._newest)
         if not ordered:
             return Latency(0, 0.0, 0.0, 0.0, 0.0)
@@ -41,9 +41,9 @@ class Meter:
         )
 
 
-class Timeline:
-    """At most `size` samples from the beginning to now, at first `interval` seconds apart. When there are `size`, every
-    second one is dropped, and from then on they are taken half as often.
+class UsageTimeline:
+    """Samples of how full the engine was, from its beginning to now: at most `size`, at first `interval` seconds
+    apart. When there are `size`, every second one is dropped, and from then on they are taken half as often.
     """
 
     def __init__(self, size: int = 240, interval: float = 0.25) -> None:
@@ -51,13 +51,13 @@ class Timeline:
         self._interval = interval
         self._moments: list[UsageSample] = []
 
-    def due(self, seconds: float) -> bool:
-        """Return whether another sample should be taken now."""
+    def is_due(self, seconds: float) -> bool:
+        """Return whether the next sample should be taken now."""
         return not self._moments or seconds - self._moments[-1].seconds >= self._interval
 
     def add(self, moment: UsageSample) -> None:
-        """Add a sample, which is later than all before. If it is not due, it replaces the newest."""
-        if not self.due(moment.seconds):
+        """Add a sample that is later than all before. If none is due, it replaces the newest."""
+        if not self.is_due(moment.seconds):
             self._moments[-1] = moment
             return
         self._moments.append(moment)
@@ -65,13 +65,13 @@ class Timeline:
             self._moments = self._moments[::2]
             self._interval *= 2
 
-    def moments(self) -> tuple[UsageSample, ...]:
+    def samples(self) -> tuple[UsageSample, ...]:
         """Return all samples, the oldest first."""
         return tuple(self._moments)
 
 
 class Stopwatch:
-    """Sums up the `seconds` spent in its `with` blocks."""
+    """Sums up the seconds spent in its `with` blocks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -87,25 +87,26 @@ class Stopwatch:
 
 
 class Measurements:
-    """Counters, times and latencies since the engine `began`, on the performance counter."""
+    """Counters, times and latencies of an engine since it `began`, on the performance counter."""
 
     def __init__(self) -> None:
         self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
         self.drafted_tokens = self.accepted_tokens = self.verified = 0
         self.busy, self.planning, self.masking, self.committing = (Stopwatch() for _ in range(4))
-        self.queued, self.first_token, self.inter_token = Meter(), Meter(), Meter()
+        self.queued, self.first_token, self.inter_token = LatencyMeter(), LatencyMeter(), LatencyMeter()
         self.began = time.perf_counter()
-        self.timeline = Timeline()
+        self.timeline = UsageTimeline()
 
-    def drafts(self, verified: Sequence[RowTokens]) -> None:
-        """Count the drafts that a step has verified."""
+    def count_drafts(self, verified: Sequence[RowTokens]) -> None:
+        """Count the drafted and the accepted tokens of the rows that a step has verified."""
         self.verified += len(verified)
         self.drafted_tokens += sum(each.drafted for each in verified)
         self.accepted_tokens += sum(each.accepted for each in verified)
 
-    def token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
-        """Count a token that came at `now`. `before` is when the previous one came (None: this is the first). Its
-        request was `submitted`, and began to be computed at `started`. All times are on the performance counter.
+    def count_token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
+        """Count a token that came at `now`, and its latency. `before` is when the previous one came (None: this is the
+        first). Its request was `submitted`, and began to be computed at `started`. All times are on the performance
+        counter.
         """
         self.generated_tokens += 1
         if before is not None:

@@ -1,4 +1,4 @@
-"""Prompts: the types that callers may pass, and their token ids."""
+"""Prompts: the types that callers may pass, and how they become token ids."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol
 from cortexmlx.core.arguments import is_list
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import read_hints, render_error
-from cortexmlx.structured.calls.format import CallFormat, Calls
+from cortexmlx.models.tokenizers.templates import filter_hints, render_error
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
 
-class Reader(Protocol):
-    """Turns messages into tokens: see `SharedTokenizer`."""
+class ChatTokenizer(Protocol):
+    """What prompts need of a tokenizer with a chat template: see `SharedTokenizer`."""
 
     @property
     def thoughts(self) -> Thoughts | None:
@@ -34,11 +34,11 @@ class Reader(Protocol):
         """The tokens that end an answer."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text."""
 
     @property
     def call_format(self) -> CallFormat | None:
-        """How the model writes tool calls; None: it is offered none."""
+        """How the model writes tool calls; None: it cannot call tools."""
 
     def render(
         self,
@@ -50,15 +50,15 @@ class Reader(Protocol):
 
 
 class ChatTokens(list[int]):
-    """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything.
-    `tail` and `anchor` are those of a QueuedRequest.
+    """The token ids of rendered messages, with how the answer marks its thoughts and what it may call. `tail` and
+    `anchor` are those of a QueuedRequest.
     """
 
     def __init__(
         self,
         ids: Iterable[int],
         thoughts: Thoughts | None,
-        calls: Calls | None = None,
+        calls: AllowedCalls | None = None,
         *,
         tail: int = 0,
         anchor: int = 0,
@@ -103,13 +103,15 @@ def tokenize(
     """
     if isinstance(prompt, ChatTokens):
         return prompt
-    calls = None if params is None else calls_of(tokenizer, params)
+    calls = None if params is None else make_calls(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
-        return _of_messages(tokenizer, prompt.messages, variables_of(tokenizer, prompt), fits, calls, prompt.memory)
+        return _tokenize_messages(
+            tokenizer, prompt.messages, template_variables(tokenizer, prompt), fits, calls, prompt.memory
+        )
     if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
-        prompt = _plain(prompt)
+        prompt = _replace_surrogates(prompt)
         bos = tokenizer.bos_token
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
     if not is_list(prompt):
@@ -117,11 +119,13 @@ def tokenize(
     items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    return _of_messages(tokenizer, items, NO_VARIABLES, fits, calls)
+    return _tokenize_messages(tokenizer, items, NO_VARIABLES, fits, calls)
 
 
-def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
-    """Return what the answers of a request may call; None: nothing. Raises InvalidRequest if the model cannot call."""
+def make_calls(tokenizer: ChatTokenizer, params: SamplingParams) -> AllowedCalls | None:
+    """Return which tools the answers of a request may call, and how; None: none. Raises InvalidRequest if the model
+    cannot call tools.
+    """
     if not params.offered:
         return None
     if tokenizer.call_format is None:
@@ -130,18 +134,18 @@ def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
             "Describe them in a message, and ask for an answer of a schema (`structured`)",
             field="tools",
         )
-    return Calls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
+    return AllowedCalls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
 
 
-def variables_of(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
-    """Return the variables of a prompt for the chat template, with the hints that it reads."""
+def template_variables(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
+    """Return the variables of a prompt for the chat template, and those of its hints that the template reads."""
     if not prompt.hints:
         return prompt.template_vars
-    return {**prompt.template_vars, **read_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
+    return {**prompt.template_vars, **filter_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
 
 
-def is_quick(prompt: object) -> bool:
-    """Return whether a prompt surely takes little time to tokenize: a short text, or tokens. A chat template may
+def is_quick_to_tokenize(prompt: object) -> bool:
+    """Return whether a prompt surely takes little time to tokenize: a short text, or token ids. A chat template may
     loop.
     """
     if isinstance(prompt, str):
@@ -149,14 +153,15 @@ def is_quick(prompt: object) -> bool:
     return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
 
 
-def _of_messages(
+def _tokenize_messages(
     tokenizer: SharedTokenizer,
     messages: Sequence[Message],
     variables: TemplateVars,
     fits: Callable[[int], None] | None,
-    calls: Calls | None,
+    calls: AllowedCalls | None,
     memory: PromptMemory | None = None,
 ) -> list[int]:
+    """Render messages with the chat template, and return their tokens as ChatTokens."""
     listed = isinstance(messages, Sequence) and len(messages) > 0
     if not listed or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
@@ -166,16 +171,21 @@ def _of_messages(
     elif memory is None:
         ids = _encode(tokenizer, rendered, False, fits)
     else:
-        _check_long(tokenizer, rendered, fits)
+        _reject_overlong(tokenizer, rendered, fits)
         ids = memory.tokens(tokenizer, rendered, lambda said: render(tokenizer, said, variables, calls))
-    thoughts = thoughts_after(tokenizer, rendered, calls)
-    tail, anchor = tail_of(tokenizer, rendered, ids, thoughts), 0 if memory is None else memory.anchor(thoughts)
+    thoughts = thoughts_of_answer(tokenizer, rendered, calls)
+    tail, anchor = (
+        count_tail_tokens(tokenizer, rendered, ids, thoughts),
+        0 if memory is None else memory.anchor(thoughts),
+    )
     return ChatTokens(ids, thoughts, calls, tail=tail, anchor=anchor)
 
 
-def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | None = None) -> Thoughts | None:
+def thoughts_of_answer(
+    tokenizer: ChatTokenizer, rendered: str | list[int], calls: AllowedCalls | None = None
+) -> Thoughts | None:
     """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
-    thoughts = tokenizer.thoughts if calls is None else calls.format.thoughts(tokenizer.thoughts)
+    thoughts = tokenizer.thoughts if calls is None else calls.format.adapt_thoughts(tokenizer.thoughts)
     if thoughts is None:
         return None
     if isinstance(rendered, str):
@@ -184,19 +194,21 @@ def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | 
     return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
 
 
-def tail_of(tokenizer: Reader, rendered: str | list[int], ids: Sequence[int], thoughts: Thoughts | None) -> int:
-    """Return how many tokens at the end of a prompt are tags of thoughts, opened or left empty. 0 if it does not end
-    with such tags, or if the tokens do not tell.
+def count_tail_tokens(
+    tokenizer: ChatTokenizer, rendered: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
+) -> int:
+    """Return how many tokens at the end of a prompt are thinking tags, opened or left empty. 0 if there are none, or
+    if the tokens do not tell.
     """
     if thoughts is None or not isinstance(rendered, str):
         return 0
-    opened = opened_thoughts(rendered, thoughts)
+    opened = trailing_thinking_tags(rendered, thoughts)
     tail = tokenizer.encode(opened, False) if opened else []
     return len(tail) if tail and list(ids[-len(tail) :]) == tail else 0
 
 
-def opened_thoughts(rendered: str, thoughts: Thoughts) -> str:
-    """Return the tags of thoughts at the end of a rendered prompt: opened, or opened and closed."""
+def trailing_thinking_tags(rendered: str, thoughts: Thoughts) -> str:
+    """Return the thinking tags at the end of a rendered prompt: opened, or opened and closed; "" if there are none."""
     begin = rendered.rfind(thoughts.open)
     if begin < 0 or rendered[begin:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
         return ""
@@ -204,10 +216,10 @@ def opened_thoughts(rendered: str, thoughts: Thoughts) -> str:
 
 
 def render(
-    tokenizer: Reader,
+    tokenizer: ChatTokenizer,
     messages: Sequence[Message],
     variables: TemplateVars = NO_VARIABLES,
-    calls: Calls | None = None,
+    calls: AllowedCalls | None = None,
 ) -> str | list[int]:
     """Render messages, and the tools that may be called, with the chat template: see `SharedTokenizer.render`. Raises
     InvalidRequest if it cannot.
@@ -215,18 +227,20 @@ def render(
     Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
     """
     try:
-        plain = [_said(number, message) for number, message in enumerate(messages, 1)]
+        plain = [_template_message(number, message) for number, message in enumerate(messages, 1)]
         tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
         rendered = tokenizer.render(plain, checked_vars(variables), tools)
     except CortexError:
         raise
     except Exception as error:
         raise render_error(error) from error
-    return _plain(rendered) if isinstance(rendered, str) else rendered
+    return _replace_surrogates(rendered) if isinstance(rendered, str) else rendered
 
 
-def _said(number: int, message: Message) -> dict[str, Any]:
-    """Return a message as templates read it. Raises InvalidRequest for a message without a role or content."""
+def _template_message(number: int, message: Message) -> dict[str, Any]:
+    """Return a message in the form that templates read. Raises InvalidRequest for a message without a role or
+    content.
+    """
     said = {name: value for name, value in plain_message(message).items() if value is not None}
     if not isinstance(said.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
@@ -240,8 +254,8 @@ def _said(number: int, message: Message) -> dict[str, Any]:
     return said
 
 
-def _plain(text: str) -> str:
-    """Return a text in which halves of characters, which have no tokens, are replaced by question marks."""
+def _replace_surrogates(text: str) -> str:
+    """Return a text with its lone surrogates, which have no tokens, replaced by question marks."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -252,11 +266,12 @@ def _plain(text: str) -> str:
 def _encode(
     tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, fits: Callable[[int], None] | None
 ) -> list[int]:
-    _check_long(tokenizer, text, fits)
+    """Return the tokens of a text. `fits` raises before a text that is too long is tokenized."""
+    _reject_overlong(tokenizer, text, fits)
     return tokenizer.encode(text, add_special_tokens)
 
 
-def _check_long(tokenizer: SharedTokenizer, text: str, fits: Callable[[int], None] | None) -> None:
-    """Refuse a text that surely has too many tokens, before time is spent to tokenize it."""
+def _reject_overlong(tokenizer: SharedTokenizer, text: str, fits: Callable[[int], None] | None) -> None:
+    """Have `fits` refuse a long text by a lower bound of its tokens, before time is spent to tokenize it."""
     if fits is not None and len(text) >= _LONG:
-        fits(tokenizer.least_tokens.of(text))
+        fits(tokenizer.token_lower_bound.compute(text))

@@ -1,4 +1,4 @@
-"""Recovery: what happens to requests when a worker is lost, and how the workers begin again."""
+"""Recovery: restarts lost workers, and fails or resumes the requests that they ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.meter import Measurements
 from cortexmlx.core.open_requests import OpenRequests
-from cortexmlx.core.served_model import Call, ServedModel
+from cortexmlx.core.served_model import Call, EngineModel
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.scheduling.scheduler import Scheduler
 
@@ -24,29 +24,29 @@ that ends its worker would do so for ever.
 
 
 class Recoverable(Protocol):
-    """The parts of an engine's core that a recovery changes."""
+    """What a recovery needs of an engine's core."""
 
     config: EngineConfig
     scheduler: Scheduler
     requests: OpenRequests
     measured: Measurements
-    model: ServedModel
+    model: EngineModel
 
-    def let_go(self) -> None:
-        """Drop what is in flight in the lost workers. The rows must have been restarted."""
+    def drop_in_flight(self) -> None:
+        """Drop the steps that are in flight in the lost workers. The rows must have been restarted."""
 
-    def reopen(self) -> None:
-        """Begin with the new workers, and an empty arena. If they are refused its memory, the next step has it made.
+    def begin_on_new_workers(self) -> None:
+        """Begin on the restarted workers, with an empty arena. If they get no memory for it, the next step makes it.
         Raises HostLost.
         """
 
     def fail_all(self, error: CortexError) -> None:
-        """End every request with an error."""
+        """Fail every request."""
 
 
 class Recovery:
-    """Continues after HostLost. As a context manager, it does so for what is raised within it: the running requests
-    fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
+    """Restarts the workers after HostLost. As a context manager, it does so for what is raised within it: the running
+    requests fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
 
     A start takes seconds to minutes. So another thread waits for the workers, and the engine's thread ends requests
     that are late or cancelled, and takes new ones. A model in this process never raises HostLost.
@@ -76,7 +76,7 @@ class Recovery:
         return True
 
     def recover(self, lost: HostLost) -> None:
-        """Fail or restart the requests that run, and have the workers started. If that fails, all requests fail."""
+        """Fail or restart the running requests, and start new workers. If that fails, all requests fail."""
         core, finished = self._core, self._core.measured.requests_finished
         self._in_a_row = 1 if finished != self._finished else self._in_a_row + 1
         self._finished = finished
@@ -86,40 +86,43 @@ class Recovery:
         if not resume:
             self._fail_running(lost)
         core.scheduler.restart_rows()
-        self._start()
+        self._start_workers()
 
     @property
-    def starting(self) -> bool:
-        """Whether the workers are being started."""
+    def is_starting(self) -> bool:
+        """Whether the workers are being started now."""
         return self._starting is not None
 
-    def ready(self) -> bool:
-        """Return whether a step may begin. If there are no workers, have them started."""
-        if not (self.open or self.starting):
-            self._start()
+    def ensure_workers(self) -> bool:
+        """Start the workers if there are none. Return whether a step may begin now."""
+        if not (self.open or self.is_starting):
+            self._start_workers()
         return self.open
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
+        """Drop what is in flight, and start the workers on another thread."""
         self.open = False
-        self._core.let_go()
-        self._starting = thread = threading.Thread(target=self._reopen, name="cortexmlx starts workers", daemon=True)
+        self._core.drop_in_flight()
+        self._starting = thread = threading.Thread(
+            target=self._restart_workers, name="cortexmlx starts workers", daemon=True
+        )
         try:
             thread.start()
         except Exception as error:  # the system has no thread, or no memory for one
-            self.end_start(thread, error)
+            self.finish_start(thread, error)
 
-    def _reopen(self) -> None:
-        """Start the workers: on the thread that waits for them."""
+    def _restart_workers(self) -> None:
+        """Start the workers and wait for them. A thread of its own runs this."""
         me, raised = threading.current_thread(), None
         try:
-            self._core.model.reopen()
+            self._core.model.restart_workers()
         except BaseException as error:
             raised = error
-        self._wake(lambda core: core.recovery.end_start(me, raised))
+        self._wake(lambda core: core.recovery.finish_start(me, raised))
 
-    def end_start(self, thread: threading.Thread, raised: BaseException | None) -> None:
-        """Go on after the start of a `thread`, which has `raised` something. Does nothing if the engine has begun anew
-        since.
+    def finish_start(self, thread: threading.Thread, raised: BaseException | None) -> None:
+        """Continue once `thread` has started the workers, or has `raised` an error. Does nothing if the engine was
+        reset since.
         """
         if thread is not self._starting:
             return
@@ -127,7 +130,7 @@ class Recovery:
         try:
             if raised is not None:
                 raise raised
-            self._core.reopen()
+            self._core.begin_on_new_workers()
             self.open = True
         except Exception as error:
             log.error("the workers cannot be started again: %s", error)
@@ -135,7 +138,8 @@ class Recovery:
             self._core.fail_all(lost)
 
     def _fail_running(self, lost: HostLost) -> None:
+        """Fail the requests whose jobs are running."""
         answers = self._core.requests.answers
-        for job in [job for job in self._core.scheduler.jobs if job.running]:
+        for job in [job for job in self._core.scheduler.jobs if job.is_running]:
             if job.id in answers:  # it may have failed with another answer of its request
                 self._core.requests.fail(answers[job.id].of_request, lost)

@@ -1,4 +1,4 @@
-"""What the engine's core asks of a model, whether its weights are in this process or on hosts."""
+"""EngineModel: what the engine's core needs of a model, whether its weights are in this process or on hosts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
-from cortexmlx.models.tokenizers.templates import variables_read
+from cortexmlx.models.tokenizers.templates import find_tokenizer_variables
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.types.embeddings import EmbeddingInfo
@@ -23,22 +23,22 @@ Call = Callable[[Any], None]
 
 
 class AttentionInUse(Protocol):
-    """What computes attention, in words."""
+    """What the engine needs of the attention backend in use."""
 
     def describe(self) -> str:
-        """Return its name, its kernels and its notes in one line."""
+        """Return the backend's name, its kernels and its notes in one line."""
 
     @property
     def notes(self) -> Callable[[], tuple[str, ...]]:
-        """Returns what takes the reference path, and why."""
+        """A function that returns what takes the reference path, and why."""
 
     @property
     def reconsider(self) -> Callable[[], None]:
-        """Called after a step that failed."""
+        """A function to call after a failed step, so that the backend checks its kernels again."""
 
 
-class ServedModel(Protocol):
-    """A model that is ready to be served. Only the engine's thread may use it."""
+class EngineModel(Protocol):
+    """A loaded model that an engine runs, in this process or on hosts. Only the engine's thread may use it."""
 
     loaded: LoadedModel
     info: ModelInfo
@@ -46,7 +46,7 @@ class ServedModel(Protocol):
     disk: StoreConnector | None
     choices: tuple[TimedChoice, ...]
     """What was chosen to compute attention, and why. Empty where the rules choose everything."""
-    blocks: Counts
+    blocks: GroupCounts
     """How many blocks each layer group may have at most."""
 
     embedding: EmbeddingSupport
@@ -54,49 +54,49 @@ class ServedModel(Protocol):
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
-        """The workers that have its parts. Empty if the model is in this process."""
+        """The workers that hold parts of the model. Empty if it is in this process."""
 
     @property
-    def draft(self) -> ServedModel | None:
-        """The draft model, if there is one that is of use."""
+    def draft(self) -> EngineModel | None:
+        """The draft model; None if there is none, or if this model cannot use it."""
 
     @property
     def backend(self) -> AttentionInUse:
-        """What computes attention."""
+        """The attention backend in use."""
 
-    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
-        """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
-        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
+    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
+        """Make an empty KV cache and arena of at most `blocks` blocks in each group. Raises MemoryRefused, unless
+        `anew`: then the next step makes the arena.
         """
 
-    def begin_scheduler(self, cache: KVCache) -> Scheduler:
-        """Return a scheduler without requests."""
+    def make_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a scheduler for this model, without requests."""
 
-    def begin_store(self) -> None:
-        """Let the store read and write, once the first cache has begun."""
+    def start_store(self) -> None:
+        """Let the store read and write, once the first cache exists."""
 
-    def reopen(self) -> None:
-        """Start all workers anew, if the model is in workers. `begin_anew` must follow. It takes long: any thread may
-        call it. Raises HostLost and HostRefused.
+    def restart_workers(self) -> None:
+        """Start all workers anew, if the model is on hosts. `reset` must follow. It takes long: any thread may call
+        it. Raises HostLost and HostRefused.
         """
 
-    def begin_anew(self) -> None:
-        """Forget everything but the model, since an exception may have landed anywhere. `begin_cache` must follow."""
+    def reset(self) -> None:
+        """Drop everything but the weights, since an exception may have landed anywhere. `make_cache` must follow."""
 
-    def adapters(self) -> AdapterTables:
-        """Return the model's adapters, of which there are none at first. Raises AdapterRefused if it cannot have any
-        per request.
+    def adapter_tables(self) -> AdapterTables:
+        """Return the tables of the model's adapters, which are empty at first. Raises AdapterRefused if it cannot have
+        any per request.
         """
 
     def check_pins(self) -> None:
-        """Raise InvalidRequest if pinning a text is useless here."""
+        """Raise InvalidRequest if this model cannot keep pinned texts."""
 
     def release(self) -> None:
-        """Free everything. Safe to call again."""
+        """Free all memory. Safe to call again."""
 
 
-def scheduling_of(config: EngineConfig, context: int, vocab_size: int) -> SchedulerConfig:
-    """Return the bounds and rules of a scheduler for a model with a context of `context` tokens."""
+def scheduler_config(config: EngineConfig, context: int, vocab_size: int) -> SchedulerConfig:
+    """Return the scheduler's limits and rules, for a model with a context of `context` tokens."""
     return SchedulerConfig(
         max_rows=config.max_rows,
         prefill_budget=config.prefill_budget,
@@ -112,7 +112,7 @@ def scheduling_of(config: EngineConfig, context: int, vocab_size: int) -> Schedu
     )
 
 
-def described(
+def model_info(
     loaded: LoadedModel,
     vocab_size: int,
     kv_bytes_per_token: int,
@@ -120,7 +120,7 @@ def described(
     draft: ModelInfo | None = None,
     embedding: EmbeddingInfo | None = None,
 ) -> ModelInfo:
-    """Return what an app sees of a model."""
+    """Return the ModelInfo that apps see of a loaded model."""
     variables = _template_vars(loaded)
     return ModelInfo(
         name=loaded.name,
@@ -145,7 +145,7 @@ def described(
 
 
 def check_prefix_cache(config: EngineConfig) -> None:
-    """Raise InvalidRequest if there is no prefix cache to pin a text in."""
+    """Raise InvalidRequest if the engine has no prefix cache, so that no text can be pinned."""
     if not config.prefix_cache:
         raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
 
@@ -155,7 +155,7 @@ def _template_vars(loaded: LoadedModel) -> tuple[str, ...] | None:
     messages are rendered.
     """
     try:
-        names = variables_read(loaded.tokenizer)
+        names = find_tokenizer_variables(loaded.tokenizer)
     except InvalidRequest:
         return ()
     return None if names is None else tuple(sorted(names))

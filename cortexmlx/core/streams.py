@@ -1,4 +1,4 @@
-"""Answers as iterators. If the reader stops early, the request is cancelled."""
+"""TokenStream, AsyncTokenStream: answers as iterators. If the reader stops early, the request is cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from cortexmlx.core.handle import NotCopyable, RequestHandle
-from cortexmlx.core.threads import forked
+from cortexmlx.core.threads import forked_process_error
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.types.request import Completion, TokenEvent
 
@@ -18,8 +18,8 @@ Listener: TypeAlias = Callable[[TokenEvent], None]
 
 
 class TokenStream(NotCopyable, Iterator[TokenEvent]):
-    """The events of a request. `close`, the end of a `with`, an error in `next` and dropping the stream cancel the
-    request.
+    """Iterates over the events of a request. `close`, the end of a `with`, an error in `next` and dropping the stream
+    cancel the request.
 
     A generator would not do this: closing a generator that was never started runs nothing.
     """
@@ -63,13 +63,13 @@ class TokenStream(NotCopyable, Iterator[TokenEvent]):
 
 
 class StreamInUse(InvalidRequest):
-    """Another task waits for the next event. The stream has not ended."""
+    """Raised when two tasks read the same stream at once. The stream continues."""
 
 
 class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
-    """The events of a request for asyncio. The first `anext` submits the request, and the stream belongs to its event
-    loop. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping the stream cancel
-    the request, whether the loop still runs or not.
+    """Iterates over the events of a request in asyncio. The first `anext` submits the request, and the stream belongs
+    to its event loop. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping
+    the stream cancel the request, whether the loop still runs or not.
     """
 
     def __init__(self, submit: Callable[[Listener], Awaitable[RequestHandle]]) -> None:
@@ -92,8 +92,8 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
         self._reading = True
         try:
             if self._handle is None:
-                await self._begin()
-            event = await self._next()
+                await self._submit_request()
+            event = await self._next_event()
         except BaseException:
             self._close()
             raise
@@ -121,7 +121,8 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
     def __del__(self) -> None:
         self._close()
 
-    async def _begin(self) -> None:
+    async def _submit_request(self) -> None:
+        """Submit the request, and queue its events in this event loop."""
         loop = self._loop = asyncio.get_running_loop()
         arrived = self._arrived = asyncio.Queue[TokenEvent]()
 
@@ -134,21 +135,25 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
             self._handle.cancel()
         self._handle.check_waiting()
 
-    async def _next(self) -> TokenEvent:
+    async def _next_event(self) -> TokenEvent:
+        """Wait for the next event. Raises InvalidRequest in another event loop, and ForkedProcess in a forked child."""
         if os.getpid() != self._process:
-            raise forked()
+            raise forked_process_error()
         if asyncio.get_running_loop() is not self._loop:
             raise InvalidRequest("the stream began in another event loop: read all of it in one")
         return await self._arrived.get()
 
     def _close(self) -> None:
+        """Cancel the request if it was submitted, and end the stream."""
         if not self._closed and self._handle is not None:
             self._handle.cancel()
         self._closed = True
 
 
-async def completion_of(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
-    """Return the completion of a request when it has ended. Raises its error. A cancelled task cancels the request."""
+async def wait_for_completion(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
+    """Submit a request, wait for it and return its completion, in asyncio. Raises its error. A cancelled task cancels
+    the request.
+    """
     loop = asyncio.get_running_loop()
     end: asyncio.Future[TokenEvent] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Turns the arguments of a call into a queued request."""
+"""Submitter: turns the arguments of a call into a request, and queues it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from cortexmlx.core.adapter_registry import unknown
+from cortexmlx.core.adapter_registry import unknown_adapter_error
 from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, checked_params, is_list
 from cortexmlx.core.deadlines import check_timeout
-from cortexmlx.core.event_loop import on_a_thread, read_with_timeout
+from cortexmlx.core.event_loop import read_with_timeout, run_on_thread
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick, tokenize
+from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick_to_tokenize, tokenize
 from cortexmlx.core.streams import Listener
-from cortexmlx.core.text import Stops, ThinkingLimit
+from cortexmlx.core.text import StopConditions, ThinkingLimit
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -30,7 +30,7 @@ _WAIT_SECONDS = 0.002
 
 
 class RequestOptions(TypedDict, total=False):
-    """What `Engine.submit` takes besides the prompt and its parameters. A `timeout` is in seconds."""
+    """The options of `Engine.submit` besides the prompt and its parameters. A `timeout` is in seconds."""
 
     client: str | None
     background: bool
@@ -40,7 +40,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Submitter:
-    """Reads and queues the requests of one engine. Work that takes time runs on the caller's thread, not the
+    """Makes requests of an engine's callers and queues them. Work that takes time runs on the caller's thread, not the
     engine's.
     """
 
@@ -60,8 +60,8 @@ class Submitter:
         listener: Listener | None = None,
         **options: Unpack[RequestOptions],
     ) -> RequestHandle:
-        """Queue a request, which keeps `owner` alive until it ends. Raises what `read` raises, and EngineClosed."""
-        return self._queue(self.read(owner, prompt, params, listener, **options))
+        """Queue a request, which keeps `owner` alive until it ends. Raises what `prepare` raises, and EngineClosed."""
+        return self._submit_one(self.prepare(owner, prompt, params, listener, **options))
 
     async def asubmit(
         self,
@@ -76,14 +76,14 @@ class Submitter:
         """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
         queue.
         """
-        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
-        quick = is_quick(prompt) and (params is None or not (params.structured or params.tools))
-        submission = read() if quick else await on_a_thread(read, interruptible=True)
+        read = partial(self.prepare, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
+        quick = is_quick_to_tokenize(prompt) and (params is None or not (params.structured or params.tools))
+        submission = read() if quick else await run_on_thread(read, interruptible=True)
         while self._worker.would_wait:
             await asyncio.sleep(_WAIT_SECONDS)
-        return self._queue(submission)
+        return self._submit_one(submission)
 
-    def read(
+    def prepare(
         self,
         owner: object,
         prompt: Prompt,
@@ -102,12 +102,12 @@ class Submitter:
                 "out, or ask for a form (structured), logit_bias or penalties",
                 field="logits_processors",
             )
-        adapter = self._checked_adapter(options.get("adapter"))
+        adapter = self._loaded_adapter_name(options.get("adapter"))
         client, timeout = checked_client(options.get("client")), options.get("timeout")
         checked_function("listener", listener)
         check_timeout(timeout)
         submitted = time.perf_counter()
-        tokens = self._tokens(prompt, params, timeout)
+        tokens = self._tokenize(prompt, params, timeout)
         seed = secrets.randbits(62) if params.seed is None else params.seed
         background, cache = options.get("background", False), options.get("cache", True)
         request = QueuedRequest(
@@ -124,30 +124,30 @@ class Submitter:
         if isinstance(tokens, ChatTokens):
             tail, anchor = tokens.tail, tokens.anchor
             request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls, tail=tail, anchor=anchor)
-        grammar = self._grammars.of_request(request)
+        grammar = self._grammars.compile_request(request)
         ends = self._tokenizer.eos_token_ids
-        stops = Stops.of(params, ends, request.thoughts)
+        stops = StopConditions.from_params(params, ends, request.thoughts)
         if grammar is not None:  # it allows an end token only where the answer is over, also with `ignore_eos`
             stops = replace(stops, token_ids=stops.token_ids | ends)
         most = params.max_thinking_tokens
-        limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
+        limit = ThinkingLimit.for_request(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
         stops = stops if limit is None else replace(stops, thinking=limit)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
-    def reader(
+    def make_preparer(
         self,
         owner: object,
         prompts: Iterable[object],
         adapters: str | Iterable[str | None] | None,
         **options: Unpack[RequestOptions],
     ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-        """Return a function that reads one of the `prompts` after the other, for `AsCompleted`. `adapters` is one for
-        all, or one each. Raises InvalidRequest if both can be counted and differ; otherwise a prompt for which there is
-        none left raises it.
+        """Return a function that prepares the `prompts` one after the other, for `AsCompleted`. `adapters` is one for
+        all, or one each. Raises InvalidRequest if both can be counted and differ; otherwise a prompt for which
+        there is none left raises it.
         """
         if adapters is None or isinstance(adapters, str) or not is_list(adapters):
             one: Any = adapters
-            return partial(self.read, owner, **{**options, "adapter": one})
+            return partial(self.prepare, owner, **{**options, "adapter": one})
         if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
             raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
         each, missing = iter(adapters), object()
@@ -158,32 +158,33 @@ class Submitter:
                 raise InvalidRequest(
                     "there are fewer adapters than prompts: give one for all, or one each (None: none)"
                 )
-            return self.read(owner, prompt, params, listener, **{**options, "adapter": own})
+            return self.prepare(owner, prompt, params, listener, **{**options, "adapter": own})
 
         return read
 
-    def _checked_adapter(self, name: str | None) -> str | None:
-        """Return the name of an adapter that is loaded. Raises UnknownAdapter."""
+    def _loaded_adapter_name(self, name: str | None) -> str | None:
+        """Return the name of an adapter that is loaded, or None. Raises UnknownAdapter."""
         name = checked_adapter(name)
         if name is None:
             return None
         self._worker.check_process()
         loaded = self._worker.core.adapters.infos
         if name not in loaded:
-            raise unknown(name, loaded)
+            raise unknown_adapter_error(name, loaded)
         return name
 
-    def _queue(self, submission: Submission) -> RequestHandle:
+    def _submit_one(self, submission: Submission) -> RequestHandle:
+        """Hand one submission to the worker, and return its handle."""
         handles: list[RequestHandle] = []
         self._worker.submit([submission], handles)
         return handles[0]
 
-    def _tokens(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
-        """Return the token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
+    def _tokenize(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
+        """Return the token ids of a prompt. Raises PromptTooLong, for a long text before it is tokenized."""
         self._worker.check_process()
         fits = partial(self._worker.core.scheduler.check_prompt, params=params)
         read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True), params)
-        tokens = read() if is_quick(prompt) else read_with_timeout(timeout, read)
+        tokens = read() if is_quick_to_tokenize(prompt) else read_with_timeout(timeout, read)
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
         fits(len(tokens))

@@ -1,5 +1,5 @@
-"""Text that can be shown while tokens are still coming: without half characters or parts of a stop string, and with the
-thoughts apart from the answer.
+"""The text of an answer while tokens are still coming: without half characters or parts of a stop string, and with the
+thoughts and tool calls split off.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from cortexmlx.structured.calls.format import CallParser, Calls
-from cortexmlx.structured.calls.reader import WIDEST, beginning_of, without_blanks
-from cortexmlx.structured.matcher import Mask, only
+from cortexmlx.structured.calls.format import AllowedCalls, CallParser
+from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS, partial_tag_length, strip_blanks
+from cortexmlx.structured.matcher import Mask, single_token_mask
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.sampling_params import SamplingParams
 
 
-class Detokenizer(Protocol):
-    """A streaming detokenizer, mlx-lm's or ours. It holds back half characters."""
+class IncrementalDetokenizer(Protocol):
+    """A detokenizer that takes one token at a time, mlx-lm's or ours. It holds back half characters."""
 
     def add_token(self, token: int) -> None:
-        """Take one token id."""
+        """Take the next token."""
 
     def finalize(self) -> None:
-        """Turn what was held back into text, because no more tokens come."""
+        """Turn what is held back into text, because no more tokens come."""
 
     @property
     def last_segment(self) -> str:
-        """The text that was added since this was last read."""
+        """The text that was added since this property was last read."""
 
 
 class TextDelta(NamedTuple):
-    """What a token adds to an answer, and to the thoughts before it."""
+    """What one token adds to an answer's text, thoughts and tool calls."""
 
     text: str = ""
     thinking: str = ""
@@ -43,72 +43,74 @@ class TextDelta(NamedTuple):
 
 
 class TextStream:
-    """The text of one answer, piece by piece, up to the first stop string: see `StopStrings`.
+    """Turns the tokens of one answer into text, piece by piece, up to the first stop string. It splits off thoughts
+    and tool calls.
 
     With `thoughts`, the model's thoughts are told apart: see `ThoughtSplitter`. Stop strings apply to the answer. They
-    do not end thoughts, except those that contain one of the tags: see `Stops`. With a parser of `calls`, calls are
+    do not end thoughts, except those that contain one of the tags: see `StopConditions`. With a parser of `calls`,
+    calls are
     told apart, too, and stop strings do not end them. `in_thoughts` takes calls with which an answer ends before its
     thoughts do.
     """
 
     def __init__(
         self,
-        detokenizer: Detokenizer,
-        stops: Stops,
+        detokenizer: IncrementalDetokenizer,
+        stops: StopConditions,
         thoughts: Thoughts | None = None,
         calls: CallParser | None = None,
-        in_thoughts: CallsInThoughts | None = None,
+        in_thoughts: ThoughtCallReader | None = None,
     ) -> None:
         self.stopped = False
         """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
         self.silent = False
         """Whether the newest token added no text, for example as a part of a character."""
         self._detokenizer = detokenizer
-        self._everywhere = StopStrings(stops.everywhere) if stops.everywhere else None
-        self._in_answer = StopStrings(stops.in_answer) if stops.in_answer else None
+        self._everywhere = StopStringFilter(stops.everywhere) if stops.everywhere else None
+        self._in_answer = StopStringFilter(stops.in_answer) if stops.in_answer else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
-        self._thought_tokens = ThoughtTokens()
+        self._thought_tokens = ThinkingTokenCounter()
         self._calls = calls
         self._calls_in_thoughts = in_thoughts
-        self._text = _Text()
-        self._thinking = _Text()
-        self._before = _Text()
-        self._with_calls = _Text()
+        self._text = _TextBuffer()
+        self._thinking = _TextBuffer()
+        self._before = _TextBuffer()
+        self._with_calls = _TextBuffer()
 
     @property
     def text(self) -> str:
-        """The answer, as far as `push` and `finish` have returned it."""
-        return self._text.joined()
+        """The answer's text so far, as returned by `push` and `finish`."""
+        return self._text.getvalue()
 
     @property
     def thinking(self) -> str:
-        """The thoughts, as far as `push` and `finish` have returned them."""
-        return self._thinking.joined()
+        """The thoughts so far, as returned by `push` and `finish`."""
+        return self._thinking.getvalue()
 
     @property
     def thinking_tokens(self) -> int:
-        """How many tokens wrote the thoughts: see `ThoughtTokens`."""
+        """How many tokens wrote the thoughts: see `ThinkingTokenCounter`."""
         return self._thought_tokens.count
 
     @property
     def in_thoughts(self) -> bool:
         """Whether the next text belongs to the thoughts."""
-        return self._splitter is not None and self._splitter.inside
+        return self._splitter is not None and self._splitter.is_inside
 
     @property
     def thoughts_over(self) -> bool:
-        """Whether the next text belongs to the answer."""
-        return self._splitter is None or self._splitter.over
+        """Whether the thoughts have ended, so that all further text belongs to the answer."""
+        return self._splitter is None or self._splitter.is_over
 
     @property
-    def half_closed(self) -> int:
-        """How many characters of the tag that closes thoughts are written."""
-        return 0 if self._splitter is None else self._splitter.half_closed
+    def closing_tag_chars(self) -> int:
+        """How many characters of the tag that closes the thoughts are written so far."""
+        return 0 if self._splitter is None else self._splitter.closing_tag_chars
 
     @property
     def raw_text(self) -> str:
-        """Thoughts and answer, with the tags and blanks between them."""
-        return self._before.joined() + (self.text if self._calls is None else self._with_calls.joined())
+        """Thoughts, answer and tool calls as the model wrote them, with the tags and blanks between them."""
+        return self._before.getvalue() + (self.text if self._calls is None else self._with_calls.getvalue())
 
     @property
     def stop_string(self) -> str | None:
@@ -118,33 +120,33 @@ class TextStream:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The complete calls."""
+        """The complete tool calls so far."""
         if self._calls_in_thoughts is not None and self._calls_in_thoughts.calls:
             return self._calls_in_thoughts.calls
         return () if self._calls is None else self._calls.calls
 
     @property
     def notes(self) -> list[str]:
-        """What is wrong with calls."""
+        """Notes on what is wrong with tool calls."""
         own = [] if self._calls is None else self._calls.notes
         return own if self._calls_in_thoughts is None else [*own, *self._calls_in_thoughts.notes]
 
     def push(self, token: int) -> TextDelta:
-        """Take one token id. Return the text that can now be shown, often none."""
+        """Take the next token. Return the text that can be shown now, often none."""
         if self.stopped:
             return TextDelta()
         self._detokenizer.add_token(token)
         new = self._detokenizer.last_segment
         self.silent = not new
-        if self._splitter is not None and not self._splitter.over:
+        if self._splitter is not None and not self._splitter.is_over:
             self._thought_tokens.add_token(new)
         if self._calls_in_thoughts is not None:
-            self._calls_in_thoughts.see(token)
-        return self._take(new)
+            self._calls_in_thoughts.note_token(token)
+        return self._split(new)
 
     def finish(self, ended: bool = False) -> TextDelta:
-        """Return the rest of the text, which was held back until now, because no more tokens come. `ended` says whether
-        the model has ended its turn.
+        """Return the rest of the text, which was held back, because no more tokens come. `ended` says whether the
+        model has ended its turn.
         """
         if self._in_answer is not None and self._in_answer.stopped:
             return TextDelta()
@@ -152,66 +154,67 @@ class TextStream:
         if not self.stopped:
             self._detokenizer.finalize()
             new = self._detokenizer.last_segment
-        text, thinking, calls = self._take(new, final=True)
+        text, thinking, calls = self._split(new, final=True)
         if self._calls_in_thoughts is not None and self.in_thoughts:
             rest, more = self._calls_in_thoughts.finish(ended, self.thinking)
             self._thinking.add(rest)
             thinking, calls = thinking + rest, calls + more
         return TextDelta(text, thinking, calls)
 
-    def _take(self, new: str, final: bool = False) -> TextDelta:
+    def _split(self, new: str, final: bool = False) -> TextDelta:
+        """Split a new piece of text into the answer, the thoughts and tool calls, and cut it at a stop string."""
         if self._everywhere is not None:
-            new = self._up_to_stop(self._everywhere, new, final)
+            new = self._cut_at_stop(self._everywhere, new, final)
         thinking = ""
-        if self._splitter is not None and not self._splitter.over:
-            new, thinking = self._parted(self._splitter, new, final)
+        if self._splitter is not None and not self._splitter.is_over:
+            new, thinking = self._split_thoughts(self._splitter, new, final)
         calls: tuple[CallDelta, ...] = ()
         if self._calls is not None:
             self._with_calls.add(new)
-            new, calls = self._called(self._calls, new, final)
+            new, calls = self._split_calls(self._calls, new, final)
         if self._in_answer is not None:
-            new = self._up_to_stop(self._in_answer, new, final)
+            new = self._cut_at_stop(self._in_answer, new, final)
         self._text.add(new)
         return TextDelta(new, thinking, calls)
 
     @staticmethod
-    def _called(parser: CallParser, new: str, final: bool) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return the text and the pieces of calls in a new text."""
+    def _split_calls(parser: CallParser, new: str, final: bool) -> tuple[str, tuple[CallDelta, ...]]:
+        """Return the text and the tool calls in a new piece of text."""
         text, calls = parser.feed(new)
         if final:
-            rest, more = parser.rest()
+            rest, more = parser.finish()
             text, calls = text + rest, calls + more
         return text, calls
 
-    def _up_to_stop(self, strings: StopStrings, new: str, final: bool) -> str:
-        """Return the part of a text before the first stop string."""
+    def _cut_at_stop(self, strings: StopStringFilter, new: str, final: bool) -> str:
+        """Return the part of a new piece of text before the first stop string."""
         text = strings.feed(new)
         if final:
             text += strings.rest()
         self.stopped = self.stopped or strings.stopped
         return text
 
-    def _parted(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
-        """Return what the answer and the thoughts get of a new text."""
+    def _split_thoughts(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
+        """Return the parts of a new piece of text that belong to the answer and to the thoughts."""
         parts = [*splitter.feed(new), *(splitter.rest() if final else ())]
         self._thought_tokens.add_parts(parts)
-        self._before.add("".join(part.text for part in parts if part.kind is not Kind.ANSWER))
-        thinking = "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
+        self._before.add("".join(part.text for part in parts if part.kind is not TextKind.ANSWER))
+        thinking = "".join(part.text for part in parts if part.kind is TextKind.THOUGHT)
         if self._calls_in_thoughts is not None:
-            thinking = self._calls_in_thoughts.feed(thinking, closed=not splitter.inside)
+            thinking = self._calls_in_thoughts.feed(thinking, closed=not splitter.is_inside)
         self._thinking.add(thinking)
-        return "".join(part.text for part in parts if part.kind is Kind.ANSWER), thinking
+        return "".join(part.text for part in parts if part.kind is TextKind.ANSWER), thinking
 
 
-class CallsInThoughts:
-    """Calls with which an answer ends before its thoughts do: some models forget to close them.
+class ThoughtCallReader:
+    """Reads tool calls at the end of thoughts that the model forgot to close.
 
     Such a call counts if it begins with the token that opens calls, is complete, fits its schema, and is the last that
     the model writes. All others are thoughts: a model that only thinks about a tool runs none. A call is held back
     until that is known.
     """
 
-    def __init__(self, calls: Calls, key: str) -> None:
+    def __init__(self, calls: AllowedCalls, key: str) -> None:
         self.calls: tuple[ToolCall, ...] = ()
         """The calls that count, when the answer has ended."""
         self.notes: list[str] = []
@@ -222,12 +225,12 @@ class CallsInThoughts:
         self._held: list[str] = []
         self._deltas: tuple[CallDelta, ...] = ()
 
-    def see(self, token: int) -> None:
-        """Note the token that wrote the next text."""
+    def note_token(self, token: int) -> None:
+        """Note which token wrote the next text."""
         self._opens = token == self._offered.format.opener
 
     def feed(self, thought: str, closed: bool) -> str:
-        """Take the next text of the thoughts, which is the last if they are `closed`. Return what is certainly a
+        """Take the next text of the thoughts, the last one if they are `closed`. Return the text that certainly is a
         thought.
         """
         certain = ""
@@ -235,45 +238,50 @@ class CallsInThoughts:
             place = thought.rfind(self._offered.format.trigger) if self._opens else -1
             if place < 0:
                 return thought
-            certain = without_blanks(thought[:place])
+            certain = strip_blanks(thought[:place])
             thought = thought[len(certain) :]
-            self._parser, self._held, self._deltas = self._offered.parser(self._key, streamed=False), [], ()
+            self._parser, self._held, self._deltas = self._offered.make_parser(self._key, streamed=False), [], ()
             assert self._parser is not None
         self._held.append(thought)
         text, deltas = self._parser.feed(thought)
         self._deltas += deltas
-        return certain + self._released() if closed or text.strip() else certain
+        return certain + self._release_held() if closed or text.strip() else certain
 
     def finish(self, ended: bool, thinking: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return what was held back, or the calls: no more text comes. `thinking` is what came before."""
+        """Return what was held back, as thoughts or as tool calls: no more text comes. `thinking` is the text
+        before.
+        """
         if ended and self._parser is not None:
-            _, deltas = self._parser.rest()
+            _, deltas = self._parser.finish()
             if self._parser.ends_with_calls and not self._parser.notes:
                 self.calls = self._parser.calls
                 return "", self._deltas + deltas
-        rest = self._released()
+        rest = self._release_held()
         if self._offered.format.trigger and self._offered.format.trigger in thinking + rest:
             self.notes.append(
                 "the answer ended within its thoughts, so what looks like a call there was not taken as one"
             )
         return rest, ()
 
-    def _released(self) -> str:
+    def _release_held(self) -> str:
+        """Return the text that was held back: it is no call."""
         held, self._parser, self._held = "".join(self._held), None, []
         return held
 
 
-class _Text:
-    """A text that grows."""
+class _TextBuffer:
+    """A text that grows piece by piece."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> None:
+        """Append a piece."""
         if piece:
             self._pieces.append(piece)
 
-    def joined(self) -> str:
+    def getvalue(self) -> str:
+        """Return the whole text."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -283,11 +291,11 @@ class _Text:
 
 
 _CHARACTER_BITS = 21
-"""Bits of a Unicode code point. A key of `StopTable` is made of a node and a character."""
+"""Bits of a Unicode code point. A key of `StopStringTable` is made of a node and a character."""
 
 
-class StopTable:
-    """A table that finds any of several strings in one pass over a text (Aho and Corasick, 1975).
+class StopStringTable:
+    """An automaton that finds any of several stop strings in one pass over a text (Aho and Corasick, 1975).
 
     Its nodes are the beginnings of the strings; node 0 is the empty one. Time and memory to build it are linear in the
     characters of the strings. It does not change afterwards, so any number of texts may use it at once.
@@ -309,8 +317,8 @@ class StopTable:
         return len(self._children)
 
     def advance(self, node: int, code: int) -> int:
-        """Return the node after one more character: the longest beginning of a stop string with which the text now
-        ends.
+        """Return the node after one more character: the longest beginning of a stop string that the text now ends
+        with.
         """
         while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
             node = self._shorter[node]
@@ -330,15 +338,15 @@ class StopTable:
         self.complete[node] = len(stop)
 
 
-class StopStrings:
-    """A text, piece by piece, up to the first stop string.
+class StopStringFilter:
+    """Passes a text on, piece by piece, up to the first stop string.
 
     The stop string that is *complete* first ends the text, as if characters came one at a time. So the result does not
     depend on how the text is cut. Of several that are complete at the same character, the longest counts. Characters
     that may belong to a stop string are held back. The time per character does not depend on the length of the text.
     """
 
-    def __init__(self, table: StopTable) -> None:
+    def __init__(self, table: StopStringTable) -> None:
         self._table = table
         self._node = 0
         self._held = ""
@@ -347,9 +355,7 @@ class StopStrings:
         """The stop string that is complete; empty if none is."""
 
     def feed(self, new: str) -> str:
-        """Return the text up to a complete stop string, or else up to the longest beginning of one. Text after a stop
-        string is ignored.
-        """
+        """Take the next text. Return what is certainly before a stop string. Text after a stop string is ignored."""
         if self.stopped:
             return ""
         if not self._table:
@@ -374,12 +380,14 @@ class StopStrings:
 
 
 @dataclass(frozen=True)
-class Stops:
-    """What ends the answers of one request. It is made once, on the thread that submits the request."""
+class StopConditions:
+    """What ends the answers of one request: stop strings, tokens, and a limit of thoughts. Made once, on the thread
+    that submits the request.
+    """
 
-    everywhere: StopTable = field(default_factory=StopTable)
+    everywhere: StopStringTable = field(default_factory=StopStringTable)
     """Stop strings that also end thoughts: those that contain one of their tags."""
-    in_answer: StopTable = field(default_factory=StopTable)
+    in_answer: StopStringTable = field(default_factory=StopStringTable)
     """Stop strings of the answer only."""
     token_ids: frozenset[int] = frozenset()
     """Tokens that end an answer."""
@@ -387,20 +395,22 @@ class Stops:
     """What ends its thoughts."""
 
     @classmethod
-    def of(cls, params: SamplingParams, eos_ids: Collection[int] = (), thoughts: Thoughts | None = None) -> Stops:
-        """Return what `params` ask for, with the tokens that end the model's answers."""
+    def from_params(
+        cls, params: SamplingParams, eos_ids: Collection[int] = (), thoughts: Thoughts | None = None
+    ) -> StopConditions:
+        """Return the stop conditions of `params`, with the model's end tokens."""
         tags = () if thoughts is None else (thoughts.open, thoughts.close)
         tagged = [s for s in params.stop if any(tag in s for tag in tags)]
         others = [s for s in params.stop if s not in tagged]
         token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_ids)
-        return cls(StopTable(tagged), StopTable(others), token_ids)
+        return cls(StopStringTable(tagged), StopStringTable(others), token_ids)
 
 
 # Split a model's thoughts from its answer while the text streams.
 
 
-class Kind(Enum):
-    """What a part of a text is."""
+class TextKind(Enum):
+    """Whether a part of a model's text is a thought, the answer, or tags and blanks between them."""
 
     MARKUP = "markup"
     THOUGHT = "thought"
@@ -409,14 +419,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class TextPart:
-    """A piece of text of one kind."""
+    """A part of a model's text that is of one kind."""
 
     text: str
-    kind: Kind
+    kind: TextKind
 
 
-class _Place(Enum):
-    """Where in an answer the next text is."""
+class _SplitState(Enum):
+    """How far a ThoughtSplitter has come in an answer's text."""
 
     BEFORE = "nothing has come, or only blanks"
     OPENED = "right after the tag that opens thoughts"
@@ -426,7 +436,7 @@ class _Place(Enum):
 
 
 class ThoughtSplitter:
-    """Cuts a stream of text into thoughts, the answer after them, and the tags and blanks between the two.
+    """Splits a stream of text into thoughts, the answer after them, and the tags and blanks between the two.
 
     Thoughts come first. The prompt opens them (`begun`), or the text does, with only blanks before the tag. Once the
     answer has begun, a tag is a part of it, for example in code. The parts together are the text, and do not depend on
@@ -435,107 +445,113 @@ class ThoughtSplitter:
 
     def __init__(self, thoughts: Thoughts) -> None:
         self._thoughts = thoughts
-        self._place = _Place.OPENED if thoughts.begun else _Place.BEFORE
+        self._place = _SplitState.OPENED if thoughts.begun else _SplitState.BEFORE
         self._again = thoughts.begun
         self._held = ""
 
     @property
-    def over(self) -> bool:
-        """Whether all further text belongs to the answer."""
-        return self._place is _Place.ANSWER and not self._held
+    def is_over(self) -> bool:
+        """Whether the thoughts have ended, so that all further text belongs to the answer."""
+        return self._place is _SplitState.ANSWER and not self._held
 
     @property
-    def inside(self) -> bool:
+    def is_inside(self) -> bool:
         """Whether the next text belongs to the thoughts."""
-        return self._place in (_Place.OPENED, _Place.INSIDE)
+        return self._place in (_SplitState.OPENED, _SplitState.INSIDE)
 
     @property
-    def half_closed(self) -> int:
-        """How many characters at the end of the text begin the tag that closes thoughts."""
-        return beginning_of(self._thoughts.close, self._held) if self._place is _Place.INSIDE else 0
+    def closing_tag_chars(self) -> int:
+        """How many characters at the end of the text may begin the tag that closes the thoughts."""
+        return partial_tag_length(self._thoughts.close, self._held) if self._place is _SplitState.INSIDE else 0
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Take text, and yield the parts that are certain now."""
+        """Take the next text, and yield the parts that are certain now."""
         self._held += text
-        return self._parts(final=False)
+        return self._split_held(final=False)
 
     def rest(self) -> Iterator[TextPart]:
         """Yield what was held back because it could have become a tag: no more text comes."""
-        return self._parts(final=True)
+        return self._split_held(final=True)
 
-    def _parts(self, final: bool) -> Iterator[TextPart]:
+    def _split_held(self, final: bool) -> Iterator[TextPart]:
+        """Yield the parts of the held text that are certain; all of it if it is `final`."""
         while self._held:
             place = self._place
-            part = self._next(final)
+            part = self._next_part(final)
             if part is not None and part.text:
                 self._held = self._held[len(part.text) :]
                 yield part
             elif place is self._place:
                 return
 
-    def _next(self, final: bool) -> TextPart | None:
-        """Return the part with which the held text begins, if it is certain, and advance the place."""
-        if self._place is _Place.BEFORE:
-            return self._before(final)
-        if self._place is _Place.OPENED:
-            return self._opened(final)
-        if self._place is _Place.INSIDE:
-            return self._inside(final)
-        if self._place is _Place.CLOSED:
-            return self._blanks(_Place.ANSWER)
-        return TextPart(self._held, Kind.ANSWER)
+    def _next_part(self, final: bool) -> TextPart | None:
+        """Return the first part of the held text if it is certain, and advance the state."""
+        if self._place is _SplitState.BEFORE:
+            return self._part_before_thoughts(final)
+        if self._place is _SplitState.OPENED:
+            return self._part_after_opening_tag(final)
+        if self._place is _SplitState.INSIDE:
+            return self._part_of_thoughts(final)
+        if self._place is _SplitState.CLOSED:
+            return self._leading_blanks(_SplitState.ANSWER)
+        return TextPart(self._held, TextKind.ANSWER)
 
-    def _before(self, final: bool) -> TextPart | None:
+    def _part_before_thoughts(self, final: bool) -> TextPart | None:
+        """Return the thinking tag that the text begins with, if any, and go to the state after it. Without one, the
+        answer has begun.
+        """
         body = self._held.lstrip()
         blanks = len(self._held) - len(body)
-        tags = {self._thoughts.open: _Place.OPENED, self._thoughts.skipped: _Place.CLOSED}
-        for tag, place in tags.items() if blanks <= WIDEST else ():
+        tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skipped: _SplitState.CLOSED}
+        for tag, place in tags.items() if blanks <= MOST_TAG_BLANKS else ():
             if tag and body.startswith(tag):
                 self._place = place
-                return TextPart(self._held[: blanks + len(tag)], Kind.MARKUP)
-        if not final and blanks <= WIDEST and any(tag.startswith(body) for tag in tags if tag):
+                return TextPart(self._held[: blanks + len(tag)], TextKind.MARKUP)
+        if not final and blanks <= MOST_TAG_BLANKS and any(tag.startswith(body) for tag in tags if tag):
             return None
-        self._place = _Place.ANSWER
+        self._place = _SplitState.ANSWER
         return None
 
-    def _opened(self, final: bool) -> TextPart | None:
+    def _part_after_opening_tag(self, final: bool) -> TextPart | None:
         """Return the part after the opening tag. Some models repeat the tag that their prompt has opened."""
         if self._held[0].isspace():
-            return self._blanks(_Place.OPENED)
+            return self._leading_blanks(_SplitState.OPENED)
         tag = self._thoughts.open
         if self._again and not final and tag.startswith(self._held) and self._held != tag:
             return None
         again, self._again = self._again and self._held.startswith(tag), False
         if again:
-            return TextPart(tag, Kind.MARKUP)
-        self._place = _Place.INSIDE
+            return TextPart(tag, TextKind.MARKUP)
+        self._place = _SplitState.INSIDE
         return None
 
-    def _inside(self, final: bool) -> TextPart | None:
+    def _part_of_thoughts(self, final: bool) -> TextPart | None:
+        """Return the certain part of the thoughts, or the tag that closes them."""
         before, tag, _ = self._held.partition(self._thoughts.close)
         if tag:
-            thought = without_blanks(before)
+            thought = strip_blanks(before)
             if thought:
-                return TextPart(thought, Kind.THOUGHT)
-            self._place = _Place.CLOSED
-            return TextPart(before + tag, Kind.MARKUP)
+                return TextPart(thought, TextKind.THOUGHT)
+            self._place = _SplitState.CLOSED
+            return TextPart(before + tag, TextKind.MARKUP)
         if final:
-            return TextPart(self._held, Kind.THOUGHT)
-        certain = self._held[: len(self._held) - beginning_of(self._thoughts.close, self._held)]
-        return TextPart(without_blanks(certain), Kind.THOUGHT)
+            return TextPart(self._held, TextKind.THOUGHT)
+        certain = self._held[: len(self._held) - partial_tag_length(self._thoughts.close, self._held)]
+        return TextPart(strip_blanks(certain), TextKind.THOUGHT)
 
-    def _blanks(self, then: _Place) -> TextPart | None:
+    def _leading_blanks(self, then: _SplitState) -> TextPart | None:
+        """Return the blanks at the beginning of the held text. If there are none, go to the state `then`."""
         blanks = len(self._held) - len(self._held.lstrip())
         if blanks:
-            return TextPart(self._held[:blanks], Kind.MARKUP)
+            return TextPart(self._held[:blanks], TextKind.MARKUP)
         self._place = then
         return None
 
 
-class ThoughtTokens:
-    """Counts the tokens that wrote an answer's thoughts: those whose text is at least partly in the thoughts. A token
-    without text yet, such as half a character, counts at the place of the next text. Tags and the blanks around them
-    are no thoughts.
+class ThinkingTokenCounter:
+    """Counts the tokens that wrote an answer's thoughts: those whose text is at least partly in them. A token without
+    text yet, such as half a character, counts at the place of the next text. Tags and the blanks around them do not
+    count.
     """
 
     def __init__(self) -> None:
@@ -544,19 +560,19 @@ class ThoughtTokens:
         self._parted = 0
 
     def add_token(self, new: str) -> None:
-        """Note that the next token has added the text `new`."""
+        """Add the text of the next token."""
         self._ends.append(self._ends[-1] + len(new))
 
     def add_parts(self, parts: Iterable[TextPart]) -> None:
-        """Add the next parts of the text."""
+        """Add the next parts into which that text was split."""
         for part in parts:
             begin, self._parted = self._parted, self._parted + len(part.text)
-            if part.kind is Kind.THOUGHT:
+            if part.kind is TextKind.THOUGHT:
                 self._thought = self._thought[0] if self._thought[1] else begin, self._parted
 
     @property
     def count(self) -> int:
-        """How many tokens wrote the thoughts."""
+        """How many tokens wrote the thoughts so far."""
         first, last = self._thought
         return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._ends))
 
@@ -575,7 +591,9 @@ Encode = Callable[[str, bool], Sequence[int]]
 
 @dataclass(frozen=True)
 class ThinkingLimit:
-    """What limits the thoughts of one request. It is made on the thread that submits the request."""
+    """How many tokens the thoughts of a request may have, and the tag that then closes them. Made on the thread that
+    submits the request.
+    """
 
     tokens: int
     """How many tokens the thoughts may have."""
@@ -590,8 +608,10 @@ class ThinkingLimit:
     vocab_size: int
 
     @classmethod
-    def of(cls, tokens: int | None, thoughts: Thoughts | None, encode: Encode, vocab_size: int) -> ThinkingLimit | None:
-        """Return the limit of a request; None if there is none, or if the thoughts are not told apart."""
+    def for_request(
+        cls, tokens: int | None, thoughts: Thoughts | None, encode: Encode, vocab_size: int
+    ) -> ThinkingLimit | None:
+        """Return the limit of a request; None if it has none, or if the model marks no thoughts."""
         if tokens is None or thoughts is None:
             return None
         close = thoughts.close
@@ -601,8 +621,8 @@ class ThinkingLimit:
         return cls(tokens, close, written, first, encode, vocab_size)
 
 
-class Thinking(Protocol):
-    """Where an answer is, while it grows: see `TextStream`."""
+class ThinkingState(Protocol):
+    """How far an answer's thoughts have come, while it is written: see `TextStream`."""
 
     @property
     def in_thoughts(self) -> bool:
@@ -610,11 +630,11 @@ class Thinking(Protocol):
 
     @property
     def thoughts_over(self) -> bool:
-        """Whether the next text belongs to the answer."""
+        """Whether the thoughts have ended, so that all further text belongs to the answer."""
 
     @property
-    def half_closed(self) -> int:
-        """How many characters of the closing tag are written."""
+    def closing_tag_chars(self) -> int:
+        """How many characters of the tag that closes the thoughts are written so far."""
 
     @property
     def silent(self) -> bool:
@@ -622,12 +642,12 @@ class Thinking(Protocol):
 
 
 class ThinkingBudget:
-    """The thoughts of one answer, and how many tokens are left for them.
+    """Counts down how many tokens the thoughts of one answer may still have, then forces the closing tag.
 
     A token counts if the answer is in its thoughts before and after it. Tags do not count.
     """
 
-    def __init__(self, limit: ThinkingLimit, text: Thinking) -> None:
+    def __init__(self, limit: ThinkingLimit, text: ThinkingState) -> None:
         self._limit = limit
         self._text = text
         self._left = limit.tokens
@@ -637,17 +657,17 @@ class ThinkingBudget:
         self._over = False
 
     @property
-    def due(self) -> bool:
-        """Whether a token may have to be forced after the next one, which is not known yet."""
+    def may_force_soon(self) -> bool:
+        """Whether the token after the next one may have to be forced."""
         return not self._over and (bool(self._forced) or self._left <= 1)
 
     @property
     def most_drafts(self) -> int:
-        """How many next tokens may be drafted, so that the token after them need not be forced whatever they are."""
+        """How many tokens may be drafted without reaching the limit, whatever they are."""
         return sys.maxsize if self._over else max(0, self._left - 1)
 
-    def take(self, token: int) -> None:
-        """Follow the answer's next token, after its text was taken."""
+    def count_token(self, token: int) -> None:
+        """Count the answer's next token, after `TextStream` has taken it."""
         if self._over:
             return
         inside, before = self._text.in_thoughts, self._inside
@@ -661,21 +681,22 @@ class ThinkingBudget:
         elif before or self._text.thoughts_over:
             self._over = True
 
-    def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next: those of the closing tag that are not written. Often there are
-        none.
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the tokens that must come next: the rest of the closing tag once the limit is reached. Often there
+        are none.
         """
-        if not self._over and not self._forced and self._spent:
-            written = self._text.half_closed
+        if not self._over and not self._forced and self._is_spent:
+            written = self._text.closing_tag_chars
             begun = written >= self._limit.first
             rest = self._limit.encode(self._limit.close[written:], False) if begun else self._limit.close_tokens
             self._forced = list(rest)
         return self._forced
 
-    def masks(self) -> list[Mask]:
-        """Return a mask for each of the `forced` tokens."""
-        return [only(token, self._limit.vocab_size) for token in self.forced()]
+    def forced_masks(self) -> list[Mask]:
+        """Return a mask for each forced token, which allows that token alone."""
+        return [single_token_mask(token, self._limit.vocab_size) for token in self.forced_tokens()]
 
     @property
-    def _spent(self) -> bool:
+    def _is_spent(self) -> bool:
+        """Whether the thoughts have no tokens left, and the text is not in the middle of a character."""
         return self._inside and self._left <= 0 and not 0 < self._silent <= _MOST_SILENT

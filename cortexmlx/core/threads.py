@@ -1,10 +1,10 @@
-"""Threads that own mlx, and never end.
+"""Threads that may use mlx. They are reused and never end, since mlx's state belongs to its thread.
 
 When a thread that ran compiled mlx functions ends, mlx destroys that thread's compile cache, which needs the
 interpreter. If the interpreter is shutting down by then, the process aborts. `join` does not help, because it returns
 before the C++ part of the thread is over. So a thread that has done its work waits here for more work, and the next
 engine takes it. At the end of the program, Python ends every thread that asks for the interpreter again, even between
-two instructions. So all these threads are sent to a place where they no longer need it (`_leave_the_interpreter`).
+two instructions. So all these threads are sent to a place where they no longer need it (`_leave_interpreter_at_exit`).
 
 Python lets any thread throw an exception at any other (`PyThreadState_SetAsyncExc`). It lands between two instructions:
 for example after a function has returned, before its value has a name. So the next task is in an attribute and not in a
@@ -13,7 +13,7 @@ raised is called again until it returns.
 
 A forked child has neither these threads nor mlx's own. One of them may have been changing an object of mlx when the
 child was made, and a destructor that meets it half changed aborts (the C library then reports a double free). So the
-child ends without the destructors of C++, where the platform lets it (`_skip_destructors`).
+child ends without the destructors of C++, where the platform lets it (`_skip_exit_handlers`).
 """
 
 from __future__ import annotations
@@ -44,47 +44,49 @@ _MORE_THAN_A_PIPE = 1 << 22
 """More bytes than a pipe can hold."""
 
 _lock = threading.Lock()
-_every: list[_Thread] = []
-_parked: list[_Thread] = []
+_all_threads: list[_MlxThread] = []
+_parked: list[_MlxThread] = []
 _mlx_is_lost = False
 
 
-class Task:
-    """A function that runs on an mlx thread: first as `run(None)`, then again with what it raised, until it returns."""
+class MlxTask:
+    """A function that runs on an mlx thread. It is called as `run(None)`, and again with every exception that it
+    raises, until it returns.
+    """
 
     def __init__(self, run: Callable[[BaseException | None], None]) -> None:
         self._run = run
         self._begun = self._over = False
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._thread: _Thread | None = None
+        self._thread: _MlxThread | None = None
 
     def start(self) -> None:
-        """Start it, on a parked thread or a new one."""
+        """Run the function on a parked thread or a new one."""
         with _lock:
             if _parked:
                 self._thread = _parked.pop()
-                self._thread.take(self)
+                self._thread.assign(self)
         if self._thread is None:
-            self._thread = _Thread(self)
+            self._thread = _MlxThread(self)
             self._thread.start()
 
     @property
     def running(self) -> bool:
-        """Whether it has begun and has not ended."""
+        """Whether the function has begun and has not ended."""
         return self._thread is not None and self._thread.is_alive() and not self._over
 
-    def here(self) -> bool:
-        """Return whether this is the task's own thread."""
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is on the task's own thread."""
         return self._thread is not None and threading.get_ident() == self._thread.ident
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait until the function has ended."""
         with self._gate:
             pass
 
     def carry_out(self, raised: BaseException | None) -> None:
-        """Run the task to its end. The thread calls this, and again if it raised."""
+        """Run the function to its end. Its thread calls this, and again with what it `raised`."""
         if not self._over:
             first, self._begun = not self._begun, True
             self._run(None if first else raised)
@@ -93,63 +95,68 @@ class Task:
             self._gate.release()
 
     def abandon(self) -> None:
-        """Mark it as ended, because this is a forked child, which does not have its thread."""
+        """Mark the task as ended in a forked child, which does not have its thread."""
         self._over = True
         self._gate = threading.Lock()
 
 
-class _Thread(threading.Thread):
-    """A thread that carries out one task after another for ever."""
+class _MlxThread(threading.Thread):
+    """A thread that carries out one task after another and never ends."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: MlxTask) -> None:
         super().__init__(name="cortexmlx-engine", daemon=True)
-        _every.append(self)
-        self._task: Task | None = task
+        _all_threads.append(self)
+        self._task: MlxTask | None = task
         self._raised: BaseException | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def take(self, task: Task) -> None:
-        """Carry out `task` next. The caller has the lock, and has removed this thread from the parked ones."""
+    def assign(self, task: MlxTask) -> None:
+        """Have the thread carry out `task` next. The caller has the lock, and has removed this thread from the parked
+        ones.
+        """
         self._task = task
         self._wake.put(None)
 
-    def leave(self, until: float) -> None:
-        """Have the thread wait for the end of the process outside of the interpreter. Return when it does, or at
-        `until`.
+    def leave_interpreter(self, until: float) -> None:
+        """Have the thread wait for the end of the process in a system call, outside of the interpreter. Return when it
+        does, or at `until`.
         """
-        while not self._is_taken():
+        while not self._unpark():
             if time.monotonic() > until:
                 return
             time.sleep(0.001)
         reader, writer = os.pipe()
-        self.take(Task(lambda raised: _write_for_ever(writer)))
+        self.assign(MlxTask(lambda raised: _block_on_pipe(writer)))
         begun = select.poll()
         begun.register(reader, select.POLLIN)
         begun.poll(1000 * _AT_EXIT)
 
-    def _is_taken(self) -> bool:
-        """Remove this thread from the parked ones. Return whether it was parked."""
+    def _unpark(self) -> bool:
+        """Remove this thread from the parked ones. Return whether it was among them."""
         with _lock:
             if parked := self in _parked:
                 _parked.remove(self)
             return parked
 
     def run(self) -> None:
-        self._survive(_LEVELS)
+        """Carry out tasks for ever."""
+        self._run_for_ever(_LEVELS)
 
-    def _survive(self, levels: int) -> None:
-        """Work for ever. An exception that lands outside of one level's `try` is caught by the next outer level."""
+    def _run_for_ever(self, levels: int) -> None:
+        """Carry out tasks for ever. An exception that lands outside of one level's `try` is caught by the next outer
+        level.
+        """
         while True:
             try:
                 if levels:
-                    self._survive(levels - 1)
+                    self._run_for_ever(levels - 1)
                 else:
-                    self._turn()
+                    self._run_or_wait()
             except BaseException as error:
                 self._raised = error
 
-    def _turn(self) -> None:
-        """Carry out the task, or wait for one."""
+    def _run_or_wait(self) -> None:
+        """Carry out the task if there is one, else park and wait for one."""
         if self._task is not None:
             raised, self._raised = self._raised, None
             self._task.carry_out(raised)
@@ -162,12 +169,12 @@ class _Thread(threading.Thread):
 
 
 def require_mlx_threads() -> None:
-    """Raise ForkedProcess where mlx cannot run, because its threads are in another process."""
+    """Raise ForkedProcess in a forked child, where mlx cannot run without its threads."""
     if _mlx_is_lost:
-        raise forked()
+        raise forked_process_error()
 
 
-def forked() -> ForkedProcess:
+def forked_process_error() -> ForkedProcess:
     """Return the error for using mlx in a forked child."""
     return ForkedProcess(
         f"process {os.getpid()} was forked from one that uses mlx, whose threads are not in the child: start it with "
@@ -175,42 +182,42 @@ def forked() -> ForkedProcess:
     )
 
 
-def _write_for_ever(pipe: int) -> None:
-    """Write more into a pipe than it holds. The thread has left the interpreter when the first byte arrives, and does
-    not come back, since nobody reads the pipe.
+def _block_on_pipe(pipe: int) -> None:
+    """Block in a write of more than a pipe holds. The thread has left the interpreter when the first byte arrives, and
+    does not come back, since nobody reads the pipe.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # which would interrupt it
     os.write(pipe, bytes(_MORE_THAN_A_PIPE))
 
 
 @atexit.register
-def _leave_the_interpreter() -> None:
-    """Send all threads out of the interpreter at the end of the program. Its engines are closed by then, because Python
+def _leave_interpreter_at_exit() -> None:
+    """Have all threads leave the interpreter at the end of the program. Its engines are closed by then, because Python
     calls the newest exit function first.
     """
     until = time.monotonic() + _AT_EXIT
-    for thread in _every:
+    for thread in _all_threads:
         with suppress(OSError):  # no pipe is left
-            thread.leave(until)
+            thread.leave_interpreter(until)
 
 
-def _in_child() -> None:
-    """Begin again without threads. Another thread may have held the lock. Nobody can tell whether the parent only
-    imported mlx or used it.
+def _reset_after_fork() -> None:
+    """Forget all threads in a forked child, and make a new lock, since another thread may have held it. Nobody can
+    tell whether the parent only imported mlx or used it.
     """
     global _lock, _mlx_is_lost
     _lock = threading.Lock()
     _parked.clear()
-    _every.clear()
+    _all_threads.clear()
     if not _mlx_is_lost and "mlx.core" in sys.modules:
         _mlx_is_lost = True
-        _skip_destructors()
+        _skip_exit_handlers()
 
 
-def _skip_destructors() -> None:
-    """Have the process end with its exit code when Python is finished, before what C and C++ registered for the end in
-    the parent. Buffered output of C is written first. Only Linux can do this, with glibc's `on_exit`; elsewhere
-    `os._exit` is the way to end a forked child.
+def _skip_exit_handlers() -> None:
+    """Have a forked child skip the exit functions that C and C++ registered in the parent. It ends with its exit code
+    once Python is finished and buffered output of C is written. Only Linux can do this, with glibc's `on_exit`;
+    elsewhere `os._exit` is the way to end a forked child.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):
@@ -218,4 +225,4 @@ def _skip_destructors() -> None:
         libc["__cxa_atexit"](libc.fflush, None, None)  # the last one registered is called first
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""The engine's thread: it owns mlx, and carries out calls of other threads between two steps."""
+"""Worker: the engine's thread, which owns mlx. Between two steps it carries out calls of other threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops
-from cortexmlx.core.threads import Task, forked, require_mlx_threads
+from cortexmlx.core.text import StopConditions
+from cortexmlx.core.threads import MlxTask, forked_process_error, require_mlx_threads
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
-from cortexmlx.system.machine import is_refusal
-from cortexmlx.system.waits import take_from
+from cortexmlx.system.machine import is_memory_refusal
+from cortexmlx.system.waits import take_next
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent
 
@@ -51,19 +51,19 @@ _AHEAD = 64
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that has no handle yet. Its answers end at `stops` and follow `grammar`. `listener` is that of
-    `Engine.submit`. `owner` is kept alive until the request has ended.
+    """A request that is ready to be queued, and has no handle yet. Its answers end at `stops` and follow `grammar`.
+    `listener` is that of `Engine.submit`. `owner` is kept alive until the request has ended.
     """
 
     request: QueuedRequest
-    stops: Stops
+    stops: StopConditions
     listener: Callable[[TokenEvent], None] | None = None
     owner: object = None
     grammar: Grammar | None = None
 
 
 class Worker:
-    """The engine's thread, and the queue of calls for it."""
+    """The engine's thread, and the queue of calls that other threads make to it."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.core: EngineCore
@@ -74,21 +74,21 @@ class Worker:
         self._loaded = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._permits = _permits()
+        self._permits = _make_permits()
         self._step_seconds = 0.0
         self._asking: set[_Answer] = set()
         self._stopping = self._closing = False
         self._forked = False
         self._requests = 0
         self._handles: weakref.WeakValueDictionary[RequestId, RequestHandle] = weakref.WeakValueDictionary()
-        self._task = Task(self._run)
+        self._task = MlxTask(self._run)
 
     def start(self) -> None:
-        """Start the thread and wait until the model is loaded. Raises what loading raised."""
+        """Start the thread and wait until the model is loaded. Raises the error of loading."""
         require_mlx_threads()
         _workers.add(self)
         self._task.start()
-        take_from(self._tried)
+        take_next(self._tried)
         if self._error is not None:
             self._task.join()
             raise self._error
@@ -100,47 +100,51 @@ class Worker:
         Waits while too many submissions are queued: a loop of submissions would take the interpreter from the engine's
         thread, and delay every cancel.
         """
-        counted = not self._task.here()  # which would wait for itself
+        counted = not self._task.is_current_thread()  # which would wait for itself
         try:
             if counted:
-                take_from(self._permits)
-            self._submit(submissions, handles, counted)
+                take_next(self._permits)
+            self._queue_requests(submissions, handles, counted)
         except BaseException:
             if counted:
                 self._return_permit()  # an engine that is closed wakes all who wait, one after the other
             raise
 
     def _return_permit(self) -> None:
-        """Let one more caller submit. An interrupted thread cannot tell whether it had a permit, and returns one. There
-        are never more than `_AHEAD` permits.
+        """Let one more caller submit. An interrupted thread may return a permit that it did not have. There are never
+        more than `_AHEAD` permits.
         """
         if self._permits.qsize() < _AHEAD:
             self._permits.put(None)
 
-    def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
+    def _queue_requests(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
+        """Make handles for the submissions, and queue a call that adds their requests to the core."""
         with self._lock:
             self.check_open()
             queued = []
             for submission in submissions:
                 self._requests += 1
                 number = RequestId(self._requests)
-                handle = RequestHandle(number, self.cancel, submission.listener, submission.owner, self.check_elsewhere)
+                handle = RequestHandle(
+                    number, self.cancel, submission.listener, submission.owner, self.check_not_own_thread
+                )
                 self._handles[number] = handle
                 handles.append(handle)
                 queued.append((submission, handle))
-            self._calls.put(lambda core: self._add(core, queued, counted))
+            self._calls.put(lambda core: self._add_requests(core, queued, counted))
 
     @property
     def would_wait(self) -> bool:
-        """Whether `submit` would wait now."""
+        """Whether `submit` would wait now, because too many submissions are queued."""
         return self._permits.empty()
 
     @property
-    def _awaited(self) -> bool:
-        """Whether somebody waits for the engine to be open, or to end."""
+    def _is_awaited(self) -> bool:
+        """Whether a caller already waits: for an answer, or for the engine's end."""
         return self._stopping or self._requests > 0
 
     def cancel(self, request: RequestId) -> None:
+        """Have the engine's thread cancel a request, without waiting."""
         self._calls.put(lambda core: core.cancel(request))
 
     def ask(
@@ -149,10 +153,10 @@ class Worker:
         *,
         any_error: bool = False,
     ) -> T:
-        """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
-        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
+        """Run `question(core)` on the engine's thread between two steps, and return its result. Raises what it raises,
+        and CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
         """
-        self.check_elsewhere()
+        self.check_not_own_thread()
         answer: _Answer = queue.SimpleQueue()
         caught = BaseException if any_error else Exception
 
@@ -168,7 +172,7 @@ class Worker:
                 self._asking.add(answer)
                 self._calls.put(run)
             value: T
-            value, error = take_from(answer)
+            value, error = take_next(answer)
         finally:
             self._asking.discard(answer)
         if error is not None:
@@ -181,11 +185,11 @@ class Worker:
         It takes no lock: a dropped engine is collected wherever Python collects garbage, also while the lock is held.
         The thread notifies callers who submit meanwhile, at its end.
         """
-        self.end()
-        if self._task.running and not self._task.here():
+        self.request_stop()
+        if self._task.running and not self._task.is_current_thread():
             self._task.join()
 
-    def end(self) -> None:
+    def request_stop(self) -> None:
         """Ask the thread to end, without waiting. Safe to call again, from any thread."""
         self._stopping = True
         self._calls.put(None)
@@ -201,38 +205,39 @@ class Worker:
         if self._stopping:
             raise EngineClosed("the engine is closed: make a new one")
 
-    def check_elsewhere(self) -> None:
-        """Raise CortexError on the engine's own thread."""
-        if self._task.here():
+    def check_not_own_thread(self) -> None:
+        """Raise CortexError on the engine's own thread, which would wait for itself."""
+        if self._task.is_current_thread():
             raise CortexError(
                 "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
                 "processors run there, so ask from another thread, or use on_event"
             )
 
     def check_process(self) -> None:
-        """Raise ForkedProcess in a child of the process that made the engine."""
+        """Raise ForkedProcess in a forked child of the process that made the engine."""
         if self._forked:
-            raise forked()
+            raise forked_process_error()
 
     def abandon(self) -> None:
         """Close the engine in a forked child, which does not have its thread. Other threads may have held the locks."""
         self._lock = threading.Lock()
         self._calls = queue.SimpleQueue()
-        self._permits = _permits()
+        self._permits = _make_permits()
         self._forked = self._stopping = True
         self._task.abandon()
         for handle in list(self._handles.values()):
-            handle.abandon(forked())
+            handle.abandon(forked_process_error())
 
     def _run(self, raised: BaseException | None) -> None:
-        """Live the engine's whole life. If an exception ends it early, it is called again with that exception (see
-        `threads`).
+        """Run the engine from loading to closing. If an exception ends this early, it is called again with that
+        exception (see `threads`).
         """
         if not self._closing:
-            self._live(raised)
+            self._serve(raised)
         self._shut_down()
 
-    def _live(self, raised: BaseException | None) -> None:
+    def _serve(self, raised: BaseException | None) -> None:
+        """Load the model or recover, then carry out calls and steps until the engine is closed."""
         if not self._loaded:
             self._load(raised)
         elif raised is not None:
@@ -243,16 +248,17 @@ class Worker:
         self._closing = True
 
     def _load(self, raised: BaseException | None) -> None:
+        """Load the model. An error is kept for `start`, which raises it."""
         try:
             if raised is not None:
                 raise raised
             from cortexmlx.core.core import EngineCore
 
-            self.core = EngineCore(self._config, lambda call: self._calls.put(call), lambda: self._awaited)
+            self.core = EngineCore(self._config, lambda call: self._calls.put(call), lambda: self._is_awaited)
             self._loaded = True
         except BaseException as error:
             _clear_frames(error)
-            refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
+            refused = next((e for e in (error, error.__cause__) if e is not None and is_memory_refusal(e)), None)
             self._error = (
                 error if refused is None or isinstance(refused, CortexError) else _out_of_memory_error(refused)
             )
@@ -266,18 +272,18 @@ class Worker:
             self._on_progress(progress)
 
     def _recover(self, raised: BaseException) -> None:
-        """Begin again after an exception that may have landed anywhere. All waiting callers get an error. If the engine
-        cannot begin again, it closes.
+        """Reset the core after an exception that may have landed anywhere. All waiting callers get an error. If the
+        core cannot be reset, the engine closes.
         """
         log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
         _clear_frames(raised)
         failure = CortexError(f"the engine's thread was interrupted by {raised!r}: ask again")
         try:
-            self.core.begin_anew()
+            self.core.reset()
         except Exception as error:
             log.exception("the engine cannot begin anew, and closes")
             self._closing = True
-            kind = OutOfMemory if is_refusal(error) else EngineClosed
+            kind = OutOfMemory if is_memory_refusal(error) else EngineClosed
             failure = kind(
                 f"the engine's thread was interrupted by {raised!r}; it cannot begin anew, and closes: {error}"
             )
@@ -287,7 +293,7 @@ class Worker:
             self._calls.put(None)
 
     def _fail_all(self, error: CortexError) -> None:
-        """Fail every request and every `ask` so far, also queued ones."""
+        """Fail every request and every waiting `ask`, also queued ones."""
         with self._lock:
             handles, asking = list(self._handles.values()), list(self._asking)
         for handle in handles:
@@ -296,15 +302,15 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, or until
-        a request is late, and carry it out together with all queued ones. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, or
+        until a request is late, and carry it out together with all queued ones. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         until, together = time.perf_counter() + wait, 0
         while (idle := self.core.idle) or together or time.perf_counter() < until:
             more = idle and self._calls.empty() and self.core.tidy()
             try:
-                call = self._calls.get(block=idle and not more, timeout=self.core.seconds_left if idle else None)
+                call = self._calls.get(block=idle and not more, timeout=self.core.seconds_to_deadline if idle else None)
             except queue.Empty:
                 if more:
                     continue
@@ -319,7 +325,10 @@ class Worker:
             call(self.core)
         return True
 
-    def _add(self, core: EngineCore, queued: Iterable[tuple[Submission, RequestHandle]], counted: bool) -> None:
+    def _add_requests(
+        self, core: EngineCore, queued: Iterable[tuple[Submission, RequestHandle]], counted: bool
+    ) -> None:
+        """Add submitted requests to the core. One that raises fails."""
         if counted:
             self._return_permit()
         for submission, handle in queued:
@@ -333,6 +342,7 @@ class Worker:
                 _clear_frames(error)
 
     def _step(self) -> None:
+        """Do one step of the core. If it raises, all requests fail."""
         began = time.perf_counter()
         try:
             self.core.step()
@@ -343,6 +353,7 @@ class Worker:
         self._step_seconds = time.perf_counter() - began
 
     def _shut_down(self) -> None:
+        """Fail what is left, and release the core."""
         with self._lock:
             self._stopping = True
         self._return_permit()
@@ -357,22 +368,23 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def stop_all() -> None:
-    """Stop all engines before the interpreter destroys mlx."""
+    """Stop all engines at the end of the program, before the interpreter destroys mlx."""
     for worker in list(_workers):
         worker.stop()
 
 
-def _in_child() -> None:
+def _abandon_after_fork() -> None:
+    """Close all engines in a forked child."""
     for worker in list(_workers):
         worker.abandon()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
-def _permits() -> queue.SimpleQueue[None]:
-    """Return a semaphore of `_AHEAD` permits. Unlike Python's own, it cannot stay locked if an exception is thrown at
-    the engine's thread.
+def _make_permits() -> queue.SimpleQueue[None]:
+    """Return a semaphore of `_AHEAD` permits, as a queue. Unlike Python's own, it cannot stay locked if an exception
+    is thrown at the engine's thread.
     """
     permits: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(_AHEAD):
@@ -381,12 +393,13 @@ def _permits() -> queue.SimpleQueue[None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error, which hold the model and arrays. An app may keep the error."""
+    """Clear the frames of an error and its causes, which hold the model and arrays. An app may keep the error."""
     for each in with_causes(error):
         clear_frames(each.__traceback__)
 
 
 def _out_of_memory_error(refused: BaseException) -> OutOfMemory:
+    """Return the error for memory that was refused while the model was loaded."""
     return OutOfMemory(
         f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
         "a smaller model or KV memory (--kv-memory)"
@@ -394,4 +407,5 @@ def _out_of_memory_error(refused: BaseException) -> OutOfMemory:
 
 
 def _as_cortex_error(what: str, error: Exception) -> CortexError:
+    """Return the error itself if it is a CortexError, otherwise a CortexError with its message."""
     return error if isinstance(error, CortexError) else CortexError(f"{what}: {error}")

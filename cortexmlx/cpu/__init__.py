@@ -1,1 +1,1 @@
-"""What MLX's CPU build is slow at, done in another way. Nothing here is used on a GPU."""
+"""Faster replacements for what MLX's CPU build does slowly. Nothing here is used on a GPU."""

@@ -27,7 +27,7 @@ SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
 
 
 class BlasState(str, Enum):
-    """The outcome of `preload`."""
+    """How the attempt to load a fast BLAS ended."""
 
     FAST = "fast"
     NOT_NEEDED = "not needed"
@@ -38,7 +38,9 @@ class BlasState(str, Enum):
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """The outcome and one line about it for the user. `threads` is how many threads the library uses (0 if unknown)."""
+    """The outcome of `preload`, and a line about it for the user. `threads` is how many the library uses (0 if
+    unknown).
+    """
 
     state: BlasState
     line: str
@@ -55,31 +57,31 @@ _lock = threading.Lock()
 
 
 def preload() -> BlasStatus:
-    """Load a fast BLAS globally, once. Later calls return the first outcome. It is best called before mlx is imported;
-    later it works with the shim only. A warning is logged if mlx is imported already and stays slow.
+    """Load a fast BLAS globally, once. Later calls return the first outcome. Call it before mlx is imported: later, it
+    works with our shim only, and logs a warning if mlx stays slow.
 
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """
     global _status
     with _lock:  # engines may open on several threads at once, and each would count the other's threads
         if _status is None:
-            _status = _preload()
+            _status = _load_blas()
             if _status.state is BlasState.TOO_LATE:
                 log.warning("%s", _status.line)
         return _status
 
 
-def _in_child() -> None:
-    """Make a new lock, since another thread of the parent may have held it."""
+def _renew_lock() -> None:
+    """Make a new lock in a forked process, because another thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def notes() -> tuple[str, ...]:
-    """Return what the user of a model should know about the BLAS: nothing, unless it is slow."""
+    """Return a warning for the user if the BLAS is slow, or nothing."""
     slow = _status is not None and _status.state in (BlasState.TOO_LATE, BlasState.SLOW)
     return (_status.line,) if slow and _status is not None else ()
 
@@ -94,34 +96,36 @@ def status() -> str:
 _NOT_NEEDED = BlasStatus(BlasState.NOT_NEEDED, "MLX uses the system's own matrix library")
 
 
-def _preload() -> BlasStatus:
+def _load_blas() -> BlasStatus:
+    """Try each way to load a fast BLAS, and return the outcome."""
     if sys.platform != "linux":
         return _NOT_NEEDED
     if os.environ.get(SWITCH) == "0":
         return BlasStatus(BlasState.SWITCHED_OFF, f"reference BLAS (slow): {SWITCH}=0 switches the fast one off")
     missing: list[str] = []
-    threads = _threads_to_use()
+    threads = _choose_thread_count()
     late = "mlx.core" in sys.modules
-    for attempt in (_packaged,) if late else (_packaged, _system):
+    for attempt in (_load_packaged,) if late else (_load_packaged, _load_installed):
         outcome = attempt(missing, threads)
         if outcome is not None:
-            return _taken_over(outcome) if late else outcome
+            return _redirect_mlx(outcome) if late else outcome
     if late:
-        return _too_late("; ".join(missing))
+        return _too_late_status("; ".join(missing))
     return BlasStatus(BlasState.SLOW, f"reference BLAS ({_SLOWER}): {'; '.join(missing)}")
 
 
-def _taken_over(loaded: BlasStatus) -> BlasStatus:
-    """Have mlx, which was imported before, call the loaded libraries."""
+def _redirect_mlx(loaded: BlasStatus) -> BlasStatus:
+    """Make an already imported mlx call the loaded BLAS. Return the outcome."""
     take_over = getattr(_held[-1], "cortexmlx_take_over", None)
     if take_over is None:
-        return _too_late("the shim is an older version's: install cortexmlx again")
+        return _too_late_status("the shim is an older version's: install cortexmlx again")
     if take_over() != len(NEEDED):
-        return _too_late("this mlx calls its BLAS in a way that cannot be changed later")
+        return _too_late_status("this mlx calls its BLAS in a way that cannot be changed later")
     return loaded
 
 
-def _too_late(why: str) -> BlasStatus:
+def _too_late_status(why: str) -> BlasStatus:
+    """Return the status for an mlx that was imported too early to be changed."""
     return BlasStatus(
         BlasState.TOO_LATE,
         f"reference BLAS ({_SLOWER}): mlx was imported before cortexmlx, and {why}. Begin the program with: "
@@ -129,8 +133,10 @@ def _too_late(why: str) -> BlasStatus:
     )
 
 
-def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """Load OpenBLAS from the scipy-openblas32 package, through the shim."""
+def _load_packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
+    """Load OpenBLAS from the scipy-openblas32 package, through our shim. Return None and extend `missing` if that
+    fails.
+    """
     shim = _shim_path()
     if shim is None:
         missing.append(
@@ -149,11 +155,13 @@ def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
     except OSError as error:
         missing.append(f"scipy-openblas32 cannot be loaded: {error}")
         return None
-    return _fast(library, "scipy_openblas", "scipy-openblas32", threads)
+    return _configure_library(library, "scipy_openblas", "scipy-openblas32", threads)
 
 
-def _system(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """Load a libopenblas of the system that offers the CBLAS names."""
+def _load_installed(missing: list[str], threads: int | None) -> BlasStatus | None:
+    """Load a libopenblas of the system that has the CBLAS functions. Return None and extend `missing` if there is
+    none.
+    """
     for name in SYSTEM_LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -161,26 +169,28 @@ def _system(missing: list[str], threads: int | None) -> BlasStatus | None:
             continue
         if all(hasattr(library, symbol) for symbol in NEEDED):
             _held.append(ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL))
-            return _fast(library, "openblas", name, threads)
+            return _configure_library(library, "openblas", name, threads)
         missing.append(f"the system's {name} has no CBLAS")
     return None
 
 
 def _shim_path() -> Path | None:
+    """Return the path of the compiled BLAS shim; None if it was not built."""
     spec = importlib.util.find_spec("cortexmlx.cpu._blas_shim")
     return Path(spec.origin) if spec and spec.origin else None
 
 
-def _threads_to_use() -> int | None:
-    """Return the number of threads for the library; None if the user has chosen. Call it before the library is loaded:
+def _choose_thread_count() -> int | None:
+    """Return how many threads the BLAS should use; None if the user has chosen. Call it before the library is loaded:
     its own threads spin from then on, and would be counted as others.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return None
-    return idle_cpus(usable_cpus(), os.cpu_count() or 1, others_running())
+    return idle_cpus(usable_cpus(), os.cpu_count() or 1, count_busy_threads())
 
 
-def _fast(library: ctypes.CDLL, prefix: str, source: str, threads: int | None) -> BlasStatus:
+def _configure_library(library: ctypes.CDLL, prefix: str, source: str, threads: int | None) -> BlasStatus:
+    """Set the number of threads of a loaded OpenBLAS, and return the status that names its `source`."""
     set_threads = getattr(library, f"{prefix}_set_num_threads", None)
     if threads is not None and set_threads is not None:
         set_threads(threads)
@@ -191,8 +201,7 @@ def _fast(library: ctypes.CDLL, prefix: str, source: str, threads: int | None) -
 
 
 def idle_cpus(usable: int, cpus: int, others: int) -> int:
-    """Return how many of the machine's `cpus` are left free by `others` threads that want to run, at most `usable` and
-    at least one.
+    """Return how many CPUs are idle if `others` threads want to run: at least one, at most `usable`.
 
     OpenBLAS's threads wait for each other at every product. If one of them does not get a CPU at once, all of them
     wait: two threads on a busy machine with two CPUs were measured at a tenth of the speed of one.
@@ -200,9 +209,9 @@ def idle_cpus(usable: int, cpus: int, others: int) -> int:
     return max(1, min(usable, cpus - others))
 
 
-def others_running() -> int:
-    """Return how many threads other than this one want to run now: the median of a few looks, 16 ms in all. The load
-    average would still count what ended a minute ago.
+def count_busy_threads() -> int:
+    """Return how many threads on this machine, other than this one, want to run now: the median of five looks, 16 ms
+    in all. The load average would still count what ended a minute ago.
     """
     counts = []
     for look in range(5):
@@ -216,7 +225,7 @@ def others_running() -> int:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may keep busy: its affinity, or its container's quota if that is lower."""
+    """Return how many CPUs this process may use: its affinity, or its container's quota if that is lower."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -1,4 +1,4 @@
-"""Lets a CPU compute the first layers of a step while the others are being built.
+"""Lets a CPU compute the first layers of a step while the later ones are being built.
 
 On a CPU, MLX's `async_eval` lets only a few operations wait: it returns when nearly all of its input is computed. So if
 a step is given to it as a whole, the CPU is idle while the next step is built, which for a small model is a sixth of
@@ -15,9 +15,9 @@ from collections.abc import Callable
 import mlx.core as mx
 
 
-class Feed:
-    """Call it with arrays of a step while the step is being built. `waited` is how many seconds these calls took, while
-    the CPU worked. `hand_over` computes the arrays.
+class EarlyEvaluator:
+    """Starts to compute a step's arrays on a CPU while the step is still being built. `waited` counts the seconds that
+    its calls took; `hand_over` is what computes the arrays.
     """
 
     def __init__(self) -> None:

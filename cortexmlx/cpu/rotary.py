@@ -11,38 +11,38 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-Kind = tuple[int, bool, float, float]
+RopeKind = tuple[int, bool, float, float]
 """What the angles of a layer depend on besides positions: `dims`, `traditional`, `base` and `scale` of its `RoPE`."""
 
 
 class StepAngles:
-    """The positions of the current step, and the tables that its layers have used so far."""
+    """The rotary angles of the current step: its positions, and the cosine and sine tables that its layers share."""
 
     def __init__(self) -> None:
         self.positions: mx.array | None = None
-        self.tables: dict[Kind, tuple[mx.array, mx.array]] = {}
+        self.tables: dict[RopeKind, tuple[mx.array, mx.array]] = {}
         """What `turned` has returned in this step."""
 
     def begin(self, positions: mx.array) -> None:
-        """Begin a step whose flat tokens are at `positions` `[T]`. Models get this very array as their offset."""
+        """Begin a step whose tokens are at `positions` `[T]`. Models get this very array as their offset."""
         self.positions = positions
         self.tables = {}
 
     def end(self) -> None:
-        """Drop everything of the last step."""
+        """Drop the positions and tables of the last step."""
         self.positions = None
         self.tables = {}
 
-    def turned(self, rope: nn.RoPE, kind: Kind) -> tuple[mx.array, mx.array]:
-        """Return the cosines and signed sines `[T, 1, 1, dims]` for `rope`, computed by its rotation of the unit
-        vectors (1, 0). They are kept for the other layers of the same `kind`.
+    def make_table(self, rope: nn.RoPE, kind: RopeKind) -> tuple[mx.array, mx.array]:
+        """Compute and keep the cosines and signed sines `[T, 1, 1, dims]` of `rope`, by rotating unit vectors (1, 0).
+        Other layers of the same `kind` use them, too.
         """
         assert self.positions is not None
         tokens, axis = self.positions.shape[0], -1 if rope.traditional else -2
         ones = mx.ones((tokens, 1, 1, *((rope.dims // 2, 1) if rope.traditional else (1, rope.dims // 2))))
         unit = mx.concatenate([ones, mx.zeros_like(ones)], axis=axis).reshape(tokens, 1, 1, rope.dims)
         turned = nn.RoPE.__call__(rope, unit, offset=self.positions)
-        cosines, sines = mx.split(_paired(turned, rope), 2, axis=axis)
+        cosines, sines = mx.split(_split_into_pairs(turned, rope), 2, axis=axis)
         self.tables[kind] = (
             mx.concatenate([cosines, cosines], axis=axis).reshape(unit.shape),
             mx.concatenate([-sines, sines], axis=axis).reshape(unit.shape),
@@ -51,7 +51,9 @@ class StepAngles:
 
 
 class SharedRoPE(nn.RoPE):  # type: ignore[misc]
-    """An `nn.RoPE` that takes its angles from the step, if it is called with the step's positions in float32."""
+    """An `nn.RoPE` that reads cosines and sines from `StepAngles`, if it is called with the step's positions in
+    float32.
+    """
 
     def __init__(self, rope: nn.RoPE, angles: StepAngles) -> None:
         super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
@@ -64,14 +66,14 @@ class SharedRoPE(nn.RoPE):  # type: ignore[misc]
             plain: mx.array = super().__call__(x, offset=offset)
             return plain
         kind = (self.dims, self.traditional, self.base, self.scale)
-        cosines, sines = angles.tables.get(kind) or angles.turned(self, kind)
-        pairs = _paired(x, self)
+        cosines, sines = angles.tables.get(kind) or angles.make_table(self, kind)
+        pairs = _split_into_pairs(x, self)
         swapped = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
         return x * cosines + swapped.reshape(x.shape) * sines
 
 
 def share_angles(model: nn.Module) -> StepAngles:
-    """Let the model's layers share their angles on a CPU. On a GPU nothing changes. Call `begin` before every step."""
+    """Make the model's RoPE layers share their angles, on a CPU only. Call `begin` of the result before every step."""
     angles = StepAngles()
     if mx.default_device() == mx.cpu:
         for module in model.modules():
@@ -81,9 +83,9 @@ def share_angles(model: nn.Module) -> StepAngles:
     return angles
 
 
-def _paired(x: mx.array, rope: nn.RoPE) -> mx.array:
-    """Reshape `[..., dims]` so that the two numbers that are rotated together are along an axis: the last one, or the
-    one before it.
+def _split_into_pairs(x: mx.array, rope: nn.RoPE) -> mx.array:
+    """Reshape `[..., dims]` so that the two numbers rotated together lie along one axis: the last one, or the one
+    before it.
     """
     half = rope.dims // 2
     return x.reshape(*x.shape[:-1], *((half, 2) if rope.traditional else (2, half)))

@@ -27,13 +27,15 @@ _here = threading.local()
 
 
 def install() -> None:
-    """Let the mlx-lm model modules that are loaded so far choose between the two. Safe to call again."""
-    replace_function("activations", "swiglu", _choosing)
+    """Make the loaded mlx-lm model modules use either our SwiGLU or their own, whichever is faster. Safe to call
+    again.
+    """
+    replace_function("activations", "swiglu", _choose_swiglu)
 
 
 @contextmanager
-def by_powers_of_two() -> Iterator[None]:
-    """Let models that this thread calls in this context use the power of two, if they run on a CPU."""
+def use_powers_of_two() -> Iterator[None]:
+    """Let this thread's models compute SwiGLU by powers of two in this context, if they run on a CPU."""
     _here.active = mx.default_device() == mx.cpu
     try:
         yield
@@ -42,11 +44,13 @@ def by_powers_of_two() -> Iterator[None]:
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    """`silu(gate) * x`, elementwise."""
+    """Return `silu(gate) * x`, elementwise, by a power of two."""
     return gate / (1.0 + exp2(gate * -LOG2_E)) * x
 
 
-def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _choose_swiglu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a SwiGLU that calls ours for many float32 numbers in `use_powers_of_two`, and otherwise `original`."""
+
     def choose(gate: mx.array, x: mx.array) -> Any:
         if getattr(_here, "active", False) and gate.dtype == mx.float32 and gate.size >= WORTHWHILE:
             return swiglu(gate, x)

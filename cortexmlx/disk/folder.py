@@ -21,24 +21,24 @@ _SECRET_BYTES = 32
 _OTHERS = 0o077
 """Bits of a file's mode that let other users read, write or execute it."""
 
-_OURS = re.compile(
+_STORE_FILE = re.compile(
     r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)"
     r"|\.[0-9a-f]{16}\.unfinished"
 )
 TRANSCRIPT = re.compile(r"[0-9a-f]{32}\.transcript")
 """The names of files with transcripts, which a server keeps here."""
-_TAKEN = {SECRET, HASHES, "index.sqlite"}
+_AMBIGUOUS_NAMES = {SECRET, HASHES, "index.sqlite"}
 """Names that other programs use, too."""
 
-_ELSEWHERE = "CORTEXMLX_KV_STORE"
+_FOLDER_VARIABLE = "CORTEXMLX_KV_STORE"
 
 
 def default_folder() -> Path:
     """Return the folder of the commands' store: `CORTEXMLX_KV_STORE`, or else a folder in the user's cache."""
-    return Path(os.environ.get(_ELSEWHERE) or cache_folder() / "kv")
+    return Path(os.environ.get(_FOLDER_VARIABLE) or cache_folder() / "kv")
 
 
-def absolute(path: str | Path) -> Path:
+def absolute_path(path: str | Path) -> Path:
     """Return the absolute path of a folder, which stays right if the program changes its working directory. A path that
     cannot be resolved is returned unchanged: opening it will raise.
     """
@@ -48,7 +48,7 @@ def absolute(path: str | Path) -> Path:
         return Path(path)
 
 
-def shown(path: str | Path) -> str:
+def printable_path(path: str | Path) -> str:
     """Return a path as text that any log can write, since a name on a disk need not be UTF-8."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
@@ -65,29 +65,30 @@ def open_folder(path: Path) -> bytes:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(3):
         try:
-            with open_plain(path / SECRET) as file:
+            with open_regular_file(path / SECRET) as file:
                 status = os.fstat(file.fileno())
                 _check_owner(path / SECRET, status.st_uid)
                 known = file.read(_SECRET_BYTES + 1)
             private = not status.st_mode & _OTHERS
             if len(known) == _SECRET_BYTES and private:
                 return known
-            _check_ours(path)
+            _check_only_store_files(path)
             if not private:
                 log.warning(
-                    "others could read %s: it is made anew, and what was stored is computed anew", shown(path / SECRET)
+                    "others could read %s: it is made anew, and what was stored is computed anew",
+                    printable_path(path / SECRET),
                 )
             if os.path.samestat(os.lstat(path / SECRET), status):  # or another process has made a new one
                 (path / SECRET).unlink()
         except FileNotFoundError:
-            _check_ours(path)
+            _check_only_store_files(path)
         _make_secret(path)
     raise OSError(
         f"{path / SECRET} does not stay what it is, for its user alone: use a folder on a file system that keeps modes"
     )
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError for anything else: a link leads elsewhere, and opening a pipe
     waits.
     """
@@ -101,8 +102,8 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def transcripts(folder: Path) -> dict[Path, int]:
-    """Return the bytes of the transcripts that servers keep in a folder, by file."""
+def transcript_sizes(folder: Path) -> dict[Path, int]:
+    """Return the size in bytes of each transcript file that servers keep in a folder."""
     found = {}
     for name in os.listdir(folder):
         if TRANSCRIPT.fullmatch(name):
@@ -112,34 +113,35 @@ def transcripts(folder: Path) -> dict[Path, int]:
 
 
 def remove_transcripts(folder: Path) -> int:
-    """Remove the transcripts that servers keep in a folder. Return their bytes."""
+    """Remove the transcript files that servers keep in a folder. Return the bytes that this frees."""
     freed = 0
-    for path, size in transcripts(folder).items():
+    for path, size in transcript_sizes(folder).items():
         with contextlib.suppress(OSError):
             path.unlink()
             freed += size
     return freed
 
 
-def _check_ours(path: Path) -> None:
-    """Check a folder without a secret. Raises OSError if it has a file with a store's name among other things: the file
-    may belong to them, and would be overwritten.
+def _check_only_store_files(path: Path) -> None:
+    """Raise OSError if a folder without a secret holds other programs' files beside names that a store would
+    overwrite.
     """
     names = set(os.listdir(path))
-    others = sorted(name for name in names if not _OURS.fullmatch(name))
-    if others and (taken := names & _TAKEN):
+    others = sorted(name for name in names if not _STORE_FILE.fullmatch(name))
+    if others and (taken := names & _AMBIGUOUS_NAMES):
         raise OSError(
             f"it holds other things, such as {others[0]}, and {min(taken)} may be theirs: use a folder of its own"
         )
 
 
 def _check_owner(path: Path, owner: int) -> None:
+    """Raise PermissionError unless this process's user is the file's `owner`."""
     if owner != os.geteuid():
         raise PermissionError(f"{path} belongs to user {owner}, not to user {os.geteuid()}, who runs this")
 
 
 def _make_secret(path: Path) -> None:
-    """Write a new secret, completely or not at all, and never over one that another process has just made."""
+    """Write a new secret atomically, and never over one that another process has just made."""
     made = path / f"{secrets.token_hex(16)}.unfinished"
     descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:

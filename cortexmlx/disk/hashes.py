@@ -16,8 +16,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, SupportsBytes, TypeVar
 
-from cortexmlx.disk.folder import HASHES, open_plain
-from cortexmlx.system.machine import be_modest
+from cortexmlx.disk.folder import HASHES, open_regular_file
+from cortexmlx.system.machine import lower_thread_priority
 
 _BUFFER = 1 << 20
 
@@ -34,7 +34,7 @@ seconds, as FAT does. There a file may change and keep its times.
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What the file system says of a file. Writing to the file changes `changed_ns`, which no program can set."""
+    """Identity, size and times of a file. Writing to the file changes `changed_ns`, which no program can set."""
 
     path: str
     device: int
@@ -48,8 +48,8 @@ class FileStamp:
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """Return the stamp of a file. Opening the file makes a network file system look again. Raises OSError if it is no
-    regular file.
+    """Return identity, size and times of a file. Opening the file makes a network file system look again. Raises
+    OSError if it is no regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -59,6 +59,7 @@ def stamp_of(path: Path) -> FileStamp:
 
 
 def _stamp(path: str, descriptor: int) -> FileStamp:
+    """Return the stamp of an open file. Raises OSError if it is no regular file."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is no file")
@@ -66,50 +67,46 @@ def _stamp(path: str, descriptor: int) -> FileStamp:
 
 
 class FileHash:
-    """The hash of several files, in order. Threads of low priority begin to compute it at once, for files whose hash is
-    not kept.
+    """The SHA-256 of several files, in order. Threads of low priority start at once to hash the files without a kept
+    hash.
 
     `kept` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
 
     Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
     """
 
-    def __init__(self, paths: Sequence[Path], kept: Callable[[], KeptHashes | None] = lambda: None) -> None:
+    def __init__(self, paths: Sequence[Path], kept: Callable[[], HashCache | None] = lambda: None) -> None:
         self._paths = paths
         self._kept = kept
         self._found: dict[FileStamp, bytes] = {}
         self._new: list[FileStamp] = []
         self._hash = PieceHash([])
         try:
-            self._stamps: list[FileStamp] | None = _settled([stamp_of(path) for path in paths], paths)
+            self._stamps: list[FileStamp] | None = _reliable_stamps([stamp_of(path) for path in paths], paths)
         except OSError:
             self._stamps = None
         if self._stamps is not None:
             known = kept()
             self._found = {} if known is None else known.find(self._stamps)
             self._new = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._found]
-            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new], be_modest)
+            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new], lower_thread_priority)
 
     @property
-    def ready(self) -> bool:
-        """Whether `digest` waits for no thread."""
-        return self._hash.ready
+    def is_ready(self) -> bool:
+        """Whether `digest` would not have to wait for a thread."""
+        return self._hash.is_ready
 
     @property
-    def share(self) -> float:
-        """Which part of the bytes to read is hashed, from 0 to 1."""
-        return self._hash.share
+    def progress(self) -> float:
+        """The share of the bytes that is hashed so far, from 0 to 1."""
+        return self._hash.progress
 
     def when_ready(self, call: Callable[[bytes | None], None]) -> None:
-        """Have `call` called once with the digest: here and now if it is `ready`, otherwise by a thread. After `cancel`
-        it is not called.
-        """
+        """Call `call` once with the digest: now if `is_ready`, otherwise on a thread. Never after `cancel`."""
         self._hash.when_ready(lambda: call(self.digest()))
 
     def digest(self) -> bytes | None:
-        """Wait for the hash and return it. None if it is not certain that the files are what they were when this was
-        made.
-        """
+        """Wait for the hash and return it; None if the files may have changed since this object was made."""
         if self._stamps is None:
             return None
         try:
@@ -124,13 +121,13 @@ class FileHash:
         return hashlib.sha256(b"".join(found[stamp] for stamp in self._stamps)).digest()
 
     def cancel(self) -> None:
-        """End the threads. Do not ask for the digest afterwards."""
+        """Stop hashing. `digest` must not be called afterwards."""
         self._hash.cancel()
 
 
-def _settled(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] | None:
-    """Return the stamps of files, taken later than the clock tick in which the files were written. None if the file
-    system's times are too coarse.
+def _reliable_stamps(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] | None:
+    """Return stamps of files taken late enough that any later write changes them; None if the file system's times are
+    too coarse.
     """
     if any(time.time_ns() - stamp.changed_ns < _TICK * 1e9 for stamp in stamps):
         time.sleep(_TICK)
@@ -141,7 +138,7 @@ def _settled(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] 
 
 
 class _FileSource:
-    """A file, as long as it has this stamp.
+    """A file to hash, which must still have a given stamp.
 
     Before the file is read, writes through memory mappings are brought to disk. Writing to a page that is dirty already
     changes no time of the file, so otherwise such a write would go unnoticed.
@@ -154,11 +151,11 @@ class _FileSource:
 
     @property
     def size(self) -> int:
-        """Its bytes, as the stamp says."""
+        """The bytes of the file, from its stamp."""
         return self._stamp.size
 
-    def add(self, digest: Any, begin: int, end: int) -> None:
-        """Read a part of the file into a digest. Raises OSError if the file has changed."""
+    def hash_range(self, digest: Any, begin: int, end: int) -> None:
+        """Update a digest with the file's bytes from `begin` to `end`. Raises OSError if the file has changed."""
         descriptor = os.open(self._stamp.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
             self._sync(descriptor)
@@ -174,6 +171,7 @@ class _FileSource:
                 begin += count
 
     def _sync(self, descriptor: int) -> None:
+        """Write dirty pages of memory mappings to disk, once, so that the change time is right."""
         with self._syncing:
             if not self._synced:
                 with contextlib.suppress(OSError):  # a file system that nobody can write to
@@ -193,8 +191,8 @@ _LINE_BYTES = 32 + 64 + 32 + 3
 Stamped = TypeVar("Stamped", bound=SupportsBytes)
 
 
-class KeptHashes:
-    """Hashes by stamp. A stamp is what the file system says of a file, as bytes.
+class HashCache:
+    """Hashes of files by their stamps, cached in a file of the store's folder.
 
     Each line has a proof that needs the folder's secret, so damaged or foreign lines are ignored. The file is replaced
     as a whole: if two processes add at once, one may lose what it added. Nothing here raises.
@@ -205,20 +203,20 @@ class KeptHashes:
         self._secret = secret
 
     def find(self, stamps: Iterable[Stamped]) -> dict[Stamped, bytes]:
-        """Return the hashes of those stamps that are known."""
-        lines = self._lines()
-        names = {stamp: self._keyed(b"stamp", bytes(stamp)) for stamp in stamps}
+        """Return the cached hashes of those stamps that have one."""
+        lines = self._read_hashes()
+        names = {stamp: self._keyed_hash(b"stamp", bytes(stamp)) for stamp in stamps}
         return {stamp: lines[name] for stamp, name in names.items() if name in lines}
 
     def add(self, hashes: Mapping[Stamped, bytes]) -> None:
-        """Keep hashes of 32 bytes."""
-        lines = self._lines()
+        """Add hashes of 32 bytes to the cache file, which keeps the newest 1000."""
+        lines = self._read_hashes()
         for stamp, digest in hashes.items():
-            name = self._keyed(b"stamp", bytes(stamp))
+            name = self._keyed_hash(b"stamp", bytes(stamp))
             lines.pop(name, None)
             lines[name] = digest
         newest = list(lines.items())[-_MOST:]
-        text = b"".join(b"%s %s %s\n" % (n, d.hex().encode(), self._proof(n, d)) for n, d in newest)
+        text = b"".join(b"%s %s %s\n" % (n, d.hex().encode(), self._line_proof(n, d)) for n, d in newest)
         unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
         with contextlib.suppress(OSError):
             descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -229,10 +227,10 @@ class KeptHashes:
             finally:
                 unfinished.unlink(missing_ok=True)
 
-    def _lines(self) -> dict[bytes, bytes]:
-        """Return the hash of each name, the oldest first."""
+    def _read_hashes(self) -> dict[bytes, bytes]:
+        """Read the cache file. Return the hash of each name, the oldest first."""
         try:
-            with open_plain(self._folder / HASHES) as file:
+            with open_regular_file(self._folder / HASHES) as file:
                 text = file.read(_MOST * _LINE_BYTES)
         except OSError:
             return {}
@@ -240,14 +238,16 @@ class KeptHashes:
         for found in map(_LINE.fullmatch, text.split(b"\n")):
             if found is not None:
                 name, digest = found[1], bytes.fromhex(found[2].decode())
-                if secrets.compare_digest(found[3], self._proof(name, digest)):
+                if secrets.compare_digest(found[3], self._line_proof(name, digest)):
                     lines[name] = digest
         return lines
 
-    def _proof(self, name: bytes, digest: bytes) -> bytes:
-        return self._keyed(b"line", name + digest)
+    def _line_proof(self, name: bytes, digest: bytes) -> bytes:
+        """Return the keyed hash that proves that a line was written with this folder's secret."""
+        return self._keyed_hash(b"line", name + digest)
 
-    def _keyed(self, use: bytes, data: bytes) -> bytes:
+    def _keyed_hash(self, use: bytes, data: bytes) -> bytes:
+        """Return a hash of `data` with the folder's secret as key, as hexadecimal digits."""
         return hashlib.blake2b(data, key=self._secret, person=use, digest_size=16).hexdigest().encode()
 
 
@@ -261,43 +261,44 @@ THREADS = 4
 """How many threads there are at most. Each hashes 1 to 2 GB/s, so four are faster than a drive."""
 
 
-class Source(Protocol):
-    """Bytes to hash."""
+class HashSource(Protocol):
+    """Bytes to hash: a file or an array."""
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         ...
 
-    def add(self, digest: Any, begin: int, end: int) -> None:
+    def hash_range(self, digest: Any, begin: int, end: int) -> None:
         """Update a digest with the bytes from `begin` to `end`. Any thread may call it. Raises OSError."""
         ...
 
 
 class BytesSource:
-    """Bytes in memory."""
+    """Bytes in memory to hash."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return len(self._data)
 
-    def add(self, digest: Any, begin: int, end: int) -> None:
+    def hash_range(self, digest: Any, begin: int, end: int) -> None:
         """Update a digest with the bytes from `begin` to `end`."""
         digest.update(self._data[begin:end])
 
 
 class PieceHash:
-    """The digest of each source: SHA-256 over its size and the SHA-256 of each of its pieces.
+    """SHA-256 digests of several sources, hashed in pieces on threads. A digest covers the size and each piece's
+    SHA-256.
 
     Threads begin at once, each with a call of `prepare`, unless all sources together are smaller than a piece.
     `digests` helps them, so it ends even if no thread could be started. A cancelled thread ends after its piece.
     """
 
-    def __init__(self, sources: Sequence[Source], prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sources: Sequence[HashSource], prepare: Callable[[], None] = lambda: None) -> None:
         self._sources = sources
         self._prepare = prepare
         self._pieces = [[b""] * -(-source.size // PIECE) for source in sources]
@@ -311,27 +312,25 @@ class PieceHash:
         wanted = min(THREADS, os.cpu_count() or 1, self._open) if self._bytes >= PIECE else 0
         for _ in range(wanted):
             try:
-                threading.Thread(target=self._run, name="cortexmlx-hash", daemon=True).start()
+                threading.Thread(target=self._run_thread, name="cortexmlx-hash", daemon=True).start()
             except RuntimeError:  # the system has no thread left
                 break
             self._threads += 1
 
     @property
-    def ready(self) -> bool:
-        """Whether `digests` waits for no thread."""
-        return not self._threads or self._over
+    def is_ready(self) -> bool:
+        """Whether `digests` would not have to wait for a thread."""
+        return not self._threads or self._is_done
 
     @property
-    def share(self) -> float:
-        """Which part of the bytes is hashed, from 0 to 1."""
+    def progress(self) -> float:
+        """The share of the bytes that is hashed so far, from 0 to 1."""
         return 1 - self._left / self._bytes if self._bytes else 1.0
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Have `call` called once: here and now if it is `ready`, otherwise by the last thread. After `cancel` it is
-        not called.
-        """
+        """Call `call` once: now if `is_ready`, otherwise on the last thread. Never after `cancel`."""
         with self._changed:
-            if not self.ready:
+            if not self.is_ready:
                 self._call = call
                 return
         call()
@@ -340,9 +339,9 @@ class PieceHash:
         """Wait for the digests, and return them in the order of the sources. Raises OSError or MemoryError if a source
         cannot be read.
         """
-        self._work()
+        self._hash_pieces()
         with self._changed:
-            self._changed.wait_for(lambda: self._over)
+            self._changed.wait_for(lambda: self._is_done)
         if self._error is not None:
             raise self._error
         return [
@@ -351,19 +350,22 @@ class PieceHash:
         ]
 
     def cancel(self) -> None:
-        """End the threads, each after its piece. Do not wait for digests afterwards."""
+        """Stop the threads, each after its piece. `digests` must not be called afterwards."""
         self._next.clear()
         self._call = None
 
     @property
-    def _over(self) -> bool:
+    def _is_done(self) -> bool:
+        """Whether all pieces are hashed, or one could not be read."""
         return not self._open or self._error is not None
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
+        """Call `prepare`, then hash pieces: the target of each thread."""
         self._prepare()
-        self._work()
+        self._hash_pieces()
 
-    def _work(self) -> None:
+    def _hash_pieces(self) -> None:
+        """Hash pieces until none is left."""
         while True:
             try:
                 number, piece = self._next.popleft()
@@ -374,7 +376,7 @@ class PieceHash:
             error: OSError | MemoryError | None = None
             end = min(begin + PIECE, source.size)
             try:
-                source.add(digest, begin, end)
+                source.hash_range(digest, begin, end)
             except (OSError, MemoryError) as raised:
                 error = raised
                 self._next.clear()
@@ -384,7 +386,7 @@ class PieceHash:
                 self._left -= end - begin
                 self._error = self._error or error
                 self._changed.notify_all()
-                call = self._call if self._over else None
+                call = self._call if self._is_done else None
                 if call is not None:
                     self._call = None
             if call is not None:

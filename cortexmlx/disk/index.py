@@ -1,4 +1,4 @@
-"""The index: where each record is, and which segment was used last. An SQLite file that processes share.
+"""The index of a KV store: where each record is, and which segment was used last. An SQLite file that processes share.
 
 It can always be made again from the segments. So a damaged index is thrown away, and nothing waits until the index is
 on disk. Its journal is SQLite's old one, with a rollback. The newer one (WAL) maps a file into memory that all
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.disk.segments import SEGMENT_NAME, RecordLocation, layout_from, layout_text, size_of
+from cortexmlx.disk.segments import SEGMENT_NAME, RecordLocation, array_nbytes, layout_text, parse_layout
 
-NAME = "index.sqlite"
+INDEX_NAME = "index.sqlite"
 
 _BUSY_SECONDS = 2.0
-_AT_ONCE = 500
+_KEYS_PER_QUERY = 500
 """Keys in one query: SQLite limits the number of parameters."""
 
 _TABLES = """
@@ -42,8 +42,8 @@ _COLUMNS = "key, segment, begin, size, layout, proof"
 
 
 @dataclass(frozen=True)
-class SegmentLine:
-    """A segment as the index knows it."""
+class SegmentInfo:
+    """What the index knows of a segment file."""
 
     name: str
     model: str
@@ -56,19 +56,19 @@ class SegmentLine:
     """How many records the index finds in it."""
 
 
-class Index:
-    """The index file. Any thread may use it. Its methods raise sqlite3.Error for every problem: the file, the folder,
-    or other processes in the way.
+class SegmentIndex:
+    """The SQLite index of segments and records. Any thread may use it. Its methods raise sqlite3.Error for every
+    problem: the file, the folder, or other processes in the way.
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / NAME
+        path = folder / INDEX_NAME
         self._path = path
-        self._own = _make(path)  # SQLite makes its journal with the file's own mode
+        self._own = _create_file(path)  # SQLite makes its journal with the file's own mode
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            with self._held():
+            with self._locked_connection():
                 for setting in ("journal_mode=DELETE", "synchronous=OFF", "trusted_schema=OFF", "cell_size_check=ON"):
                     self._file.execute(f"PRAGMA {setting}")
                 self._file.executescript(_TABLES)
@@ -77,7 +77,7 @@ class Index:
             raise
 
     def close(self) -> None:
-        """Close the file. If another thread is stuck in it, leave it open."""
+        """Close the file, or leave it open if another thread is stuck in it."""
         if self._lock.acquire(timeout=_BUSY_SECONDS):
             try:
                 self._file.close()
@@ -85,7 +85,7 @@ class Index:
                 self._lock.release()
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether its file is no longer in the folder: it was removed, or another process made a new one."""
         try:
             status = os.stat(self._path)
@@ -94,8 +94,8 @@ class Index:
         return (status.st_dev, status.st_ino) != self._own
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[sqlite3.Connection]:
-        """Yield the file for this thread alone.
+    def _locked_connection(self) -> Iterator[sqlite3.Connection]:
+        """Yield the SQLite connection, locked for this thread.
 
         If SQLite's message quotes damaged bytes that are no text, Python raises ValueError. This becomes
         sqlite3.DatabaseError.
@@ -107,8 +107,9 @@ class Index:
                 raise sqlite3.DatabaseError(f"it is damaged: {error}") from None
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        with self._held() as file:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection in a write transaction, which is rolled back if the body raises."""
+        with self._locked_connection() as file:
             file.execute("BEGIN IMMEDIATE")
             try:
                 yield file
@@ -119,78 +120,81 @@ class Index:
                 raise
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
-        """Return where the records with these keys are. Records that the index does not know are left out."""
-        with self._held() as file:
-            return _found(file, keys)
+        """Return where the records with these keys are. Unknown keys are left out."""
+        with self._locked_connection() as file:
+            return _find_records(file, keys)
 
-    def add(self, name: str, model: str, size: int, places: Sequence[RecordLocation]) -> None:
-        """Add a segment that was just written. It counts as the most recently used one, and its records are found
-        there.
-        """
-        with self._change() as file:
-            _add(file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE")
+    def add_segment(self, name: str, model: str, size: int, places: Sequence[RecordLocation]) -> None:
+        """Add a segment that was just written, as the most recently used one, with its records."""
+        with self._transaction() as file:
+            _insert_segment(
+                file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE"
+            )
             keys = [p.key for p in places]
-            if len(_found(file, keys)) < len(keys):  # nobody else can have removed them yet
+            if len(_find_records(file, keys)) < len(keys):  # nobody else can have removed them yet
                 raise sqlite3.DatabaseError("what was added is not there")
 
-    def add_old(self, segments: Iterable[tuple[str, str, int, Sequence[RecordLocation]]]) -> None:
-        """Add segments (name, model, bytes, places) that were found again. Each counts as less recently used than all
-        others. A record that another segment also has is found there, as before.
+    def add_recovered_segments(self, segments: Iterable[tuple[str, str, int, Sequence[RecordLocation]]]) -> None:
+        """Add segments (name, model, bytes, places) that were found in the folder, as the least recently used ones. A
+        record that another segment also has is found there, as before.
 
         All are one change, since each change takes SQLite milliseconds.
         """
-        with self._change() as file:
+        with self._transaction() as file:
             for name, model, size, places in segments:
-                _add(file, name, model, size, places, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE")
+                _insert_segment(
+                    file, name, model, size, places, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE"
+                )
 
-    def use(self, names: Sequence[str]) -> None:
+    def mark_used(self, names: Sequence[str]) -> None:
         """Mark segments as the most recently used ones, the last name last."""
-        with self._change() as file:
+        with self._transaction() as file:
             for name in names:
                 file.execute("UPDATE segments SET used = (SELECT max(used) + 1 FROM segments) WHERE name = ?", (name,))
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def remove_records(self, keys: Sequence[bytes]) -> None:
         """Remove records that turned out to be missing."""
-        with self._change() as file:
+        with self._transaction() as file:
             file.executemany("DELETE FROM records WHERE key = ?", [(key,) for key in keys])
-            if _found(file, keys):  # nobody else can have written them again yet
+            if _find_records(file, keys):  # nobody else can have written them again yet
                 raise sqlite3.DatabaseError("what was forgotten is still there")
 
-    def remove(self, names: Sequence[str]) -> None:
+    def remove_segments(self, names: Sequence[str]) -> None:
         """Remove segments and their records."""
-        with self._change() as file:
+        with self._transaction() as file:
             for name in names:
                 file.execute("DELETE FROM records WHERE segment = ?", (name,))
                 file.execute("DELETE FROM segments WHERE name = ?", (name,))
 
     def keys(self) -> list[bytes]:
         """Return the keys of all records."""
-        with self._held() as file:
+        with self._locked_connection() as file:
             rows = file.execute("SELECT key FROM records").fetchall()
         return [key for (key,) in rows if isinstance(key, bytes) and len(key) == 16]
 
-    def version(self) -> int:
-        """Return a number that changes whenever another process has changed the index."""
-        with self._held() as file:
+    def data_version(self) -> int:
+        """Return SQLite's data version, which changes whenever another process changes the index."""
+        with self._locked_connection() as file:
             return int(file.execute("PRAGMA data_version").fetchone()[0])
 
-    def segments(self) -> list[SegmentLine]:
+    def segments(self) -> list[SegmentInfo]:
         """Return all segments, the least recently used first."""
         question = (
             "SELECT name, model, bytes, used, (SELECT count(*) FROM records WHERE segment = name) FROM segments "
             "ORDER BY used, name"
         )
-        with self._held() as file:
+        with self._locked_connection() as file:
             rows = file.execute(question).fetchall()
         try:
-            return [SegmentLine(_checked(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
+            return [SegmentInfo(_check_segment_name(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
         except (ValueError, TypeError, OverflowError) as error:
             raise sqlite3.DatabaseError(str(error)) from None
 
 
-def _add(
+def _insert_segment(
     file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[RecordLocation], used: str, verb: str
 ) -> None:
+    """Insert a segment and its records. `used` is an SQL expression, `verb` is REPLACE or IGNORE."""
     file.execute(
         f"INSERT OR REPLACE INTO segments(name, model, bytes, used) VALUES (?, ?, ?, {used})", (name, model, size)
     )
@@ -198,7 +202,7 @@ def _add(
     file.executemany(f"INSERT OR {verb} INTO records({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-def _make(path: Path) -> tuple[int, int]:
+def _create_file(path: Path) -> tuple[int, int]:
     """Create an empty file with mode 0600 if none exists. Return its device and inode.
 
     Raises sqlite3.DatabaseError if the file, or a journal beside it, is not a regular file of this user. SQLite
@@ -222,29 +226,30 @@ def _make(path: Path) -> tuple[int, int]:
     return there[0].st_dev, there[0].st_ino
 
 
-def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
+def _find_records(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
+    """Return where the records with these keys are, by queries of at most 500 keys."""
     found: dict[bytes, RecordLocation] = {}
-    for start in range(0, len(keys), _AT_ONCE):
-        some = keys[start : start + _AT_ONCE]
+    for start in range(0, len(keys), _KEYS_PER_QUERY):
+        some = keys[start : start + _KEYS_PER_QUERY]
         question = f"SELECT {_COLUMNS} FROM records WHERE key IN ({','.join('?' * len(some))})"
         rows = file.execute(question, some).fetchall()
-        found.update((place.key, place) for row in rows if (place := _place(row)) is not None)
+        found.update((place.key, place) for row in rows if (place := _location_from_row(row)) is not None)
     return found
 
 
-def _place(row: Sequence[Any]) -> RecordLocation | None:
-    """Return where a record is; None if its row is damaged."""
+def _location_from_row(row: Sequence[Any]) -> RecordLocation | None:
+    """Return a record's location from its row; None if the row is damaged."""
     key, segment, begin, size, layout, proof = row
     try:
-        place = RecordLocation(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
+        place = RecordLocation(key, _check_segment_name(segment), int(begin), int(size), parse_layout(layout), proof)
     except (ValueError, TypeError, OverflowError):
         return None
-    whole = place.begin >= 0 and place.size == sum(size_of(dtype, shape) for dtype, shape in place.layout)
+    whole = place.begin >= 0 and place.size == sum(array_nbytes(dtype, shape) for dtype, shape in place.layout)
     return place if whole and isinstance(proof, bytes) else None
 
 
-def _checked(name: Any) -> str:
-    """Return the name of a segment. Raises ValueError for anything else, so that nothing else in the index becomes a
+def _check_segment_name(name: Any) -> str:
+    """Return `name` if it is the name of a segment file. Raises ValueError otherwise, so that nothing else becomes a
     path.
     """
     if not isinstance(name, str) or not SEGMENT_NAME.fullmatch(name):
@@ -252,7 +257,7 @@ def _checked(name: Any) -> str:
     return name
 
 
-def throw_away(folder: Path) -> None:
-    """Remove the index, so that it is made again. Raises OSError."""
+def delete_index(folder: Path) -> None:
+    """Delete the index file and its journals, so that it is made again. Raises OSError."""
     for ending in ("", "-journal", "-wal", "-shm"):
-        (folder / (NAME + ending)).unlink(missing_ok=True)
+        (folder / (INDEX_NAME + ending)).unlink(missing_ok=True)

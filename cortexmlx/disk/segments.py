@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.disk.folder import open_plain
+from cortexmlx.disk.folder import open_regular_file
 
 FORMAT = "cortexmlx-kv-1"
 """Changes when older files can no longer be read."""
@@ -29,7 +29,7 @@ _MOST_HEADER = 64 << 20
 
 
 class ForeignSegment(ValueError):
-    """A file that another version may have written, and can read."""
+    """A segment file in the format of another version, which may be able to read it."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def write_segment(
 
     The file appears complete or not at all. `model` is for people. Raises OSError.
     """
-    stored = [(record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored(),)]
-    proofs = [proof(secret, key, layout, arrays) for key, arrays, layout in stored]
-    header, end = _header(model, [(key, layout, p) for (key, _, layout), p in zip(stored, proofs, strict=True)])
+    stored = [(record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored_arrays(),)]
+    proofs = [compute_proof(secret, key, layout, arrays) for key, arrays, layout in stored]
+    header, end = _encode_header(model, [(key, layout, p) for (key, _, layout), p in zip(stored, proofs, strict=True)])
     stem = secrets.token_hex(16)
     unfinished, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
-    with _held(unfinished) as file:
+    with _create_locked(unfinished) as file:
         try:
             file.write(header)
             for _, arrays, _ in stored:
@@ -81,7 +81,7 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
 
     Raises OSError, ForeignSegment for another format, or ValueError if the file is no complete segment.
     """
-    with open_plain(folder / name) as file:
+    with open_regular_file(folder / name) as file:
         total = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= total - 8:
@@ -94,13 +94,13 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
         about = header.pop("__metadata__", {})
         if about.pop("format", None) != FORMAT:
             raise ForeignSegment(f"{name} has another format")
-        return printable(str(about.pop("model"))), _places(name, header, about, 8 + length, total)
+        return printable_name(str(about.pop("model"))), _parse_locations(name, header, about, 8 + length, total)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the header of {name} is damaged") from error
 
 
-def printable(model: str) -> str:
-    """Return a model's name as text that any file and any terminal can take. A folder's name may not be printable."""
+def printable_name(model: str) -> str:
+    """Return a model's name with its unprintable characters replaced, for files and terminals."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in model)
 
 
@@ -115,7 +115,7 @@ def remove_unfinished(folder: Path) -> None:
                 path.unlink()
 
 
-def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple[bytes, int]:
+def _encode_header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple[bytes, int]:
     """Return the header, padded to 8 bytes, and the number of bytes that follow it."""
     about = {"format": FORMAT, "model": model}
     tensors: dict[str, Any] = {"__metadata__": about}
@@ -123,7 +123,7 @@ def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple
     for key, layout, digest in records:
         about[key.hex()] = f"{digest.hex()} {layout_text(layout)}"
         for number, (dtype, shape) in enumerate(layout):
-            begin, end = end, end + size_of(dtype, shape)
+            begin, end = end, end + array_nbytes(dtype, shape)
             name = f"{key.hex()}.{number - 1}" if number else f"{key.hex()}.tokens"
             tensors[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(tensors, separators=(",", ":")).encode()
@@ -131,13 +131,16 @@ def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int) -> list[RecordLocation]:
+def _parse_locations(
+    name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int
+) -> list[RecordLocation]:
+    """Return the location of each record in a segment's header. Raises ValueError for one outside of the file."""
     places = []
     for word, said in about.items():
         digest, _, text = said.partition(" ")
-        layout = layout_from(text)
+        layout = parse_layout(text)
         begin = data + int(tensors[f"{word}.tokens"]["data_offsets"][0])
-        size = sum(size_of(dtype, shape) for dtype, shape in layout)
+        size = sum(array_nbytes(dtype, shape) for dtype, shape in layout)
         key, own = bytes.fromhex(word), bytes.fromhex(digest)
         if len(key) != 16 or len(own) != 16 or not data <= begin <= begin + size <= total:
             raise ValueError(f"{name} has a record that lies outside of it")
@@ -146,9 +149,9 @@ def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[Any]:
-    """Yield a new file, mode 0600, that is locked while it is open. So others can tell it from the file of a process
-    that died.
+def _create_locked(path: Path) -> Iterator[Any]:
+    """Yield a new file, mode 0600, locked while it is open. So others can tell it from the file of a process that
+    died.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -178,7 +181,7 @@ DTYPES = {
 }
 """NumPy's name of each dtype, by its name in safetensors. NumPy has no bfloat16: its bits are stored as U16."""
 
-_WORDS = {word: name for name, word in DTYPES.items()}
+_SAFETENSORS_NAMES = {word: name for name, word in DTYPES.items()}
 
 _MOST_BYTES = 1 << 34
 """Bytes that an array of a record can have. A larger one is damage."""
@@ -186,56 +189,60 @@ _MOST_BYTES = 1 << 34
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """Arrays under a key of 16 bytes, with the tokens that they belong to. Readers compare the tokens."""
+    """The arrays of a KV block under a key of 16 bytes, with the tokens that they belong to. Readers compare the
+    tokens.
+    """
 
     key: bytes
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...] = field(repr=False)
 
-    def stored(self) -> tuple[Array, ...]:
+    def stored_arrays(self) -> tuple[Array, ...]:
         """Return the arrays that are written: the tokens as int32, then the record's arrays, each dense and
         little-endian.
         """
-        return np.array(self.tokens, "<i4"), *(_dense(array) for array in self.arrays)
+        return np.array(self.tokens, "<i4"), *(_to_contiguous(array) for array in self.arrays)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays that are written."""
+        """The bytes of all arrays that are written."""
         return 4 * len(self.tokens) + sum(array.nbytes for array in self.arrays)
 
 
 def layout_of(arrays: Sequence[Array]) -> Layout:
-    """Return the layout of arrays."""
-    return tuple((_WORDS[array.dtype.str], array.shape) for array in arrays)
+    """Return the dtype and shape of each array."""
+    return tuple((_SAFETENSORS_NAMES[array.dtype.str], array.shape) for array in arrays)
 
 
 def layout_text(layout: Layout) -> str:
-    """Return a layout as text. Equal layouts have equal texts."""
+    """Encode a layout as text. Equal layouts have equal texts."""
     return json.dumps([[dtype, list(shape)] for dtype, shape in layout], separators=(",", ":"))
 
 
-def layout_from(text: str) -> Layout:
-    """Return the layout of such a text. Raises ValueError if it is not one."""
+def parse_layout(text: str) -> Layout:
+    """Parse a layout from the text that `layout_text` writes. Raises ValueError."""
     try:
         layout = tuple((str(dtype), tuple(int(n) for n in shape)) for dtype, shape in json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError("that is no layout") from error
-    if not layout or any(d not in DTYPES or size_of(d, s) > _MOST_BYTES or min(s, default=0) < 0 for d, s in layout):
+    if not layout or any(
+        d not in DTYPES or array_nbytes(d, s) > _MOST_BYTES or min(s, default=0) < 0 for d, s in layout
+    ):
         raise ValueError("that is no layout of a record")
     return layout
 
 
-def size_of(dtype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of an array."""
+def array_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of an array of this dtype (its safetensors name) and shape."""
     size = np.dtype(DTYPES[dtype]).itemsize
     for n in shape:
         size *= n
     return size
 
 
-def proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> bytes:
-    """Return 16 bytes that only a record with exactly this content has, in a folder with this secret. `data` has the
-    bytes of its arrays, one array after the other, in any pieces.
+def compute_proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> bytes:
+    """Return 16 bytes that prove a record's content, keyed with the folder's secret. `data` has the bytes of its
+    arrays, one array after the other, in any pieces.
     """
     text = layout_text(layout).encode()
     digest = hashlib.sha256(b"%d:%d:%d:" % (len(secret), len(key), len(text)) + secret + key + text)
@@ -244,13 +251,13 @@ def proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> byt
     return digest.digest()[:16]
 
 
-def restored(key: bytes, layout: Layout, data: bytes) -> Record:
-    """Return the record that was written as `data`. Its arrays are views of `data`. Raises ValueError if `data` is no
+def decode_record(key: bytes, layout: Layout, data: bytes) -> Record:
+    """Decode a record from its bytes in a segment. Its arrays are views of `data`. Raises ValueError if `data` is no
     record.
     """
     arrays, begin = [], 0
     for dtype, shape in layout:
-        size = size_of(dtype, shape)
+        size = array_nbytes(dtype, shape)
         part = memoryview(data)[begin : begin + size]
         if len(part) < size:
             raise ValueError(f"a record of {len(data)} bytes ends within an array")
@@ -261,5 +268,6 @@ def restored(key: bytes, layout: Layout, data: bytes) -> Record:
     return Record(key, tuple(arrays[0].reshape(-1).tolist()), tuple(arrays[1:]))
 
 
-def _dense(array: Array) -> Array:
+def _to_contiguous(array: Array) -> Array:
+    """Return an array as a contiguous, little-endian one."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

@@ -16,41 +16,42 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from cortexmlx.disk.folder import SECRET, absolute
-from cortexmlx.disk.hashes import KeptHashes
+from cortexmlx.disk.folder import SECRET, absolute_path
+from cortexmlx.disk.hashes import HashCache
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.store import KVStore, open_segment_store, start_store
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
-from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays, hash_of_model
+from cortexmlx.models.weights_hash import WeightsHash, hash_arrays, hash_model_arrays
 
 
 class StoreSetup:
-    """Opens the store in a folder for a model in this process, in three steps. `weights` hashes the weights from before
-    they are loaded. `start` starts the store's threads. Until the hash is known, the model has no `identity`:
-    `when_known` says that it can be had, and `settle` returns it. `cancel` ends the hashing.
+    """Opens the KV store of a model while threads still hash its weights. `weights` hashes them from before they are
+    loaded. `start` starts the store's threads. Until the hash is known, the model has no `identity`: `when_hashed`
+    says that it can be had, and `resolve_identity` returns it. `cancel` ends the hashing.
     """
 
     def __init__(self, path: str | Path, limit: int) -> None:
-        self.weights = WeightsHash(self._hashes)
+        self.weights = WeightsHash(self._hash_cache)
         self.identity: bytes | None = None
         """Names everything that keys and values depend on, except the tokens. No other folder has the same."""
-        self._path = absolute(path)
+        self._path = absolute_path(path)
         self._limit = limit
         self._description = ""
         self._files: str | None = None
 
     @cached_property
     def _segments(self) -> SegmentStore | str:
+        """The segment store of the folder, opened at first use, or why there is none."""
         return open_segment_store(self._path, self._limit)
 
-    def _hashes(self) -> KeptHashes | None:
-        """Return the hashes kept in the folder. The folder is not created for them, since a model that is only loaded
-        may store nothing.
+    def _hash_cache(self) -> HashCache | None:
+        """Return the folder's cache of file hashes; None if there is no folder, which is not created for it: a model
+        that is only loaded may store nothing.
         """
         there = "_segments" in self.__dict__ or os.path.exists(self._path / SECRET)
         segments = self._segments if there else None
-        return KeptHashes(segments.path, segments.secret) if isinstance(segments, SegmentStore) else None
+        return HashCache(segments.path, segments.secret) if isinstance(segments, SegmentStore) else None
 
     def start(
         self,
@@ -59,7 +60,7 @@ class StoreSetup:
         others: tuple[object, ...],
         on_room: Callable[[], None] = lambda: None,
     ) -> KVStore | str:
-        """Start the store's threads and return the store. If there can be none, a warning is logged; return why.
+        """Start the store's threads and return the store. If that fails, log a warning and return why.
 
         Keys and values depend on the model, on what its layers keep (`groups`) and on `others`. Nobody waits for
         threads that hash files. `on_room`: see `KVStore`.
@@ -69,22 +70,22 @@ class StoreSetup:
             return self._segments
         self._description = describe_model(loaded, tuple(groups), *others)
         if self.weights.ready:
-            self.identity = self._identity_of(self.weights.value() or hash_of_model(loaded.model))
+            self.identity = self._make_identity(self.weights.value() or hash_model_arrays(loaded.model))
         store = start_store(self._segments, loaded.name, on_room)
         if isinstance(store, str) or self.identity is not None:
             self.cancel()
         return store
 
     @property
-    def share(self) -> float:
-        """Which part of the weights is hashed, from 0 to 1."""
-        return self.weights.share
+    def progress(self) -> float:
+        """The share of the weights that is hashed so far, from 0 to 1."""
+        return self.weights.hashed_fraction
 
-    def when_known(self, model: Any, call: Callable[[], None]) -> None:
-        """Have `call` called, perhaps on another thread, when `settle` would wait for nothing. There must be no
-        `identity` yet. The engine may not change the model's arrays after this call.
+    def when_hashed(self, model: Any, call: Callable[[], None]) -> None:
+        """Call `call`, perhaps on another thread, as soon as the weights are hashed. There must be no `identity` yet.
+        The engine may not change the model's arrays after this call.
         """
-        self.weights.hold(model)
+        self.weights.hold_arrays(model)
 
         def ready(files: str | None) -> None:
             self._files = files
@@ -92,18 +93,21 @@ class StoreSetup:
 
         self.weights.when_ready(ready)
 
-    def settle(self, model: Any) -> bytes | str:
-        """Return the identity, or why there is none, once `when_known` has called. Call it on the engine's thread."""
-        same = self.weights.still_held(model)
+    def resolve_identity(self, model: Any) -> bytes | str:
+        """Return the model's identity, or why it has none, after `when_hashed` has called. Only for the engine's
+        thread.
+        """
+        same = self.weights.has_held_arrays(model)
         self.cancel()
         if self._files is None:
             return "the model's files were changed, or could not be read, while they were hashed"
         if not same:
             return "the model's weights were changed in memory while their files were hashed"
-        self.identity = self._identity_of(self._files)
+        self.identity = self._make_identity(self._files)
         return self.identity
 
-    def _identity_of(self, weights: str) -> bytes:
+    def _make_identity(self, weights: str) -> bytes:
+        """Return the identity of the model with this hash of its weights, keyed with the folder's secret."""
         assert isinstance(self._segments, SegmentStore)
         name = fingerprint(self._description, weights).encode()
         return hashlib.blake2b(name, key=self._segments.secret, digest_size=32).digest()
@@ -117,17 +121,17 @@ class StoreSetup:
 
 
 def fingerprint(described: str, weights: str) -> str:
-    """Return the name of a model with this description (`describe_model`) and this hash of its `weights`.
+    """Return the hash that names a model, from its description (`describe_model`) and the hash of its `weights`.
 
     The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
-    the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_of_model`).
+    the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_model_arrays`).
     """
     return hashlib.sha256(f"{described}\n{weights}".encode()).hexdigest()
 
 
 def describe_model(loaded: LoadedModel, *others: object) -> str:
-    """Return a name for everything of a model in memory except the numbers of its weights. Two models have the same
-    name only if all of this is the same:
+    """Return a hash of everything about a model in memory except the values of its weights. Two models have the same
+    hash only if all of this is the same:
 
     - the name, shape and dtype of every array, so conversion and quantization count;
     - the type of every layer with its plain settings, such as an adapter's scale, and arrays that are no parameters,
@@ -153,11 +157,13 @@ def describe_model(loaded: LoadedModel, *others: object) -> str:
 
 
 def _as_text(value: Any, known: set[int]) -> str:
-    """Return a setting as text that is the same in every process. Layers and parameters are described elsewhere."""
+    """Return a layer's setting as text that is the same in every process. Layers and parameters are described
+    elsewhere.
+    """
     if value is None or isinstance(value, bool | int | float | str | Enum):
         return repr(value)
     if isinstance(value, mx.array):
-        return "" if id(value) in known else f"{value.shape} {value.dtype} {hash_of_arrays([value])}"
+        return "" if id(value) in known else f"{value.shape} {value.dtype} {hash_arrays([value])}"
     if isinstance(value, dict) and not hasattr(value, "parameters"):
         return str(sorted((repr(key), _as_text(each, known)) for key, each in value.items()))
     if isinstance(value, list | tuple):

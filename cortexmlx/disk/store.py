@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cortexmlx.disk.folder import absolute, shown
+from cortexmlx.disk.folder import absolute_path, printable_path
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.segments import Record
 from cortexmlx.stats import StoreStats
-from cortexmlx.system.machine import be_modest
+from cortexmlx.system.machine import lower_thread_priority
 
 log = logging.getLogger("cortexmlx")
 
@@ -23,26 +23,26 @@ CLOSING_SECONDS = 5.0
 
 
 class KVStore:
-    """A segment store with a `writer` and a `reader`, for one engine. `model` is the model's name for people.
-    `on_room`: see `Writer`. Nothing here waits but `close`.
+    """A segment store with its writer and reader threads, for one engine. `model` is the model's name for people.
+    `on_room`: see `RecordWriter`. Nothing here waits but `close`.
     """
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
         self._segments = segment_store
-        self.writer = Writer(segment_store, model, on_room)
+        self.writer = RecordWriter(segment_store, model, on_room)
         try:
-            self.reader = Reader(segment_store)
+            self.reader = RecordReader(segment_store)
         except BaseException:  # no thread is to be had
             self.writer.stop(0.0)
             raise
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The folder of the store."""
         return self._segments.path
 
     def may_have(self, key: bytes) -> bool:
-        """Return whether a record is worth requesting.
+        """Return whether a record may exist and is worth requesting.
 
         A record that another process has just written may not be known yet. If the disk was too slow lately, nothing is
         worth requesting.
@@ -50,14 +50,14 @@ class KVStore:
         known = self._segments.may_have(key)
         if not known:
             self.reader.refresh()
-        return known and not self.reader.paused
+        return known and not self.reader.is_paused
 
-    def drop(self, records: int) -> None:
-        """Count `records` records that left memory before they could be offered."""
+    def count_dropped(self, records: int) -> None:
+        """Count `records` records that left memory before they were given to the writer."""
         self.writer.dropped += records
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Write what was offered and end the threads, in at most `seconds`. A thread that waits for the disk ends
+        """Write what is queued and end the threads, in at most `seconds`. A thread that waits for the disk ends
         later.
         """
         until = time.monotonic() + seconds
@@ -82,24 +82,28 @@ class KVStore:
 
 
 def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> KVStore | str:
-    """Return the KVStore of an open segment store. If the system gives it no threads, log a warning and return why."""
+    """Start the threads of an open segment store, and return its KVStore. If that fails, log a warning and return
+    why.
+    """
     try:
         return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
-        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(segment_store.path), error)
+        log.warning(
+            "the KV store %s cannot be used (%s): prompts are computed anew", printable_path(segment_store.path), error
+        )
         segment_store.close()
         return str(error)
 
 
 def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
-    """Return the segment store of a folder, which is created if it does not exist. If it cannot be used, log a warning
-    and return why.
+    """Open the segment store of a folder, and create the folder if need be. If that fails, log a warning and return
+    why.
     """
     try:
-        return SegmentStore(absolute(path), limit)
+        return SegmentStore(absolute_path(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
-        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
-        return shown(str(error)) or type(error).__name__
+        log.warning("the KV store %s cannot be used (%s): prompts are computed anew", printable_path(path), error)
+        return printable_path(str(error)) or type(error).__name__
 
 
 # The threads of a store: one writes, one reads, one watches how long reading takes. Nobody waits for them.
@@ -117,7 +121,7 @@ SEGMENT_BYTES = 32 << 20
 _SEGMENTS = 4
 """How many segments fit into a store at least, so that one can be replaced by another."""
 
-LINGER = 0.25
+LINGER_SECONDS = 0.25
 """Seconds after the last record in which further records can still join the same segment."""
 
 MOST_LINGER = 1.0
@@ -137,16 +141,16 @@ system's own cache, or on a drive that is about as fast.
 REFRESH_SECONDS = 1.0
 """After this time, a missing record makes the reader look again for what other processes have written."""
 
-_FORGETTING = 0.3
+_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in the running mean of the rate."""
 
 _LEAST_MEASURED = 1 << 20
 """Bytes below which a measurement tells more about the start of reading than about the rate."""
 
 
-class Writer:
-    """A thread that writes records, several in one segment. `on_room` is called from this thread when it accepts
-    records again after it has refused some.
+class RecordWriter:
+    """A thread that writes records, several in one segment. After it has refused some, it calls `on_room` from this
+    thread when it accepts records again.
 
     `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
     """
@@ -162,18 +166,18 @@ class Writer:
         self._refused = self._hurry = self._stopping = False
         self._changed = threading.Condition()
         self._paused_until = 0.0
-        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="cortexmlx-store-writer", daemon=True)
         self._thread.start()
 
     @property
     def has_room(self) -> bool:
-        """Whether a record would be accepted now. If not, `on_room` is called when it would."""
+        """Whether a record would be accepted now. If not, `on_room` is called later, when one would."""
         with self._changed:
             self._refused = self._waiting >= MOST_WAITING and not self._stopping
             return not self._refused
 
-    def offer(self, records: Sequence[Record]) -> bool:
-        """Have records written soon. Return False if too many wait; then these are dropped. Never waits."""
+    def enqueue(self, records: Sequence[Record]) -> bool:
+        """Queue records to be written, without waiting. Return False if the queue is full; then they are dropped."""
         size = sum(record.nbytes for record in records)
         with self._changed:
             if self._stopping or self._waiting + size > MOST_WAITING + SEGMENT_BYTES:
@@ -185,15 +189,15 @@ class Writer:
             return True
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is written, at most `seconds`. Return whether it is."""
+        """Wait up to `seconds` until everything is written. Return whether it is."""
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Write what waits, in at most `seconds`, and end the thread. It does not wait for a thread that is still
-        opening the store.
+        """Write what is queued, for at most `seconds`, and end the thread. A thread that is still opening the store is
+        not waited for.
         """
         until = time.monotonic() + seconds
         if self._waiting:
@@ -206,21 +210,22 @@ class Writer:
         if not self._segments.stop_opening():
             self._thread.join(max(0.0, until - time.monotonic()))
 
-    def _run(self) -> None:
-        be_modest()
+    def _run_thread(self) -> None:
+        """Open the store and write segments until `stop`: the target of the thread."""
+        lower_thread_priority()
         self._segments.open()
-        while (records := self._next()) is not None:
-            self._write(records)
+        while (records := self._next_segment()) is not None:
+            self._write_segment(records)
 
-    def _next(self) -> list[Record] | None:
-        """Return the records of the next segment; None at the end."""
+    def _next_segment(self) -> list[Record] | None:
+        """Wait for the records of the next segment, and return them; None after `stop`."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._records or self._stopping)
             until = time.monotonic() + MOST_LINGER
             while not (self._hurry or self._stopping or self._waiting >= SEGMENT_BYTES):
-                if not self._changed.wait(LINGER) or time.monotonic() >= until:
+                if not self._changed.wait(LINGER_SECONDS) or time.monotonic() >= until:
                     break
             if self._stopping:
                 return None
@@ -234,7 +239,8 @@ class Writer:
                 self._hurry = False
             return records
 
-    def _write(self, records: Sequence[Record]) -> None:
+    def _write_segment(self, records: Sequence[Record]) -> None:
+        """Write the records of one segment, or drop them if the disk fails or failed lately."""
         try:
             fits = sum(record.nbytes for record in records) <= self._segments.limit
             if fits and time.monotonic() >= self._paused_until:
@@ -246,7 +252,7 @@ class Writer:
         except Exception as error:
             self.dropped += len(records)
             self._paused_until = time.monotonic() + _PAUSE
-            self._segments.warn("cannot be written", error, "what is new is not kept there")
+            self._segments.warn_once("cannot be written", error, "what is new is not kept there")
         with self._changed:
             self._waiting -= sum(record.nbytes for record in records)
             tell = self._refused and self._waiting <= MOST_WAITING // 2
@@ -257,7 +263,7 @@ class Writer:
 
 @dataclass(frozen=True, eq=False)
 class ReadRequest:
-    """Records that a reader is asked for."""
+    """A request for records by key, and what to do with those that were read."""
 
     tokens: Mapping[bytes, Sequence[int]]
     """The keys of the records that may exist, each with its tokens."""
@@ -271,11 +277,11 @@ class ReadRequest:
     """How long after the request reading ends. `done` is called about then at the latest."""
 
 
-_NOTHING = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
+_REFRESH_REQUEST = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
 """Only looks for what other processes have written."""
 
 
-class Reader:
+class RecordReader:
     """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
 
     `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
@@ -293,33 +299,33 @@ class Reader:
         self._refreshed = time.monotonic()
         self._stopping = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-reader", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name="cortexmlx-store-watcher", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="cortexmlx-store-reader", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_timeouts, name="cortexmlx-store-watcher", daemon=True)
         try:
             self._thread.start()
             self._watcher.start()
         except BaseException:  # no thread is to be had
-            self._end()
+            self._signal_stop()
             raise
 
-    def ask(self, reading: ReadRequest) -> None:
-        """Have a request read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
+    def submit(self, reading: ReadRequest) -> None:
+        """Queue a request, without waiting. Its `done` is called whatever happens, unless the reader is stopped."""
         until = time.monotonic() + reading.seconds
         with self._changed:
             if self._stopping:
                 return
-            if reading is not _NOTHING:
+            if reading is not _REFRESH_REQUEST:
                 self._open[reading] = until + _GRACE
             self._asked.append((reading, until))
             self._changed.notify_all()
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether a request took too long lately, so that nobody should wait for another one."""
         return time.monotonic() < self._paused_until
 
-    def _watch(self) -> None:
-        """Answer every request that takes too long with nothing."""
+    def _watch_timeouts(self) -> None:
+        """Answer every request that takes too long with no records: the target of the second thread."""
         while True:
             with self._changed:
                 if self._stopping:
@@ -333,37 +339,41 @@ class Reader:
                 self._answer(reading, {})
 
     def _pause(self, reading: ReadRequest) -> None:
+        """Pause reading for a minute, because a request took too long."""
         self._paused_until = time.monotonic() + _PAUSE
-        self._segments.warn("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
+        self._segments.warn_once("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
 
     def _answer(self, reading: ReadRequest, found: dict[bytes, Record]) -> None:
+        """Call `done` with the records that were found, unless the request is answered already."""
         with self._changed:
             waits = self._open.pop(reading, None) is not None
         if waits:
             reading.done(found)
 
     def refresh(self) -> None:
-        """Look soon for what other processes have written, unless that was done within the last second."""
+        """Queue a look for records that other processes have written, at most once a second."""
         now = time.monotonic()
         if now >= self._refreshed + REFRESH_SECONDS:
             self._refreshed = now
-            self.ask(_NOTHING)
+            self.submit(_REFRESH_REQUEST)
 
     def stop(self, seconds: float) -> None:
         """End both threads, after the record that is being read."""
-        self._end()
+        self._signal_stop()
         until = time.monotonic() + seconds
         for thread in (self._watcher, self._thread):
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _end(self) -> None:
+    def _signal_stop(self) -> None:
+        """Tell both threads to end, and drop all requests."""
         with self._changed:
             self._stopping = True
             self._asked.clear()
             self._open.clear()
             self._changed.notify_all()
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
+        """Carry out requests in order until `stop`: the target of the thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked or self._stopping)
@@ -374,12 +384,13 @@ class Reader:
             try:
                 self._carry_out(reading, until, found)
             except Exception as error:
-                self._segments.warn("cannot be read", error)
+                self._segments.warn_once("cannot be read", error)
             self._answer(reading, found)
 
     def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
-        self._segments.wait()
-        if reading is _NOTHING:
+        """Read a request's records into `found`, until one fails or the time `until` is over."""
+        self._segments.wait_until_open()
+        if reading is _REFRESH_REQUEST:
             self._segments.refresh()
         if time.monotonic() >= until:
             return
@@ -400,6 +411,6 @@ class Reader:
         self.read += len(found)
         self.read_bytes += size
         if size >= _LEAST_MEASURED:
-            self.rate += _FORGETTING * (size / (time.perf_counter() - began) - self.rate)
+            self.rate += _RATE_WEIGHT * (size / (time.perf_counter() - began) - self.rate)
         if found:
-            self._segments.use([places[key] for key in found])
+            self._segments.mark_used([places[key] for key in found])

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from cortexmlx.kv.prefix import GONE, Entry, Key
+from cortexmlx.kv.prefix import GONE, Key, PrefixEntry
 from cortexmlx.kv.spec import LayerGroup
 
 STATE = -1
@@ -36,8 +36,8 @@ _MOST_LEAVING = 1 << 16
 """How many entries may wait to be stored."""
 
 
-class Content(Protocol):
-    """The arrays of all layers of a piece, as `execution/paged_memory.py` arranges them."""
+class PieceContent(Protocol):
+    """The arrays of a piece, of all its layers, as `execution/paged_memory.py` arranges them."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...
@@ -45,11 +45,13 @@ class Content(Protocol):
 
 @dataclass(frozen=True)
 class PieceLoad:
-    """A piece that is to be written into `target`: a block of `group`, or a snapshot if `group` is `STATE`."""
+    """A piece from disk that is to be written into `target`: a block of `group`, or a snapshot if `group` is
+    `STATE`.
+    """
 
     group: int
     target: int
-    content: Content
+    content: PieceContent
 
 
 @dataclass(eq=False)
@@ -71,96 +73,103 @@ class DiskLoad:
     """How many tokens of the text are in memory."""
     seconds_per_token: float
     """The time to compute a token."""
-    pieces: Mapping[Key, Content] | None = field(default=None, repr=False)
+    pieces: Mapping[Key, PieceContent] | None = field(default=None, repr=False)
     """The pieces that were read, by key; None while they are being read."""
 
-    def wanted(self) -> dict[Key, tuple[int, ...]]:
-        """Return the keys of all pieces that may exist, each with its tokens."""
+    def requested_pieces(self) -> dict[Key, tuple[int, ...]]:
+        """Return the keys of all requested pieces, each with its tokens. Not all of them need exist."""
         size = self.tier.block_size
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
         each = zip(self.keys, contents, strict=True)
         return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
 
-    def groups(self) -> dict[Key, int]:
-        """Return the layer group of each of these pieces, or `STATE`, by key, in the same order."""
+    def piece_groups(self) -> dict[Key, int]:
+        """Return the layer group of each requested piece, or `STATE`, by key, in the same order."""
         return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.every}
 
-    def end(self, available: Collection[Key]) -> int:
-        """Return the number of blocks with which a text can begin, given the pieces in `available` and what is in
+    def reusable_blocks(self, available: Collection[Key]) -> int:
+        """Return how many blocks of the text need not be computed, given the pieces in `available` and what is in
         memory.
         """
         last = self.begin + len(self.keys)
-        chain = next((p for p in range(self.begin, last) if not self._has(available, p, self.tier.whole)), last)
+        chain = next((p for p in range(self.begin, last) if not self._has_pieces(available, p, self.tier.whole)), last)
         for end in range(chain, self.begin, -1):
-            if all(self._has(available, place, (group,)) for place, group in self._needed(end) if place >= self.begin):
+            if all(
+                self._has_pieces(available, place, (group,))
+                for place, group in self._needed_pieces(end)
+                if place >= self.begin
+            ):
                 return end
         return self.begin
 
-    def choose(self, there: Mapping[Key, int], rate: float) -> list[Key]:
-        """Return the keys of the pieces worth reading: those that it takes to begin as far into the text as possible,
-        or none if computing is faster. `there` has the bytes of each piece that exists, and `rate` is how many bytes
+    def choose_pieces(self, there: Mapping[Key, int], rate: float) -> list[Key]:
+        """Return the keys of the pieces worth reading, or none if computing is faster. They are what it takes to reuse
+        as many blocks as possible. `there` has the bytes of each piece that exists, and `rate` is how many bytes
         can be read per second.
         """
-        end = self.end(there)
-        keys = [self._key(place, group) for place, group in self._needed(end)]
+        end = self.reusable_blocks(there)
+        keys = [self._piece_key(place, group) for place, group in self._needed_pieces(end)]
         seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
-        return keys if end > self.begin and seconds < self._seconds_to(end) else []
+        return keys if end > self.begin and seconds < self._compute_time(end) else []
 
     @property
-    def seconds(self) -> float:
-        """The time to compute all requested tokens."""
-        return self._seconds_to(self.begin + len(self.keys))
+    def compute_seconds(self) -> float:
+        """The time in seconds to compute all requested tokens instead."""
+        return self._compute_time(self.begin + len(self.keys))
 
     @cached_property
-    def loaded(self) -> int:
-        """The number of blocks with which a text can begin with the pieces that were read."""
+    def loaded_blocks(self) -> int:
+        """The number of blocks of the text that need not be computed, with the pieces that were read."""
         assert self.pieces is not None
-        return self.end(self.pieces)
+        return self.reusable_blocks(self.pieces)
 
-    def piece(self, place: int, group: int) -> Content:
-        """Return a piece that was read, by the index of its block and its group."""
+    def piece(self, place: int, group: int) -> PieceContent:
+        """Return a piece that was read, by its layer group and the index of its block."""
         assert self.pieces is not None
-        return self.pieces[self._key(place, group)]
+        return self.pieces[self._piece_key(place, group)]
 
-    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
-        """Return whether the pieces that were read continue the first `blocks` blocks of a text with these `tokens` and
-        `keys`, and end within its first `most` tokens.
+    def can_continue(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
+        """Return whether the pieces that were read continue another text after its first `blocks` blocks. They must
+        have the `tokens` and `keys` of that text, and end within its first `most` tokens.
         """
         size = self.tier.block_size
         if (
             self.pieces is None
-            or not self.begin <= blocks < self.loaded <= min(len(keys), most // size)
-            or keys[self.loaded - 1] != self.keys[self.loaded - 1 - self.begin]
+            or not self.begin <= blocks < self.loaded_blocks <= min(len(keys), most // size)
+            or keys[self.loaded_blocks - 1] != self.keys[self.loaded_blocks - 1 - self.begin]
         ):
             return False
-        begin, count = self.begin * size, (self.loaded - self.begin) * size
+        begin, count = self.begin * size, (self.loaded_blocks - self.begin) * size
         return tuple(tokens[begin : begin + count]) == self.tokens[:count]
 
-    def brings(self, keys: Sequence[Key], place: int) -> bool:
-        """Return whether the block at index `place` of a text with these `keys` is being read."""
+    def is_reading_block(self, keys: Sequence[Key], place: int) -> bool:
+        """Return whether the block at index `place` of a text with these `keys` is being read by this load."""
         asked = self.pieces is None and self.begin <= place < min(len(keys), self.begin + len(self.keys))
         return asked and keys[place] == self.keys[place - self.begin]
 
-    def _needed(self, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the index and group of each piece that it takes to begin after the first `end` blocks, in order."""
-        fronts = {group: self.tier.front(group, end) for group in range(len(self.tier.groups))}
+    def _needed_pieces(self, end: int) -> Iterator[tuple[int, int]]:
+        """Yield block index and group of each piece that is needed to begin after the first `end` blocks, in order."""
+        fronts = {group: self.tier.first_visible_block(group, end) for group in range(len(self.tier.groups))}
         for place in range(self.begin, end):
             yield from ((place, group) for group, front in fronts.items() if place >= front)
         if self.tier.states:
             yield end - 1, STATE
 
-    def _seconds_to(self, end: int) -> float:
+    def _compute_time(self, end: int) -> float:
+        """Return the seconds to compute the tokens up to the end of the first `end` blocks."""
         return (end * self.tier.block_size - self.matched) * self.seconds_per_token
 
-    def _has(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
-        return all(self._key(place, group) in there for group in groups)
+    def _has_pieces(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
+        """Return whether the pieces of a block in these groups are `there`."""
+        return all(self._piece_key(place, group) in there for group in groups)
 
-    def _key(self, place: int, group: int) -> Key:
+    def _piece_key(self, place: int, group: int) -> Key:
+        """Return the key of the piece of a block in a group."""
         return self.tier.piece_key(self.keys[place - self.begin], group)
 
 
 class DiskTier:
-    """The disk tier of a `KVCache`: it collects entries to be stored, and makes the loads of prompts.
+    """The disk tier of a `KVCache`: it collects cached entries to be stored, and makes the disk loads of prompts.
 
     With `states`, a text can begin only where its recurrent state is stored. `start` begins to read a load, which is
     answered later. `dropped` is called with the number of pieces that left memory before they were stored. Pieces for
@@ -190,43 +199,43 @@ class DiskTier:
         self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
         self._dropped = dropped
         self._may_have = may_have
-        self._leaving: dict[Entry, None] = {}
+        self._leaving: dict[PrefixEntry, None] = {}
 
-    def front(self, group: int, place: int) -> int:
-        """Return the index of the first block that the first token of the block at index `place` sees."""
-        return self.groups[group].spec.attention_window.first_block(place * self.block_size, self.block_size)
+    def first_visible_block(self, group: int, place: int) -> int:
+        """Return the index of the first block that the first token of the block at index `place` attends to."""
+        return self.groups[group].spec.attention_window.first_visible_block(place * self.block_size, self.block_size)
 
     def piece_key(self, entry: Key, group: int) -> Key:
-        """Return the key of an entry's piece."""
+        """Return the key under which an entry's piece of one group is stored."""
         assert self.identity is not None
         return hashlib.blake2b(entry + b"%d" % group, key=self.identity, digest_size=16).digest()
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
-    def on_cached(self, entry: Entry) -> None:
-        """Have an entry stored before it leaves memory, because it is cached now, or has got a block that it lacked."""
+    def on_cached(self, entry: PrefixEntry) -> None:
+        """Queue an entry to be stored: it was just cached, or has got a block that it lacked."""
         if len(entry.tokens) == self.block_size and any(True for _ in self.unstored_pieces(entry)):
             self._leaving[entry] = None
             if len(self._leaving) > _MOST_LEAVING:
-                self._drop(self._next())
+                self._count_dropped(self._pop_oldest())
 
-    def on_passed(self, entries: Iterable[Entry]) -> None:
-        """Do not store these entries: the sequence that cached them continues with another text."""
+    def remove_queued(self, entries: Iterable[PrefixEntry]) -> None:
+        """Remove entries from the queue: the sequence that cached them continues with another text."""
         for entry in entries:
             self._leaving.pop(entry, None)
 
-    def to_store(self) -> Iterator[Entry]:
-        """Yield the entries that are to be stored, in the order in which they were cached. Call `mark_stored` for what
-        is stored.
+    def pop_entries(self) -> Iterator[PrefixEntry]:
+        """Take entries to be stored from the queue, oldest first, and yield them. Call `mark_stored` for what is
+        stored.
         """
         while self._leaving:
-            entry = self._next()
+            entry = self._pop_oldest()
             if entry.forgotten:
-                self._drop(entry)
+                self._count_dropped(entry)
             elif any(True for _ in self.unstored_pieces(entry)):
                 yield entry
 
-    def unstored_pieces(self, entry: Entry) -> Iterator[tuple[int, int]]:
+    def unstored_pieces(self, entry: PrefixEntry) -> Iterator[tuple[int, int]]:
         """Yield the pieces of an entry that are not stored: a group with its block, or `STATE` with its snapshot."""
         for group, block in enumerate(entry.blocks):
             if block != GONE and group not in entry.on_disk:
@@ -235,24 +244,26 @@ class DiskTier:
             yield STATE, entry.states[self.block_size]
 
     @staticmethod
-    def mark_stored(entry: Entry, group: int) -> None:
+    def mark_stored(entry: PrefixEntry, group: int) -> None:
         """Note that a piece of an entry is on disk."""
         entry.on_disk = entry.on_disk | {group}
 
     def clear(self) -> None:
-        """Forget all entries, because what is cached cannot be trusted."""
+        """Empty the queue, because what is cached cannot be trusted."""
         self._leaving.clear()
 
     def __len__(self) -> int:
         """Return how many entries wait to be stored."""
         return len(self._leaving)
 
-    def _next(self) -> Entry:
+    def _pop_oldest(self) -> PrefixEntry:
+        """Take the oldest entry from the queue."""
         entry = next(iter(self._leaving))
         del self._leaving[entry]
         return entry
 
-    def _drop(self, entry: Entry) -> None:
+    def _count_dropped(self, entry: PrefixEntry) -> None:
+        """Report the unstored pieces of an entry as dropped."""
         self._dropped(sum(1 for _ in self.unstored_pieces(entry)))
 
     # -- up -----------------------------------------------------------------------------------------------------------
@@ -266,8 +277,8 @@ class DiskTier:
         most: int,
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
-        """Return the load for a text whose first `blocks` blocks, `matched` tokens in all, are in memory. None if no
-        further whole block may be on disk.
+        """Make the load for a text whose first `blocks` blocks, `matched` tokens in all, are in memory. Return None if
+        no further whole block may be on disk.
 
         Tokens after the first `most` tokens are computed in any case, and so are those after `MOST_READ` bytes.
         """

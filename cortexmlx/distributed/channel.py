@@ -8,20 +8,20 @@ Message = bytes | bytearray | memoryview
 
 
 class Channel(Protocol):
-    """Carries whole messages in both directions, in order. One thread may send while another receives."""
+    """A connection that carries whole messages in both directions, in order. One thread may send while another
+    receives.
+    """
 
     name: str
     """The other side, as a user would name it: a host, and the rank there."""
 
     @property
     def lost(self) -> str | None:
-        """Why the connection is lost or closed; None: it is not. It is known before `receive` has raised."""
+        """Why the connection is lost or closed; None while it works. It is known before `receive` has raised."""
 
     @property
     def processor_seconds(self) -> float | None:
-        """Seconds of processor time that the other side's process has used so far, as of its newest heartbeat; None if
-        it has told none.
-        """
+        """CPU seconds of the other side's process, as of its newest heartbeat; None if unknown."""
 
     @property
     def silent_seconds(self) -> float:

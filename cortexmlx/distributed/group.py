@@ -14,14 +14,14 @@ from pathlib import Path
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed.messages import COMPARE_EVERY, RankInfo, RankOptions
-from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_FACTOR, HANG_SWITCH, HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.spec import Hosts
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.kv.sizing import Load, arena_blocks, bytes_per_token, row_bytes, split_memory
-from cortexmlx.kv.spec import AttentionWindow, Counts, LayerGroup, paged
+from cortexmlx.kv.sizing import ArenaDemand, arena_blocks, bytes_per_token, row_state_bytes, split_memory
+from cortexmlx.kv.spec import AttentionWindow, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import LOADING_STEPS
 from cortexmlx.stats import HostStats
@@ -43,7 +43,7 @@ OnLost = Callable[[int, HostLost], None]
 
 
 class HostGroup:
-    """Starts the workers, and has each open its part of the model. It says in words what computes attention in them
+    """The workers of an engine, each with its part of the model. It also describes what computes attention in them
     (`AttentionInUse`). One thread at a time may use it: the engine's, or the one that starts lost workers.
     """
 
@@ -56,8 +56,8 @@ class HostGroup:
         self._loaded = loaded
         self._on_lost = on_lost
         self._options = rank_options(config, loaded.name, loaded.adapter)
-        self._limits = hang_limits()
-        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
+        self._limits = read_hang_limits()
+        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report_once)
         self._runner: RemoteRunner | None = None
         self._ended = False
         self.infos: tuple[RankInfo, ...] = ()
@@ -67,7 +67,7 @@ class HostGroup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The workers by rank, as a user would name them."""
+        """The names of the workers for people, by rank."""
         return self._workers.names
 
     @property
@@ -76,22 +76,24 @@ class HostGroup:
         return self._workers.epoch
 
     def open(self) -> None:
-        """Start the workers, and open the parts. Raises HostLost, HostRefused and what opening a part raises."""
+        """Start the workers and have each open its part of the model. Raises HostLost, HostRefused and what opening a
+        part raises.
+        """
         try:
-            with self._reporting():
+            with self._report_progress():
                 self._workers.reopen()
                 epoch = self.epoch
                 self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
                 self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
                 self.infos = self._runner.open(self._options)
             for name, info in zip(self.names, self.infos, strict=True):
-                self._check(name, info)
+                self._check_same_model(name, info)
         except BaseException:
             self._workers.close()
             raise
 
     def reopen(self) -> None:
-        """End all workers and start them again, several times if need be. Raises HostLost, and what else `open` raises
+        """End all workers and start them again, in up to three attempts. Raises HostLost, and what else `open` raises
         at once.
         """
         for attempt in range(1, ATTEMPTS + 1):
@@ -101,18 +103,18 @@ class HostGroup:
                 log.warning("attempt %d of %d to start the workers again failed: %s", attempt, ATTEMPTS, lost)
                 if attempt == ATTEMPTS:
                     raise
-                self._pause(PAUSE_SECONDS * 2 ** (attempt - 1))
+                self._sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
 
-    def arrange(self, parts: Sequence[Part]) -> Runner:
-        """Let each worker make its runner for its layers of all groups. Return the runner of all."""
-        runner = self._opened
-        with self._reporting():  # a worker computes a token: it reads its weights
-            runner.arrange(parts)
+    def make_runners(self, parts: Sequence[Part]) -> Runner:
+        """Have each worker make the runner of its layers. Return the runner of all workers together."""
+        runner = self._opened_runner
+        with self._report_progress():  # a worker computes a token: it reads its weights
+            runner.make_runners(parts)
         return runner
 
     def stats(self) -> tuple[HostStats, ...]:
-        """Return what each worker holds, as of its newest answer. Nothing while there are no workers."""
-        held = [state.bytes for state in self._opened.ranks]
+        """Return what each worker holds, as of its newest answer; nothing while there are no workers."""
+        held = [state.bytes for state in self._opened_runner.ranks]
         if len(held) < len(self.names):
             return ()
         return tuple(
@@ -120,8 +122,8 @@ class HostGroup:
             for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
         )
 
-    def end_starts(self) -> None:
-        """End a start on another thread soon, with EngineClosed, and every later one. Any thread may call it."""
+    def cancel_starts(self) -> None:
+        """Make a start on another thread, and every later one, raise EngineClosed soon. Any thread may call it."""
         self._ended = True
 
     def close(self) -> None:
@@ -137,23 +139,24 @@ class HostGroup:
         return f"{', '.join(dict.fromkeys(info.backend for info in self.infos))} in {len(self.infos)} workers"
 
     def notes(self) -> tuple[str, ...]:
-        """Notes on attention are in the workers' own logs."""
+        """Return no notes: those on attention are in the workers' own logs."""
         return ()
 
     def reconsider(self) -> None:
-        """A worker reconsiders its kernels by itself when its runner is told to forget a step."""
+        """Do nothing: a worker reconsiders its kernels by itself when its runner forgets a step."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> RemoteRunner:
+    def _opened_runner(self) -> RemoteRunner:
+        """The runner of all workers, once they are started."""
         assert self._runner is not None, "the group was not opened"
         return self._runner
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Report while this thread waits for answers of workers. If the engine is closed meanwhile, reporting raises.
-        Then the workers are ended, which ends the wait, and that is raised.
+    def _report_progress(self) -> Iterator[None]:
+        """Report progress on a thread while the body waits for workers. If the engine is closed meanwhile, reporting
+        raises. Then the workers are ended, which ends the wait, and that is raised.
         """
         raised: list[BaseException] = []
         over = threading.Event()
@@ -161,7 +164,7 @@ class HostGroup:
         def report() -> None:
             try:
                 while not over.wait(_LOOK_SECONDS):
-                    self._report()
+                    self._report_once()
             except BaseException as error:
                 raised.append(error)
                 self._workers.close()
@@ -180,31 +183,33 @@ class HostGroup:
             over.set()
             reporter.join()
 
-    def _report(self) -> None:
+    def _report_once(self) -> None:
+        """Report that the model is loading. Raises EngineClosed if the engine was closed."""
         if self._ended:
             raise EngineClosed("the engine was closed while its workers were started")
         if self._config.on_progress is not None:
             self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
 
-    def _check(self, name: str, info: RankInfo) -> None:
-        """Raise HostRefused for a worker that has another model than the controller."""
+    def _check_same_model(self, name: str, info: RankInfo) -> None:
+        """Raise HostRefused if a worker has other files of the model than the controller."""
         if info.identity != self._loaded.identity:
             raise HostRefused(
                 f"{name} has other files of {self._loaded.name} than this machine: copy the model's folder to every "
                 "host, the same version"
             )
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
+        """Sleep for `seconds`, and report progress meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self._report()
+            self._report_once()
             time.sleep(_LOOK_SECONDS)
 
 
 def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) -> RankOptions:
     """Return what a worker needs to open its part of the model `name`."""
     return RankOptions(
-        model=_everywhere(name),
+        model=_name_on_all_hosts(name),
         adapter=None if adapter is None else str(adapter),
         dequantize=config.dequantize,
         kv_bits=config.kv_bits,
@@ -214,11 +219,11 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         reproducible=config.reproducible,
         max_rows=config.max_rows,
         prefill_budget=config.prefill_budget,
-        compare_every=compare_every(),
+        compare_every=read_compare_interval(),
     )
 
 
-def _everywhere(name: str) -> str:
+def _name_on_all_hosts(name: str) -> str:
     """Return the name by which every worker finds a model: an absolute path, or a name that is no path."""
     path = Path(name).expanduser()
     return str(path.absolute()) if path.exists() else name
@@ -231,8 +236,8 @@ COMPARE_SWITCH = "CORTEXMLX_COMPARE_EVERY"
 """The environment variable that says after how many steps the workers' plans are compared: 1 in debug runs."""
 
 
-def hang_limits() -> HangLimits:
-    """Return when a worker hangs. Raises InvalidRequest."""
+def read_hang_limits() -> HangLimits:
+    """Read from the environment how long a worker may take before it counts as hung. Raises InvalidRequest."""
     text = os.environ.get(HANG_SWITCH)
     if text is None:
         return DEFAULT_HANG_LIMITS
@@ -242,11 +247,11 @@ def hang_limits() -> HangLimits:
         seconds = -1.0
     if not (math.isfinite(seconds) and seconds >= 0):
         raise InvalidRequest(f"{HANG_SWITCH}={text}: give a number of seconds, or 0 for no limit")
-    return HangLimits(seconds, max(DEFAULT_HANG_LIMITS.first_seconds, LONGER * seconds))
+    return HangLimits(seconds, max(DEFAULT_HANG_LIMITS.first_seconds, HANG_FACTOR * seconds))
 
 
-def compare_every() -> int:
-    """Return after how many steps plans are compared. Raises InvalidRequest."""
+def read_compare_interval() -> int:
+    """Read from the environment after how many steps plans are compared. Raises InvalidRequest."""
     text = os.environ.get(COMPARE_SWITCH)
     if text is None:
         return COMPARE_EVERY
@@ -263,8 +268,8 @@ Part = tuple[LayerGroup, ...]
 
 
 def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
-    """Return the layer groups of each rank, all ranks with the same groups in the same order. A rank that has no layer
-    of some group gets that group without layers.
+    """Return the layer groups of each rank, all ranks with the same groups in one order. A rank that has no layer of
+    some group gets that group without layers.
     """
     parts = [tuple(part) for part in parts]
     specs = list(dict.fromkeys(group.spec for part in parts for group in part))
@@ -273,8 +278,8 @@ def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
 
 
 def join_groups(parts: Sequence[Part]) -> Part:
-    """Return the groups of all ranks, with the layers of all ranks. So the bytes of a group are those on all ranks.
-    `parts` are in one order.
+    """Return the layer groups of the whole model from those of all ranks. So the bytes of a group are those on all
+    ranks. `parts` are in one order.
     """
     return tuple(
         LayerGroup(same[0].spec, tuple(layer for group in same for layer in group.layers))
@@ -283,25 +288,25 @@ def join_groups(parts: Sequence[Part]) -> Part:
 
 
 @dataclass(frozen=True)
-class Room:
-    """What all ranks have room for."""
+class GroupCapacity:
+    """The blocks and snapshots that fit on every rank of a group."""
 
-    blocks: Counts
+    blocks: GroupCounts
     """How many blocks each group may have, by the rank that has the least room for them."""
     snapshots: int | None
     """How many snapshots of a row's state; None if the model has no states."""
 
 
-def room_of_all(parts: Sequence[Part], memory: Sequence[int], load: Load, context: int) -> Room:
-    """Return what fits into `memory[rank]` bytes of every rank, for rows of at most `context` tokens. `parts` are in
-    one order. Raises InvalidRequest if no block fits on some rank.
+def common_capacity(parts: Sequence[Part], memory: Sequence[int], load: ArenaDemand, context: int) -> GroupCapacity:
+    """Return the blocks and snapshots that fit on every rank of a group. Rank `r` has `memory[r]` bytes, and rows have
+    at most `context` tokens. `parts` are in one order. Raises InvalidRequest if no block fits on some rank.
 
     All ranks have the same block tables. So the smallest number of blocks counts, and groups that see equally far have
     equally many (`BlockPools`), also if they are on different ranks.
     """
-    groups = paged(join_groups(parts))
+    groups = paged_groups(join_groups(parts))
     states = [split_memory(part, bytes_, load.rows) for part, bytes_ in zip(parts, memory, strict=True)]
-    snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_bytes(part)]
+    snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_state_bytes(part)]
     most: dict[AttentionWindow, int] = {}
     for part, (bytes_, _) in zip(parts, states, strict=True):
         own = [group for group in part if bytes_per_token([group])]
@@ -310,4 +315,4 @@ def room_of_all(parts: Sequence[Part], memory: Sequence[int], load: Load, contex
             most[window] = min(count, most.get(window, count))
     unbounded = load.rows * -(-context // load.block_size)
     blocks = tuple(most.get(group.spec.attention_window, unbounded) for group in groups)
-    return Room(blocks, min(snapshots) if snapshots else None)
+    return GroupCapacity(blocks, min(snapshots) if snapshots else None)

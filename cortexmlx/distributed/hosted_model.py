@@ -10,24 +10,31 @@ from typing import Any
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import no_support
-from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
+from cortexmlx.core.served_model import (
+    AttentionInUse,
+    Call,
+    EngineModel,
+    check_prefix_cache,
+    model_info,
+    scheduler_config,
+)
 from cortexmlx.disk.connector import StoreConnector
-from cortexmlx.distributed.group import HostGroup, Part, align_groups, join_groups, room_of_all
+from cortexmlx.distributed.group import HostGroup, Part, align_groups, common_capacity, join_groups
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
-from cortexmlx.execution.execution_modes import begin_paged
+from cortexmlx.execution.execution_modes import begin_paged_arena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
-    Load,
-    beyond_note,
+    ArenaDemand,
     bytes_per_token,
     check_kv_memory,
     default_kv_bytes,
-    long_tail_rows,
+    kv_memory_warning,
+    max_long_tail_rows,
     reserved_bytes,
 )
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -41,7 +48,7 @@ class HostedModel:
     `ServedModel`.
     """
 
-    draft: ServedModel | None = None
+    draft: EngineModel | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(
@@ -57,29 +64,33 @@ class HostedModel:
         self._opening = threading.Lock()
         self.runner: Runner
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
-        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._on_loss(core, epoch, lost)))
+        self._group = HostGroup(
+            config, loaded, lambda epoch, lost: wake(lambda core: self._recover_from_loss(core, epoch, lost))
+        )
         try:
             self._group.open()
             self._groups = [info.groups for info in self._group.infos]
-            self._parts, self.runner = self._arrange()
+            self._parts, self.runner = self._make_runners()
             self.loaded = self._describe_whole(loaded)
             self.info = self._divide_memory()
         except BaseException:
             self.release()
             raise
 
-    def _on_loss(self, core: Any, epoch: int, lost: HostLost) -> None:
-        """Recover from a loss that was noticed outside of a step, unless a step or a start has met it since."""
+    def _recover_from_loss(self, core: Any, epoch: int, lost: HostLost) -> None:
+        """Recover from the loss of a worker that was noticed outside of a step, unless a step or a start has met it
+        since.
+        """
         if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(lost)
 
-    def _arrange(self) -> tuple[tuple[Part, ...], Runner]:
-        """Let the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
+    def _make_runners(self) -> tuple[tuple[Part, ...], Runner]:
+        """Have the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
         parts = align_groups(info.groups for info in self._group.infos)
-        return parts, self._group.arrange(parts)
+        return parts, self._group.make_runners(parts)
 
     def _describe_whole(self, files: LoadedModel) -> LoadedModel:
-        """Return the model that the parts are together."""
+        """Return the description of the whole model, with sizes and notes from all workers."""
         infos = self._group.infos
         return replace(
             files,
@@ -90,13 +101,13 @@ class HostedModel:
         )
 
     def _divide_memory(self) -> ModelInfo:
-        """Divide the memory of each worker. Return what an app sees of the model."""
+        """Divide each worker's memory into weights, KV arena and reserve. Return the model's public description."""
         config, infos, parts = self._config, self._group.infos, self._parts
-        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
         context, vocab_size = self.loaded.context_length, infos[0].vocab_size
-        longest = context if config.keep is None else min(context, config.keep.most)
+        longest = context if config.keep is None else min(context, config.keep.max_row_tokens)
         on_gpus = all(info.backend == "metal" for info in infos)
-        tails = [long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
+        tails = [max_long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
         self._long_tail_rows = min(tails)
         beside = Counter(self._group.machines)
         memory: list[int] = []
@@ -106,53 +117,51 @@ class HostedModel:
             reserved = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes * beside[machine], info.memory_bytes, info.memory_bytes, machine)
-                beyond += beyond_note(config.kv_bytes, max(available - reserved, 0), machine)
+                beyond += kv_memory_warning(config.kv_bytes, max(available - reserved, 0), machine)
             memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
-        self._room = room_of_all(parts, memory, load, longest)
+        self._room = common_capacity(parts, memory, load, longest)
         self.blocks = self._room.blocks
         whole = join_groups(parts)
         workers = f"{len(infos)} workers: {'; '.join(self._group.names)}"
         stored = () if config.kv_store is None else (NOT_STORED,)
         notes = (*self.loaded.notes, *dict.fromkeys(beyond), *stored, workers)
-        return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
+        return model_info(self.loaded, vocab_size, bytes_per_token(whole), notes)
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
-        """The workers."""
+        """What each worker holds."""
         return self._group.stats()
 
     @property
     def backend(self) -> AttentionInUse:
-        """What computes attention."""
+        """The description of what computes attention in the workers."""
         return self._group
 
-    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
-        """Begin an empty arena in every worker. Return the owner of its blocks. Raises HostLost, and MemoryRefused
-        unless it begins `anew`.
+    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
+        """Make an empty arena in every worker. Return the cache that owns its blocks. Raises HostLost, and
+        MemoryRefused unless it begins `anew`.
         """
         prefix = PrefixCache(self._config.block_size)
         parts, snapshots = join_groups(self._parts), self._room.snapshots
-        return begin_paged(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
+        return begin_paged_arena(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
 
-    def may_resize(self, blocks: Counts) -> bool:
-        """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
-        middle of a plan, and the next step finds the loss.
-        """
+    def may_resize(self, blocks: GroupCounts) -> bool:
+        """Return whether all workers could get `blocks` blocks. True if the group is lost: the next step finds that."""
         try:
             return self.runner.can_resize(blocks)
         except HostLost:
             return True
 
-    def begin_scheduler(self, cache: KVCache) -> Scheduler:
-        """Return a scheduler without requests."""
-        scheduling = scheduling_of(self._config, self.loaded.context_length, self.info.vocab_size)
+    def make_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a new scheduler without requests."""
+        scheduling = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
         return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
 
-    def begin_store(self) -> None:
+    def start_store(self) -> None:
         """Do nothing: there is no store."""
 
-    def reopen(self) -> None:
-        """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
+    def restart_workers(self) -> None:
+        """Start all workers again as a new epoch, after one was lost or a message may have been cut in the middle.
         Raises HostLost if that fails again and again, and HostRefused if the parts are not the same any more.
 
         It takes long, and needs no mlx. So any thread may call it, while the engine's thread may `release` the model.
@@ -162,27 +171,27 @@ class HostedModel:
             if [info.groups for info in self._group.infos] != self._groups:
                 self._group.close()
                 raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
-            _, self._reopened = self._arrange()
+            _, self._reopened = self._make_runners()
 
-    def begin_anew(self) -> None:
-        """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""
+    def reset(self) -> None:
+        """Continue with the workers that `reopen` started: `runner` is another one, without an arena."""
         self.runner = self._reopened
 
-    def adapters(self) -> AdapterTables:
-        """Raise AdapterRefused: the workers cannot have any yet."""
+    def adapter_tables(self) -> AdapterTables:
+        """Raise AdapterRefused: workers cannot serve adapters per request."""
         raise AdapterRefused(
             "with hosts no adapters are served per request: open the engine without hosts, or with one adapter "
             "(adapter=, --adapter)"
         )
 
     def check_pins(self) -> None:
-        """Raise InvalidRequest if pinning a text is useless here."""
+        """Raise InvalidRequest if texts cannot be pinned, because there is no prefix cache."""
         check_prefix_cache(self._config)
 
     def release(self) -> None:
         """End all workers. Safe to call again."""
         try:
-            self._group.end_starts()
+            self._group.cancel_starts()
             with self._opening:  # a start on another thread has ended
                 pass
         finally:

@@ -23,9 +23,9 @@ from msgspec import UNSET, Struct
 
 from cortexmlx import errors
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
-from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
+from cortexmlx.execution.boundary import MemoryInUse, Refusal, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.plan import SamplingRow, Segment, StepPlan
 from cortexmlx.stats import CommandBuffers
@@ -38,8 +38,8 @@ COMPARE_EVERY = 64
 """After how many steps plans are compared, if nobody asks for another number."""
 
 
-class Cut(Enum):
-    """How a model is cut into parts."""
+class ShardingMode(Enum):
+    """How a model is divided among ranks: by tensors or by layers."""
 
     AUTO = "auto"
     """Into tensors if its class can be cut so, else into a pipeline."""
@@ -51,7 +51,9 @@ class Cut(Enum):
 
 @dataclass(frozen=True)
 class RankOptions:
-    """All that a worker needs to open its part of a model. The fields without a comment are those of `EngineConfig`."""
+    """The options with which a worker opens its part of a model. The fields without a comment are those of
+    `EngineConfig`.
+    """
 
     model: str
     adapter: str | None
@@ -63,14 +65,14 @@ class RankOptions:
     reproducible: bool
     max_rows: int
     prefill_budget: int
-    cut: Cut = Cut.AUTO
+    cut: ShardingMode = ShardingMode.AUTO
     compare_every: int = COMPARE_EVERY
     """After how many steps the ranks' plans and block tables are compared. 1 in debug runs."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What a worker tells about its part of a model."""
+    """The answer to `Open`: what a worker tells about its part of a model."""
 
     groups: tuple[LayerGroup, ...]
     """What its layers keep. `layers` index the caches of the part, and `spec` counts its own heads."""
@@ -103,59 +105,61 @@ class RankInfo:
 
 
 class _Message(Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
-    """A list of the class's name and its fields."""
+    """Base of all calls from the controller to a rank. Encoded as a list of the class's name and its fields."""
 
 
 class Open(_Message, frozen=True):
-    """Load this rank's part of a model. Answered by a RankInfo."""
+    """Call: load this rank's part of a model. Answered by a RankInfo."""
 
     options: RankOptions
 
 
-class Arrange(_Message, frozen=True):
-    """Make the runner. Answered by Arranged."""
+class MakeRunner(_Message, frozen=True):
+    """Call: make the runner of this rank's layers. Answered by its constants."""
 
     groups: tuple[LayerGroup, ...]
 
 
 class Begin(_Message, frozen=True):
-    """`Runner.begin`. A call that is named after a method is answered by what the method returns."""
+    """Call of `Runner.begin`: make an empty arena. A call that is named after a method is answered by what the method
+    returns.
+    """
 
-    blocks: Counts
+    blocks: GroupCounts
 
 
 class CanResize(_Message, frozen=True):
-    """`Runner.can_resize`."""
+    """Call of `Runner.can_resize`."""
 
-    blocks: Counts
+    blocks: GroupCounts
 
 
 class Resize(_Message, frozen=True):
-    """`Runner.resize`."""
+    """Call of `Runner.resize`: change the arena's number of blocks."""
 
-    blocks: Counts
+    blocks: GroupCounts
 
 
 class Copy(_Message, frozen=True):
-    """`Runner.copy`."""
+    """Call of `Runner.copy`: copy blocks within the arena."""
 
     copies: tuple[BlockCopy, ...]
 
 
 class Release(_Message, frozen=True):
-    """`Runner.release`."""
+    """Call of `Runner.release`: free the arena."""
 
 
 class Trim(_Message, frozen=True):
-    """`Runner.trim`."""
+    """Call of `Runner.trim`: free memory that is kept for later steps."""
 
 
 class TellCommandBuffers(_Message, frozen=True):
-    """`Runner.command_buffers`."""
+    """Call: read `Runner.command_buffers`."""
 
 
 class SentRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What the sampler reads of a `SamplingRow`."""
+    """A `SamplingRow` as it is sent: only what the sampler reads."""
 
     params: bytes
     """The parameters that differ from the defaults, by name."""
@@ -184,75 +188,76 @@ else:
 _plan_values = attrgetter(*_PLAN_FIELDS)
 
 
-def sent_plan(plan: StepPlan) -> SentPlan:
-    """Return a plan as it is sent. Raises InvalidRequest for rows with functions of this process."""
+def to_sent_plan(plan: StepPlan) -> SentPlan:
+    """Convert a plan to the form in which it is sent. Raises InvalidRequest for rows with functions of this process."""
     assert plan.logit_segments == _logit_segments(plan.segments)
     values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(plan), strict=True))
     if plan.sampling is not None:
-        values["sampling"] = tuple(sent_row(row) for row in plan.sampling)
+        values["sampling"] = tuple(to_sent_row(row) for row in plan.sampling)
     return SentPlan(**values)
 
 
-def whole_plan(sent: SentPlan) -> StepPlan:
-    """Return the plan that was sent: the inverse of `sent_plan`. Raises HostLost."""
+def from_sent_plan(sent: SentPlan) -> StepPlan:
+    """Convert a received plan back: the inverse of `to_sent_plan`. Raises HostLost."""
     values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(sent), strict=True))
     if sent.sampling is not None:
-        values["sampling"] = tuple(whole_row(row) for row in values["sampling"])
+        values["sampling"] = tuple(from_sent_row(row) for row in values["sampling"])
     return StepPlan(**values, logit_segments=_logit_segments(sent.segments))
 
 
 def _logit_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Return the segments of which logits are computed."""
     return tuple([segment for segment in segments if segment.logits])
 
 
 class Prepare(_Message, frozen=True):
-    """`ModelRunner.prepare`."""
+    """Call of `ModelRunner.prepare`: change the arena before a step's pass."""
 
     plan: SentPlan
 
 
 class Dispatch(_Message, frozen=True):
-    """`Runner.dispatch`. None: the plan that was prepared."""
+    """Call of `Runner.dispatch`: start a step. Without a plan, it is the one that was prepared."""
 
     plan: SentPlan | None
 
 
 class Forward(_Message, frozen=True):
-    """`Runner.forward`. None: the plan that was prepared."""
+    """Call of `Runner.forward`: start the forward pass of a step. Without a plan, it is the one that was prepared."""
 
     plan: SentPlan | None
 
 
 class Choose(_Message, frozen=True):
-    """`Runner.choose`. Only rank 0 gets the mask, since it chooses the tokens."""
+    """Call of `Runner.choose`: choose the step's tokens. Only rank 0 gets the mask, since it chooses."""
 
     mask: TokenMask | None
 
 
 class Collect(_Message, frozen=True):
-    """`Runner.collect`."""
+    """Call of `Runner.collect`: wait for the step's result."""
 
     tell: bool
     """Whether the result is told. One rank's is enough."""
 
 
 class Settle(_Message, frozen=True):
-    """`Runner.settle`."""
+    """Call of `Runner.settle`: carry out state operations, and drop the last step."""
 
     ops: StateOps
 
 
 class Forget(_Message, frozen=True):
-    """`Runner.forget`."""
+    """Call of `Runner.forget`: drop everything in flight."""
 
 
 class Close(_Message, frozen=True):
-    """`Runner.close`. The worker ends after it."""
+    """Call of `Runner.close`. The worker ends after it."""
 
 
 AnyCall = (
     Open
-    | Arrange
+    | MakeRunner
     | Begin
     | CanResize
     | Resize
@@ -271,8 +276,8 @@ AnyCall = (
 )
 
 
-class Call(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A call with its number, which grows."""
+class NumberedCall(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A call with its number, which is larger for each call."""
 
     number: int
     asks: AnyCall
@@ -281,44 +286,44 @@ class Call(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-class Arranged(Struct, frozen=True, forbid_unknown_fields=True):
-    """What does not change about a runner: see `Runner`."""
+class RunnerConstants(Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to the call that makes a runner: what never changes about it."""
 
     computes_at_dispatch: bool
 
 
 class RankState(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a rank's runner holds, and how long it has worked so far: see `Runner`."""
+    """What a rank's runner holds in memory, and how long it has worked so far: see `Runner`."""
 
     bytes: MemoryInUse
-    blocks: Counts
+    blocks: GroupCounts
     build_seconds: float
     wait_seconds: float
 
 
-Value = None | bool | RankInfo | Arranged | StepResult | Refused | CommandBuffers | CortexError
+Value = None | bool | RankInfo | RunnerConstants | StepResult | Refusal | CommandBuffers | CortexError
 """What a call is answered by. An error: the call raised it, and the rank carries out no further call but Close."""
 
 
-class Answer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The answer to the call with this number. Of the fields for values at most one is set: see `answer_with`."""
+class CallAnswer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The answer to the call with this number, with one value at most: see `answer_with`."""
 
     number: int
     yes: bool | None = None
     info: RankInfo | None = None
-    arranged: Arranged | None = None
+    arranged: RunnerConstants | None = None
     result: StepResult | None = None
-    refused: Refused | None = None
+    refused: Refusal | None = None
     buffers: CommandBuffers | None = None
     error: CortexError | None = None
     state: RankState | None = None
-    """None before `Arrange`, and for the calls that start a part of a step."""
+    """None before `MakeRunner`, and for the calls that start a part of a step."""
     digest: bytes | None = None
     """What the plans so far come to, if they are compared now (`PlanDigest`)."""
 
     @property
     def value(self) -> Value:
-        """What the call is answered by."""
+        """The value that the call is answered by: the one field that is set, or None."""
         values = (self.yes, self.info, self.arranged, self.result, self.refused, self.buffers, self.error)
         return next((value for value in values if value is not None), None)
 
@@ -326,17 +331,17 @@ class Answer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 _ANSWER_FIELDS: dict[type, str] = {
     bool: "yes",
     RankInfo: "info",
-    Arranged: "arranged",
+    RunnerConstants: "arranged",
     StepResult: "result",
-    Refused: "refused",
+    Refusal: "refused",
     CommandBuffers: "buffers",
 }
 
 
-def answer_with(number: int, value: Value, state: RankState | None = None, digest: bytes | None = None) -> Answer:
-    """Return an answer with a value."""
+def answer_with(number: int, value: Value, state: RankState | None = None, digest: bytes | None = None) -> CallAnswer:
+    """Make an answer whose field for values of this type is set."""
     own = {} if value is None else {_ANSWER_FIELDS.get(type(value), "error"): value}
-    return Answer(number, state=state, digest=digest, **own)  # type: ignore[arg-type]
+    return CallAnswer(number, state=state, digest=digest, **own)  # type: ignore[arg-type]
 
 
 # -- the parameters of a sampling row ---------------------------------------------------------------------------------
@@ -364,9 +369,9 @@ NOT_SENT = frozenset(
 """The parameters that do not change how a token is chosen from logits. A row has its own seed."""
 
 
-def sent_types(params: type) -> dict[str, Any]:
-    """Return the types of all other parameters by their names, so that a new one is sent unless `NOT_SENT` has it.
-    Raises TypeError for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
+def sent_param_types(params: type) -> dict[str, Any]:
+    """Return name and type of each sampling parameter that is sent: all that are not in `NOT_SENT`. Raises TypeError
+    for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
     """
     said = {field.name: field.type for field in fields(params)}
     if strange := NOT_SENT - said.keys():
@@ -379,7 +384,7 @@ def sent_types(params: type) -> dict[str, Any]:
     return kinds
 
 
-_SENT = sent_types(SamplingParams)
+_SENT = sent_param_types(SamplingParams)
 _DEFAULTS = SamplingParams()
 _SentParams = msgspec.defstruct(
     "_SentParams",
@@ -388,9 +393,10 @@ _SentParams = msgspec.defstruct(
 )
 
 
-def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
-    """Return what the sampler reads of a row's prompt and output: the last tokens for a repetition penalty, and the
-    whole output for penalties that count. The tests compare the tokens that it chooses with these and with all.
+def sampler_tokens(row: SamplingRow) -> tuple[TokenList, TokenList]:
+    """Return the tokens of a row's prompt and output that the sampler reads: the last ones for a repetition penalty,
+    and the whole output for penalties that count. The tests compare the tokens that it chooses with these and with
+    all.
     """
     params = row.params
     last = params.repetition_context if params.repetition_penalty != 1.0 else 0
@@ -400,34 +406,36 @@ def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
     return row.prompt[-missing:] if missing else (), row.output
 
 
-def sent_row(row: SamplingRow) -> SentRow:
-    """Return what is sent of a row. Raises InvalidRequest for one with functions of this process."""
+def to_sent_row(row: SamplingRow) -> SentRow:
+    """Convert a sampling row to the form in which it is sent. Raises InvalidRequest for one with functions of this
+    process.
+    """
     if row.processed_for is not None:
         raise InvalidRequest(
             "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
             "model without hosts",
             field="logits_processors",
         )
-    prompt, output = (np.asarray(part, np.int32) for part in read_by_sampler(row))
+    prompt, output = (np.asarray(part, np.int32) for part in sampler_tokens(row))
     changed = {name: value for name in _SENT if (value := getattr(row.params, name)) != getattr(_DEFAULTS, name)}
     return SentRow(_encoder.encode(changed), row.seed, prompt, output)
 
 
-def whole_row(row: SentRow) -> SamplingRow:
-    """Return the row that was sent, with what the sampler reads of it. Raises HostLost."""
+def from_sent_row(row: SentRow) -> SamplingRow:
+    """Convert a received row back, with what the sampler reads of it. Raises HostLost."""
     return SamplingRow(_decode_params(row.params), row.seed, row.prompt, row.output)
 
 
 @lru_cache(64)
 def _decode_params(encoded: bytes) -> SamplingParams:
-    """Return the parameters of a `SentRow`. Rows of a window mostly have the same ones, and again in the next window:
+    """Decode the sampling parameters of a `SentRow`. Cached: rows of a decode window mostly have the same ones, and
     checking them takes long.
     """
     sent = _PARAMS.decode(encoded)
     try:
         return SamplingParams(**{name: value for name in _SENT if (value := getattr(sent, name)) is not UNSET})
     except InvalidRequest as error:
-        _refuse(str(error))
+        _raise_unreadable(str(error))
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -441,13 +449,13 @@ _DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}
 
 
 class Codec(Generic[T]):
-    """How the values of one type become bytes, and come back."""
+    """Encodes values of one type as MessagePack bytes, and decodes them."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=_restore)
 
     def encode(self, value: T) -> bytes:
-        """Return a value as a message. Raises TypeError for a value that has no bytes, and InvalidRequest for a text
+        """Encode a value as a message. Raises TypeError for a value that has no bytes, and InvalidRequest for a text
         that is not Unicode, such as a path of undecodable bytes.
         """
         try:
@@ -456,20 +464,20 @@ class Codec(Generic[T]):
             raise InvalidRequest(f"{error.object!r} is not Unicode, and cannot be sent to hosts") from error
 
     def decode(self, message: bytes) -> T:
-        """Return the value of a whole message. Raises HostLost."""
+        """Decode a whole message. Raises HostLost."""
         try:
             return self._decoder.decode(message)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            _refuse(str(error))
+            _raise_unreadable(str(error))
 
 
-def _refuse(why: str) -> NoReturn:
+def _raise_unreadable(why: str) -> NoReturn:
     """Raise HostLost for a message that cannot be read."""
     raise HostLost(f"a message cannot be read ({why}): start the hosts again, with one version of cortexmlx on all")
 
 
 def _simplify(value: Any) -> Any:
-    """Return a value that MessagePack does not know as values that it does."""
+    """Convert a value that MessagePack does not know into lists, dicts and bytes."""
     if isinstance(value, np.ndarray):
         if value.dtype not in _DTYPES:
             raise TypeError(f"an array of {value.dtype} cannot be sent to a host")
@@ -480,7 +488,7 @@ def _simplify(value: Any) -> Any:
         return (value.start, value.stop)
     if isinstance(value, CortexError):
         message = str(value).encode("utf-8", "backslashreplace").decode()
-        return (_class_of(value).__name__, message, _detail(value))
+        return (_public_error_class(value).__name__, message, _error_detail(value))
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, np.integer | np.floating):
@@ -489,19 +497,19 @@ def _simplify(value: Any) -> Any:
 
 
 def _restore(kind: Any, sent: Any) -> Any:
-    """Return the value of a type that MessagePack does not know: the inverse of `_simplify`. Raises ValueError and
-    TypeError, which msgspec takes for a value that is not allowed.
+    """Convert a received value back into its type: the inverse of `_simplify`. Raises ValueError and TypeError, which
+    msgspec takes for a value that is not allowed.
     """
     if kind is range:
         begin, end = sent
         return range(begin, end)  # raises TypeError for what is no integer
     if kind is CortexError:
-        name, message, detail = _checked(sent, str, str, str | None)
+        name, message, detail = _check_elements(sent, str, str, str | None)
         if name not in _CLASSES:
             raise ValueError(f"there is no error {name!r}")
-        return _error_of(_CLASSES[name], message, detail)
+        return _make_error(_CLASSES[name], message, detail)
     if get_origin(kind) is np.ndarray:
-        name, shape, data = _checked(sent, str, list, bytes)
+        name, shape, data = _check_elements(sent, str, list, bytes)
         (number,) = get_args(get_args(kind)[1])
         if name != number.__name__:
             raise ValueError(f"an array of {name!r} came instead of {number.__name__}")
@@ -514,8 +522,8 @@ def _restore(kind: Any, sent: Any) -> Any:
     raise ValueError(f"values of {kind} cannot be read")
 
 
-def _checked(sent: Any, *kinds: Any) -> Sequence[Any]:
-    """Return the elements of a list that has one of each kind. Raises ValueError."""
+def _check_elements(sent: Any, *kinds: Any) -> Sequence[Any]:
+    """Return a received list if its elements have these types. Raises ValueError."""
     if not isinstance(sent, list) or len(sent) != len(kinds) or not all(map(isinstance, sent, kinds)):
         raise ValueError(f"{type(sent).__name__} came instead of {kinds}")
     return sent
@@ -539,20 +547,21 @@ def copy_error(error: Exception, host: str | None = None) -> CortexError:
         return HostLost(f"{prefix}{type(error).__name__}: {error}", host=host)
     if isinstance(error, HostLost):
         return HostLost(f"{prefix}{error}", host=error.host or host)
-    return _error_of(_class_of(error), f"{prefix}{error}", _detail(error))
+    return _make_error(_public_error_class(error), f"{prefix}{error}", _error_detail(error))
 
 
-def _class_of(error: CortexError) -> type[CortexError]:
-    """Return the class of `cortexmlx.errors` that an error has, or that is nearest above its own."""
+def _public_error_class(error: CortexError) -> type[CortexError]:
+    """Return an error's class in `cortexmlx.errors`, or else its nearest base class there."""
     return next(base for base in type(error).__mro__ if base in _CLASSES.values())
 
 
-def _detail(error: CortexError) -> str | None:
-    """Return what an error has beside its message."""
+def _error_detail(error: CortexError) -> str | None:
+    """Return the host of a HostLost, or the field of an InvalidRequest."""
     return error.host if isinstance(error, HostLost) else error.field if isinstance(error, InvalidRequest) else None
 
 
-def _error_of(kind: type[CortexError], message: str, detail: str | None) -> CortexError:
+def _make_error(kind: type[CortexError], message: str, detail: str | None) -> CortexError:
+    """Make an error of a class, with its message and what `_error_detail` returns."""
     if issubclass(kind, HostLost):
         return kind(message, host=detail)
     return kind(message, field=detail) if issubclass(kind, InvalidRequest) else kind(message)
@@ -560,16 +569,16 @@ def _error_of(kind: type[CortexError], message: str, detail: str | None) -> Cort
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_simplify)
 _PARAMS: Codec[Any] = Codec(_SentParams)
-CALL = Codec(Call)
-ANSWER = Codec(Answer)
+CALL = Codec(NumberedCall)
+ANSWER = Codec(CallAnswer)
 
 
 # -- a hash over the plans of all steps, which must be the same at the controller and at every rank -------------------
 
 
 class PlanDigest:
-    """Takes each step as it was sent or received. After every so many steps, it also takes the whole plan as it is
-    carried out, with the block tables in force and the size of the arena.
+    """A running hash of the plans of all steps, by which controller and ranks compare them. After every so many steps,
+    it also covers the whole plan as it is carried out, with the block tables in force and the size of the arena.
     """
 
     def __init__(self, every: int) -> None:
@@ -578,19 +587,17 @@ class PlanDigest:
         self._steps = 0
         self._groups: tuple[GroupStep, ...] | None = None
 
-    def add(self, message: bytes) -> None:
-        """Take the message that brings a plan."""
+    def add_message(self, message: bytes) -> None:
+        """Add the message that brings a plan."""
         self._hash.update(message)
 
-    def take(self, plan: StepPlan, blocks: Counts) -> bytes | None:
-        """Take a step that begins on an arena of so many blocks. Return the hash of everything so far if it is to be
-        compared now.
-        """
+    def add_step(self, plan: StepPlan, blocks: GroupCounts) -> bytes | None:
+        """Add a step that begins on an arena of `blocks`. Return the hash so far if it is to be compared now."""
         self._steps += 1
         if plan.groups is not None:
             self._groups = plan.groups
         if self._steps % self._every:
             return None
-        self._hash.update(_encoder.encode(sent_plan(replace(plan, groups=self._groups))))
+        self._hash.update(_encoder.encode(to_sent_plan(replace(plan, groups=self._groups))))
         self._hash.update(repr(blocks).encode())
         return self._hash.digest()

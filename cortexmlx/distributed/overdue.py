@@ -1,10 +1,10 @@
-"""OverdueCalls: which ranks have not answered for longer than calls of their kind take. Without mlx.
+"""HangDetector: finds ranks that have not answered for longer than calls of their kind take. Without mlx.
 
 Heartbeats come from a thread beside the work, so they go on while the work hangs. Neither a graph that is evaluated nor
 a GPU tells how far it is. Only time shows that it hangs, and the bound is what calls alike took before:
 
-- A call may take `HangLimits.seconds`, or `LONGER` times as long as the longest call alike, whichever is more. What is
-  remembered as the longest fades with each call, so that one slow step does not loosen the bound for ever.
+- A call may take `HangLimits.seconds`, or `HANG_FACTOR` times as long as the longest call alike if that is more. What
+  is remembered as the longest fades with each call, so that one slow step does not loosen the bound for ever.
 - Steps are alike if the work of one is at most twice that of the other. Where none like it was seen, those with more
   work tell. If there are none either, or if the last one was long ago (the system may have moved the weights out of
   memory since), the call may take `HangLimits.first_seconds`: kernels may have to be compiled.
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from cortexmlx.distributed.messages import (
     AnyCall,
-    Arrange,
     Begin,
     Choose,
     Close,
@@ -29,20 +28,21 @@ from cortexmlx.distributed.messages import (
     Copy,
     Dispatch,
     Forward,
+    MakeRunner,
     Open,
     Prepare,
     Resize,
 )
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.scheduling.plan import StepPlan
 
 HANG_SWITCH = "CORTEXMLX_HANG_SECONDS"
 """The environment variable with the seconds after which a worker may count as hanging; 0: it never does."""
 
-LONGER = 10
+HANG_FACTOR = 10
 """How many times as long as the longest call alike a call may take."""
 
-ENOUGH = 8
+MIN_SAMPLES = 8
 """After how many calls alike it is known how long they take: those of four steps."""
 
 PAUSE_SECONDS = 60.0
@@ -64,7 +64,7 @@ second share of the time, is the one that hangs: who waits for numbers of others
 
 @dataclass(frozen=True)
 class HangLimits:
-    """When a rank hangs that has not answered a call."""
+    """How long a rank may take to answer a call before it counts as hung."""
 
     seconds: float = 7.0
     """No call is overdue sooner. 0: none ever is."""
@@ -76,8 +76,8 @@ DEFAULT_HANG_LIMITS = HangLimits()
 
 
 @dataclass(frozen=True)
-class Overdue:
-    """A call that takes too long."""
+class OverdueCall:
+    """A call that takes too long, and the ranks that have not answered it."""
 
     ranks: tuple[int, ...]
     """Who has not answered it."""
@@ -90,7 +90,7 @@ class Overdue:
 
     @property
     def culprit(self) -> int | None:
-        """The rank that hangs; None: it cannot be told. If the others have answered, it is the one that has not."""
+        """The rank that hangs, judged by processor time if several have not answered; None if that does not tell."""
         if len(self.ranks) == 1:
             return self.ranks[0]
         told = sorted((used, rank) for used, rank in zip(self.used, self.ranks, strict=True) if used is not None)
@@ -101,8 +101,8 @@ class Overdue:
 
 
 @dataclass
-class _Kind:
-    """Calls alike."""
+class _CallTimes:
+    """How long calls of one kind took."""
 
     count: int = 0
     """How many answers there were, of all ranks."""
@@ -112,8 +112,8 @@ class _Kind:
 
 
 @dataclass
-class _Rank:
-    """What a rank has to answer."""
+class _PendingCalls:
+    """The calls that a rank has not answered yet."""
 
     open: deque[tuple[int, int | None, float]] = field(default_factory=deque)
     """The number of each call, its kind, and when it was sent, the oldest first."""
@@ -124,8 +124,8 @@ class _Rank:
     noted: tuple[int, float | None] | None = None
     """A call, and the processor time that the rank had used when it was first seen to be waited for."""
 
-    def since(self) -> float:
-        """When the rank may have begun with its oldest call."""
+    def oldest_start(self) -> float:
+        """Return when the rank may have begun with its oldest call."""
         return max(self.open[0][2], self.answered)
 
 
@@ -133,41 +133,41 @@ _MOVES, _SMALL = -1, -2
 """The kinds of calls that are no steps: those that may move or allocate much, and all others."""
 
 
-class OverdueCalls:
-    """Takes every call that is sent and every answer, with times of one clock. Not safe for several threads."""
+class HangDetector:
+    """Finds ranks that hang, from the times of calls and answers, all by one clock. Not safe for several threads."""
 
     def __init__(self, ranks: int, limits: HangLimits) -> None:
         self._limits = limits
-        self._ranks = [_Rank() for _ in range(ranks)]
-        self._kinds: dict[int, _Kind] = {}
+        self._ranks = [_PendingCalls() for _ in range(ranks)]
+        self._kinds: dict[int, _CallTimes] = {}
         self._newest: tuple[int, int | None] = 0, None
         self._step = 0
-        self._blocks: Counts = ()
+        self._blocks: GroupCounts = ()
 
     def note_call(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
-        """Note a call. Calls of one number are of one kind."""
+        """Note that a call was sent to a rank. Calls of one number are of one kind."""
         if number != self._newest[0]:
-            self._newest = number, self._kind(asks)
+            self._newest = number, self._kind_of_call(asks)
         self._ranks[rank].open.append((number, self._newest[1], now))
 
     def note_answer(self, rank: int, now: float) -> None:
-        """Note the answer to a rank's oldest call, and learn how long it took."""
+        """Note that a rank answered its oldest call, and learn how long it took."""
         of = self._ranks[rank]
         if not of.open:
             return
-        began = of.since()
+        began = of.oldest_start()
         _, kind, _ = of.open.popleft()
         of.answered, of.suspected, of.noted = now, None, None
         if kind is not None:
-            alike = self._kinds.setdefault(kind, _Kind())
+            alike = self._kinds.setdefault(kind, _CallTimes())
             alike.count += 1
             alike.longest = max(alike.longest * _FADES ** (1 / len(self._ranks)), now - began)
             alike.at = now
 
-    def look(self, now: float, used: Sequence[float | None]) -> Overdue | None:
-        """Return the oldest call, if it is overdue as it was at the last look. `used`: seconds of processor time that
-        each rank has used so far. Call it several times a second while answers are awaited, after those that are there
-        were taken: if this process itself was stopped for long, the answers come between two looks.
+    def find_overdue(self, now: float, used: Sequence[float | None]) -> OverdueCall | None:
+        """Return the oldest call if it is overdue, and was so the last time. `used`: seconds of processor time that
+        each rank has used so far. Call it several times a second while answers are awaited, after those that are
+        there were taken: if this process itself was stopped for long, the answers come between two looks.
         """
         waiting = [rank for rank, of in enumerate(self._ranks) if of.open]
         oldest = min((self._ranks[rank].open[0][0] for rank in waiting), default=0)
@@ -177,70 +177,74 @@ class OverdueCalls:
             of = self._ranks[rank]
             if of.noted is None or of.noted[0] != oldest:
                 of.noted = oldest, used[rank]
-            late = now - of.since() > self._limit(of)
+            late = now - of.oldest_start() > self._time_limit(of)
             overdue |= late and of.suspected == oldest
             of.suspected = oldest if late else None
         if not overdue:
             return None
-        return Overdue(
+        return OverdueCall(
             tuple(behind),
-            max(now - self._ranks[rank].since() for rank in behind),
-            self._usual(self._ranks[behind[0]]),
-            tuple(self._used(rank, used[rank]) for rank in behind),
+            max(now - self._ranks[rank].oldest_start() for rank in behind),
+            self._longest_alike(self._ranks[behind[0]]),
+            tuple(self._processor_seconds_since(rank, used[rank]) for rank in behind),
         )
 
-    def _used(self, rank: int, used: float | None) -> float | None:
+    def _processor_seconds_since(self, rank: int, used: float | None) -> float | None:
+        """Return the processor time that a rank has used since its oldest call was first waited for; None if
+        unknown.
+        """
         noted = self._ranks[rank].noted
         return None if used is None or noted is None or noted[1] is None else used - noted[1]
 
-    def _kind(self, asks: AnyCall) -> int | None:
-        """Which calls are alike; None: this one may take any time."""
+    def _kind_of_call(self, asks: AnyCall) -> int | None:
+        """Return which kind a call is of, for times to compare; None if it may take any time."""
         match asks:
             case Open() | Close():
                 return None
-            case Arrange() | Begin() | Resize() | Copy():
+            case MakeRunner() | Begin() | Resize() | Copy():
                 return _MOVES
             case Prepare(plan):
                 moves = plan.copies or plan.blocks != self._blocks
-                self._take(plan)
+                self._note_plan(plan)
                 return _MOVES if moves else _SMALL
             case Dispatch(plan) | Forward(plan):
                 if plan is not None:
-                    self._take(plan)
+                    self._note_plan(plan)
                 return self._step
             case Choose() | Collect():
                 return self._step
         return _SMALL
 
-    def _take(self, plan: StepPlan) -> None:
-        self._step, self._blocks = work(plan).bit_length(), plan.blocks
+    def _note_plan(self, plan: StepPlan) -> None:
+        """Note the work and the arena size of the newest plan."""
+        self._step, self._blocks = step_work(plan).bit_length(), plan.blocks
 
-    def _limit(self, rank: _Rank) -> float:
-        """How long a rank's oldest call may take."""
+    def _time_limit(self, rank: _PendingCalls) -> float:
+        """Return how many seconds a rank's oldest call may take."""
         kind, least = rank.open[0][1], self._limits.seconds
         if kind is None or least <= 0:
             return math.inf
-        usual = self._usual(rank)
+        usual = self._longest_alike(rank)
         if usual is not None:
-            return max(least, LONGER * usual)
+            return max(least, HANG_FACTOR * usual)
         less = (of.longest for each, of in self._kinds.items() if 0 <= each < kind)
-        return max(least, self._limits.first_seconds, LONGER * max(less, default=0.0))
+        return max(least, self._limits.first_seconds, HANG_FACTOR * max(less, default=0.0))
 
-    def _usual(self, rank: _Rank) -> float | None:
-        """The longest time of calls like a rank's oldest one, or of steps with more work; None if it is not known."""
-        kind, began = rank.open[0][1], rank.since()
+    def _longest_alike(self, rank: _PendingCalls) -> float | None:
+        """Return the longest time of calls like a rank's oldest one, or of steps with more work; None if unknown."""
+        kind, began = rank.open[0][1], rank.oldest_start()
         if kind is None or kind == _MOVES:
             return None
         known = [
             (each, of.longest)
             for each, of in self._kinds.items()
-            if of.count >= ENOUGH * len(self._ranks)
+            if of.count >= MIN_SAMPLES * len(self._ranks)
             and began - of.at <= PAUSE_SECONDS
             and (each == kind or each > kind >= 0)
         ]
         return min(known)[1] if known else None
 
 
-def work(plan: StepPlan) -> int:
-    """Return how much a step computes: its tokens, each of which counts more the longer the text before it is."""
+def step_work(plan: StepPlan) -> int:
+    """Return how much a step computes: its tokens, each of which counts more the longer its context is."""
     return sum(each.count * (_LENGTH + each.first + each.count) for each in plan.segments) // _LENGTH

@@ -1,4 +1,4 @@
-"""One rank: its part of a model, opened, and the runner that computes its share of every step.
+"""One rank's part of a model, and the runner that computes its share of every step.
 
 All ranks do the same in the same order. `open_rank` enters no collective, so a rank that cannot load its part leaves no
 other waiting. `arrange` enters the first ones, when all parts are known to be loaded.
@@ -12,37 +12,37 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from cortexmlx.attention.backends import Backend
-from cortexmlx.attention.probe import NotPaged, probe
+from cortexmlx.attention.backends import AttentionBackend
+from cortexmlx.attention.probe import NotPaged, probe_kv_specs
 from cortexmlx.attention.selfcheck import KernelCheck
-from cortexmlx.distributed.messages import Cut, RankInfo, RankOptions
+from cortexmlx.distributed.messages import RankInfo, RankOptions, ShardingMode
 from cortexmlx.errors import HostRefused
-from cortexmlx.execution.autotuning import choose
+from cortexmlx.execution.autotuning import choose_kernels
 from cortexmlx.execution.execution_modes import PagedMode
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.shared_choice import SharedChoice
-from cortexmlx.kv.spec import LayerGroup, group_layers, paged, quantized
+from cortexmlx.execution.shared_choice import SharedSamplerFactory
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged_groups, quantize_groups
 from cortexmlx.models.loaded import LoadedModel, check_logits
-from cortexmlx.models.sharding import Way, load_part
+from cortexmlx.models.sharding import CutMode, load_part
 from cortexmlx.system.machine import working_set_bytes
 
 log = logging.getLogger("cortexmlx")
 
-_WAYS = {
-    Cut.AUTO: (Way.TENSOR, Way.PIPELINE),
-    Cut.TENSOR: (Way.TENSOR,),
-    Cut.PIPELINE: (Way.PIPELINE,),
+_SHARDING_WAYS = {
+    ShardingMode.AUTO: (CutMode.TENSOR, CutMode.PIPELINE),
+    ShardingMode.TENSOR: (CutMode.TENSOR,),
+    ShardingMode.PIPELINE: (CutMode.PIPELINE,),
 }
 
 
 class OpenedRank:
-    """A rank's part of a model, loaded."""
+    """A rank's part of a model, loaded, from which its runner is made."""
 
     def __init__(
         self,
         info: RankInfo,
         loaded: LoadedModel,
-        backend: Backend,
+        backend: AttentionBackend,
         options: RankOptions,
         group: mx.distributed.Group,
     ) -> None:
@@ -50,27 +50,27 @@ class OpenedRank:
         self._loaded, self._backend = loaded, backend
         self._options, self._group = options, group
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
-        """Return the runner of this part. Its arena has no blocks yet. `groups` are those of all ranks, in one order,
-        with this rank's layers in each: it may have none of some group. Every rank must call it: it computes one token
-        to check the model. Raises ModelCorrupt for NaN logits.
+    def make_runner(self, groups: Sequence[LayerGroup]) -> ModelRunner:
+        """Check the model and make the runner of this part, with an empty arena. `groups` are those of all ranks, in
+        one order, with this rank's layers in each: it may have none of some group. Every rank must call it: it
+        computes one token to check the model. Raises ModelCorrupt for NaN logits.
         """
         loaded, options, backend = self._loaded, self._options, self._backend
         check_logits(loaded)
         runner = ModelRunner(
             loaded.model,
-            paged(groups),
+            paged_groups(groups),
             options.block_size,
             self.info.vocab_size,
             backend.attend,
             backend.writer,
-            make_sampler=SharedChoice(self._group),
+            make_sampler=SharedSamplerFactory(self._group),
         )
         if backend.writer is not None:
-            _carry_out(backend.writer.checks(loaded.model))
+            _run_kernel_checks(backend.writer.kernel_checks(loaded.model))
         if options.reproducible and backend.choosing is not None:
             backend.choosing.choices.reproducible = True
-            choose(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
+            choose_kernels(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
         return runner
 
 
@@ -83,20 +83,20 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     part = load_part(
         options.model,
         group,
-        _WAYS[options.cut],
+        _SHARDING_WAYS[options.cut],
         adapter=options.adapter,
         dequantize=options.dequantize,
     )
     loaded = part.loaded
     try:
-        groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
+        groups = quantize_groups(group_layers(probe_kv_specs(loaded.model)), options.kv_bits, options.kv_group_size)
     except NotPaged as why:
         raise HostRefused(f"{loaded.name} cannot run on several hosts: {why}") from why
     mode = PagedMode(loaded.model, groups)
-    backend = mode.backend(options.attention)
+    backend = mode.choose_backend(options.attention)
     if options.reproducible:  # as in an engine of one process
         backend = replace(backend, writer=None)
-    _carry_out(mode.kernel_checks(backend, options.block_size))
+    _run_kernel_checks(mode.kernel_checks(backend, options.block_size))
     info = RankInfo(
         groups=mode.groups,
         vocab_size=int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1]),  # nothing is computed
@@ -116,7 +116,7 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     return OpenedRank(info, loaded, backend, options, group)
 
 
-def _carry_out(checks: Sequence[KernelCheck]) -> None:
+def _run_kernel_checks(checks: Sequence[KernelCheck]) -> None:
     """Compile and check kernels. One that cannot be checked now is checked at its first use."""
     for check in checks:
         try:

@@ -1,4 +1,4 @@
-"""serve: a worker's loop. It carries out the controller's calls with a real runner, in order. Without mlx."""
+"""serve: a worker's loop, which carries out the controller's calls with a real runner, in order. Without mlx."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
-    Answer,
     AnyCall,
-    Arrange,
-    Arranged,
     Begin,
+    CallAnswer,
     CanResize,
     Choose,
     Close,
@@ -23,6 +21,7 @@ from cortexmlx.distributed.messages import (
     Dispatch,
     Forget,
     Forward,
+    MakeRunner,
     Open,
     PlanDigest,
     Prepare,
@@ -30,6 +29,7 @@ from cortexmlx.distributed.messages import (
     RankState,
     Release,
     Resize,
+    RunnerConstants,
     SentPlan,
     Settle,
     TellCommandBuffers,
@@ -37,10 +37,10 @@ from cortexmlx.distributed.messages import (
     Value,
     answer_with,
     copy_error,
-    whole_plan,
+    from_sent_plan,
 )
 from cortexmlx.errors import CortexError, HostLost
-from cortexmlx.execution.boundary import Refused, StepResult
+from cortexmlx.execution.boundary import Refusal, StepResult
 from cortexmlx.scheduling.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -52,29 +52,29 @@ OpenRank = Callable[[RankOptions], "OpenedRank"]
 
 
 def serve(channel: Channel, open_rank: OpenRank) -> None:
-    """Carry out the controller's calls until it asks to close. Raises HostLost if the controller is lost, or if what
-    comes from it cannot be read.
+    """Carry out the controller's calls until it asks to close. Raises HostLost if the controller is lost, or sends
+    what cannot be read.
 
     A call that raises is answered by its error, as is every later call but `Close`: other ranks may be in a collective
     that this one will never enter, so the group has to be started anew.
     """
 
-    rank = _Rank(open_rank)
+    rank = _CallHandler(open_rank)
     try:
         while not rank.closed:
             message = channel.receive()
             try:
-                number, asks = rank.read(message)
+                number, asks = rank.decode_call(message)
             except HostLost as error:
-                channel.send(ANSWER.encode(Answer(0, error=error)))
+                channel.send(ANSWER.encode(CallAnswer(0, error=error)))
                 raise
-            channel.send(ANSWER.encode(rank.answer(number, asks)))
+            channel.send(ANSWER.encode(rank.handle(number, asks)))
     finally:
         rank.close()
 
 
-class _Rank:
-    """Carries out calls."""
+class _CallHandler:
+    """Carries out the controller's calls on this rank's runner."""
 
     def __init__(self, open_rank: OpenRank) -> None:
         self.closed = False
@@ -86,11 +86,11 @@ class _Rank:
         self._digest = PlanDigest(1)
         self._failed: CortexError | None = None
 
-    def read(self, message: bytes) -> tuple[int, AnyCall]:
-        """Return a call with its number. Raises HostLost."""
+    def decode_call(self, message: bytes) -> tuple[int, AnyCall]:
+        """Decode a call and its number. Raises HostLost."""
         call = CALL.decode(message)
         if isinstance(call.asks, Prepare | Dispatch | Forward) and call.asks.plan is not None:
-            self._digest.add(message)
+            self._digest.add_message(message)
         return call.number, call.asks
 
     def close(self) -> None:
@@ -100,64 +100,67 @@ class _Rank:
             self._made.close()
             self._made = None
 
-    def answer(self, number: int, asks: AnyCall) -> Answer:
+    def handle(self, number: int, asks: AnyCall) -> CallAnswer:
         """Carry out a call, and return its answer."""
         if isinstance(asks, Close):
             self.close()
-            return Answer(number)
+            return CallAnswer(number)
         if self._failed is not None:
-            return Answer(number, error=self._failed)
+            return CallAnswer(number, error=self._failed)
         try:
             if isinstance(asks, Dispatch | Forward | Choose):
-                return Answer(number, digest=self._start(asks))
+                return CallAnswer(number, digest=self._start_step_part(asks))
             value = self._carry_out(asks)
-            return answer_with(number, value, self._state())
+            return answer_with(number, value, self._rank_state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
             self._failed = copy_error(error)
-            return Answer(number, error=self._failed)
+            return CallAnswer(number, error=self._failed)
 
     @property
     def _runner(self) -> ModelRunner:
+        """The runner. Raises HostLost before it was made."""
         if self._made is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made
 
-    def _state(self) -> RankState | None:
+    def _rank_state(self) -> RankState | None:
+        """Return what the runner holds and how long it has worked; None before it was made."""
         runner = self._made
         if runner is None:
             return None
         return RankState(runner.bytes, runner.blocks, runner.build_seconds, runner.wait_seconds)
 
-    def _start(self, asks: Dispatch | Forward | Choose) -> bytes | None:
-        """Start a part of a step. Return the digest if it is to be compared now."""
+    def _start_step_part(self, asks: Dispatch | Forward | Choose) -> bytes | None:
+        """Start a step, its forward pass or its choice of tokens. Return the digest if it is to be compared now."""
         runner = self._runner
         if isinstance(asks, Choose):
-            _check_granted(runner.choose(asks.mask))
+            _raise_if_refused(runner.choose(asks.mask))
             return None
-        plan = self._whole(asks.plan)
-        _check_granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
-        return self._digest.take(plan, runner.blocks)
+        plan = self._resolve_plan(asks.plan)
+        _raise_if_refused(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        return self._digest.add_step(plan, runner.blocks)
 
-    def _whole(self, sent: SentPlan | None) -> StepPlan:
-        """Return the plan that was sent now, or, if none was, the one that was prepared."""
+    def _resolve_plan(self, sent: SentPlan | None) -> StepPlan:
+        """Return the plan that was sent with a call, or else the one that was prepared."""
         if sent is not None:
-            self._plan = whole_plan(sent)
+            self._plan = from_sent_plan(sent)
         if self._plan is None:
             raise HostLost("a step came whose plan was never prepared")
         return self._plan
 
     def _carry_out(self, asks: AnyCall) -> Value:
+        """Carry out any other call, and return the value of its answer."""
         match asks:
             case Open(options):
                 self._opened = self._open_rank(options)
                 self._every = options.compare_every
                 return self._opened.info
-            case Arrange(groups):
+            case MakeRunner(groups):
                 if self._opened is None:
                     raise HostLost("layers were to be arranged before the model was opened")
-                self._made = self._opened.arrange(groups)
-                return Arranged(self._made.computes_at_dispatch)
+                self._made = self._opened.make_runner(groups)
+                return RunnerConstants(self._made.computes_at_dispatch)
             case Begin(blocks):
                 self._digest = PlanDigest(self._every)
                 return self._runner.begin(blocks)
@@ -174,9 +177,9 @@ class _Rank:
             case TellCommandBuffers():
                 return self._runner.command_buffers
             case Prepare(plan):
-                return self._runner.prepare(self._whole(plan))
+                return self._runner.prepare(self._resolve_plan(plan))
             case Collect(tell):
-                result = _check_granted(self._runner.collect())
+                result = _raise_if_refused(self._runner.collect())
                 return result if tell else None
             case Settle(ops):
                 return self._runner.settle(ops)
@@ -185,8 +188,8 @@ class _Rank:
         return None
 
 
-def _check_granted(answer: StepResult | Refused | None) -> StepResult | None:
-    """Return an answer that is no refusal. A refusal within a step's pass ends the group: other ranks are in it."""
-    if isinstance(answer, Refused):
+def _raise_if_refused(answer: StepResult | Refusal | None) -> StepResult | None:
+    """Return a step's result, or raise HostLost if memory was refused: other ranks are already in the pass."""
+    if isinstance(answer, Refusal):
         raise HostLost(f"memory was refused within a step: {answer.why}")
     return answer

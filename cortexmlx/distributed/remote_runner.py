@@ -15,8 +15,6 @@ from typing import NoReturn, TypeVar
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.messages import (
     AnyCall,
-    Arrange,
-    Arranged,
     Begin,
     CanResize,
     Choose,
@@ -25,6 +23,7 @@ from cortexmlx.distributed.messages import (
     Dispatch,
     Forget,
     Forward,
+    MakeRunner,
     Open,
     PlanDigest,
     Prepare,
@@ -33,18 +32,19 @@ from cortexmlx.distributed.messages import (
     RankState,
     Release,
     Resize,
+    RunnerConstants,
     Settle,
     TellCommandBuffers,
     Trim,
     Value,
-    sent_plan,
+    to_sent_plan,
 )
 from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits
-from cortexmlx.distributed.ranks import Ranks
+from cortexmlx.distributed.ranks import RankChannels
 from cortexmlx.errors import HostLost, InvalidRequest
-from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
+from cortexmlx.execution.boundary import MemoryInUse, Refusal, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 
 class RemoteRunner:
-    """Implements `execution.boundary.Runner` over one channel to each rank, rank 0 first. `open` and `arrange` come
-    first, once each. Only the engine's thread may call it.
+    """A `Runner` whose work is done by workers, over one channel to each rank, rank 0 first. `open` and `make_runners`
+    come first, once each. Only the engine's thread may call it.
 
     A call raises HostLost, with the host if it is known, if a rank ended, hangs, raised or was refused memory within a
     step's pass. From then on every call raises it, except `forget`, `release`, `trim` and `close`, which clean up and
@@ -73,42 +73,42 @@ class RemoteRunner:
         """Making bytes of calls, and sending them. What the ranks' own steps take is in `ranks`."""
         self.wait_seconds = 0.0
         """Waiting for answers."""
-        self._ranks = Ranks(channels, names, limits)
+        self._ranks = RankChannels(channels, names, limits)
         self._every = 1
         self._digest = PlanDigest(1)
-        self._arranged: list[Arranged] = []
-        self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
+        self._arranged: list[RunnerConstants] = []
+        self._command_buffers: tuple[GroupCounts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
-        """Have every rank open its part. Return what each tells, by rank. Raises what a rank raises, with its name in
-        front.
+        """Have every rank open its part of the model. Return their descriptions, by rank. Raises a rank's error, with
+        its name in front.
         """
         self._every = options.compare_every
-        return tuple(_of_kind(self._ranks.ask(Open(options), opening=True), RankInfo))
+        return tuple(_check_answer_types(self._ranks.ask(Open(options), opening=True), RankInfo))
 
-    def arrange(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
-        """Have every rank make its runner: `groups[rank]` are the groups of all ranks in one order, each with the
+    def make_runners(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
+        """Have every rank make its runner. `groups[rank]` are the groups of all ranks in one order, each with the
         layers that this rank has of it. Raises as `open`.
         """
-        answers = self._ranks.ask([Arrange(tuple(each)) for each in groups], opening=True)
-        self._arranged = _of_kind(answers, Arranged)
+        answers = self._ranks.ask([MakeRunner(tuple(each)) for each in groups], opening=True)
+        self._arranged = _check_answer_types(answers, RunnerConstants)
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
 
     @property
     def ranks(self) -> tuple[RankState, ...]:
-        """What each rank holds, and how long it has worked so far, as it told with its newest answer."""
+        """The state of each rank, as of its newest answer."""
         return tuple(state for state in self._ranks.states if state is not None)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> Counts:
+    def blocks(self) -> GroupCounts:
         """How many blocks each layer group has in the smallest arena of all ranks."""
         return tuple(map(min, zip(*(state.blocks for state in self.ranks), strict=True)))
 
     @property
     def bytes(self) -> MemoryInUse:
-        """The bytes that all ranks hold join_groups, as of their newest answers."""
+        """The memory of all ranks in sum, as of their newest answers."""
         held = [state.bytes for state in self.ranks]
         writes = [each.writes for each in held]
         return MemoryInUse(
@@ -126,8 +126,10 @@ class RemoteRunner:
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """Those of rank 0, which is asked again when the arena has another size. The others have about as many."""
-        if self.computes_at_dispatch or self._ranks.lost:
+        """The command buffers of rank 0, read again when the arena has another size. The other ranks have about as
+        many.
+        """
+        if self.computes_at_dispatch or self._ranks.has_ended:
             return None
         if self._command_buffers is None or self._command_buffers[0] != self.blocks:
             others = [None] * (len(self._arranged) - 1)
@@ -135,122 +137,125 @@ class RemoteRunner:
             self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
         return self._command_buffers[1]
 
-    def begin(self, blocks: Counts) -> Refused | None:
-        """See `Runner`, as for all further methods. If one rank is refused memory, no rank has an arena."""
+    def begin(self, blocks: GroupCounts) -> Refusal | None:
+        """As `Runner.begin`, on all ranks. If one rank is refused memory, no rank has an arena."""
         self._digest = PlanDigest(self._every)
-        refused = _first_refusal(self._ask(Begin(blocks)))
+        refused = _first_refusal(self._ask_all(Begin(blocks)))
         if refused is not None:
             self.release()
         return refused
 
-    def can_resize(self, blocks: Counts) -> bool:
-        """Return whether all ranks would be given the memory now."""
-        return all(self._ask(CanResize(blocks)))
+    def can_resize(self, blocks: GroupCounts) -> bool:
+        """Return whether all ranks would get the memory now."""
+        return all(self._ask_all(CanResize(blocks)))
 
-    def resize(self, blocks: Counts) -> Refused | None:
+    def resize(self, blocks: GroupCounts) -> Refusal | None:
         """Resize all arenas. If one rank is refused memory, the others go back to the sizes that they had."""
         return self._ask_to_resize(Resize(blocks))
 
-    def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
-        """Copy blocks."""
-        return _first_refusal(self._ask(Copy(tuple(copies))))
+    def copy(self, copies: Sequence[BlockCopy]) -> Refusal | None:
+        """Copy blocks in the arenas of all ranks."""
+        return _first_refusal(self._ask_all(Copy(tuple(copies))))
 
     def release(self) -> None:
-        """Give all arenas back."""
+        """Free the arenas of all ranks."""
         with suppress(HostLost):
-            self._ask(Release())
+            self._ask_all(Release())
 
     def trim(self) -> None:
-        """Give back memory that is kept for later steps."""
+        """Free memory that ranks keep for later steps."""
         with suppress(HostLost):
-            self._ask(Trim())
+            self._ask_all(Trim())
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def dispatch(self, plan: StepPlan) -> Refused | None:
-        """Start a step."""
-        return self._start(plan, Dispatch)
+    def dispatch(self, plan: StepPlan) -> Refusal | None:
+        """Start a step on all ranks."""
+        return self._start_step(plan, Dispatch)
 
-    def forward(self, plan: StepPlan) -> Refused | None:
-        """Start the forward pass of a step."""
-        return self._start(plan, Forward)
+    def forward(self, plan: StepPlan) -> Refusal | None:
+        """Start the forward pass of a step on all ranks."""
+        return self._start_step(plan, Forward)
 
-    def choose(self, mask: TokenMask | None = None) -> Refused | None:
-        """Start to choose tokens. Rank 0 chooses, so only it gets the mask."""
+    def choose(self, mask: TokenMask | None = None) -> Refusal | None:
+        """Have the ranks choose tokens. Rank 0 chooses, so only it gets the mask."""
         started = time.perf_counter()
         self._ranks.send([Choose(mask)] + [Choose(None)] * (len(self._arranged) - 1))
         self.build_seconds += time.perf_counter() - started
         return None
 
-    def collect(self) -> StepResult | Refused:
-        """Return rank 0's result. The others are through soon, too: they say so in their next answers."""
+    def collect(self) -> StepResult | Refusal:
+        """Wait for rank 0's result of the step. The others finish soon, too, and say so in their next answers."""
         number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._arranged) - 1))
-        (result,) = _of_kind(self._answers(number, [0]), StepResult)
+        (result,) = _check_answer_types(self._await_answers(number, [0]), StepResult)
         return result
 
-    def settle(self, ops: StateOps) -> Refused | None:
-        """Carry out `ops`, and drop everything of the last step."""
-        return _first_refusal(self._ask(Settle(ops)))
+    def settle(self, ops: StateOps) -> Refusal | None:
+        """Carry out state operations on all ranks, and drop everything of the last step."""
+        return _first_refusal(self._ask_all(Settle(ops)))
 
     def forget(self) -> None:
-        """Drop everything in flight. What has gone wrong in it is raised by the next answer that is read."""
+        """Have all ranks drop everything in flight. An error in it is raised by the next answer that is read."""
         with suppress(HostLost):
             self._ranks.send(Forget())
 
     def close(self) -> None:
-        """Have all workers end, as far as they answer, and end the connections. Safe to call again."""
+        """Have all workers end, if they still answer, and close the connections. Safe to call again."""
         self._ranks.close()
 
-    def _start(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refused | None:
+    def _start_step(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refusal | None:
+        """Send a step to all ranks, after they have prepared it if it changes the arena."""
         started, waited = time.perf_counter(), self.wait_seconds
         if self._changes_arena(plan):
-            refused = self._ask_to_resize(Prepare(sent_plan(plan)))
+            refused = self._ask_to_resize(Prepare(to_sent_plan(plan)))
             if refused is not None:
                 return refused
             number, _ = self._ranks.send(call(None))
         else:
-            number, message = self._ranks.send(call(sent_plan(plan)))
-            self._digest.add(message)
-        digest = self._digest.take(plan, plan.blocks)
+            number, message = self._ranks.send(call(to_sent_plan(plan)))
+            self._digest.add_message(message)
+        digest = self._digest.add_step(plan, plan.blocks)
         if digest is not None:
-            self._ranks.expect(number, plan.number, digest)
+            self._ranks.expect_digest(number, plan.number, digest)
         self.build_seconds += time.perf_counter() - started - (self.wait_seconds - waited)
         return None
 
     def _changes_arena(self, plan: StepPlan) -> bool:
-        """Return whether a step does something before its pass for which memory may be refused."""
+        """Return whether a step first flushes, copies or resizes, for which memory may be refused."""
         return plan.flush is not None or bool(plan.copies) or any(state.blocks != plan.blocks for state in self.ranks)
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: AnyCall) -> list[Value]:
-        return self._answers(self._ranks.send(asks)[0], range(len(self._ranks.names)))
+    def _ask_all(self, asks: AnyCall) -> list[Value]:
+        """Send a call to all ranks, and return their answers."""
+        return self._await_answers(self._ranks.send(asks)[0], range(len(self._ranks.names)))
 
-    def _answers(self, number: int, ranks: Sequence[int]) -> list[Value]:
+    def _await_answers(self, number: int, ranks: Sequence[int]) -> list[Value]:
+        """Wait for answers to a call, and add the time to `wait_seconds`."""
         started = time.perf_counter()
-        answers = self._ranks.answers(number, ranks)
+        answers = self._ranks.await_answers(number, ranks)
         self.wait_seconds += time.perf_counter() - started
         return answers
 
-    def _ask_to_resize(self, asks: Resize | Prepare) -> Refused | None:
-        """Ask all ranks for something that resizes their arenas. If that was refused to some, undo it on the others."""
+    def _ask_to_resize(self, asks: Resize | Prepare) -> Refusal | None:
+        """Send all ranks a call that resizes their arenas. If some refuse, undo it on the others."""
         before = [state.blocks for state in self.ranks]
         number, message = self._ranks.send(asks)
         if isinstance(asks, Prepare):
-            self._digest.add(message)
-        refused = _first_refusal(self._answers(number, range(len(before))))
+            self._digest.add_message(message)
+        refused = _first_refusal(self._await_answers(number, range(len(before))))
         if refused is None or not refused.of_arena:
             return refused
         undo = [
             None if state.blocks == blocks else Resize(blocks) for state, blocks in zip(self.ranks, before, strict=True)
         ]
         if _first_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
-            return Refused(refused.why, of_arena=False)
+            return Refusal(refused.why, of_arena=False)
         return refused
 
 
 class _NoProcessors(dict[JobId, Sequence[LogitsProcessor]]):
-    """The callers' own functions: none, since they cannot be sent."""
+    """The logits processors of jobs: always empty, since functions cannot be sent to workers."""
 
     def __setitem__(self, job: JobId, processors: Sequence[LogitsProcessor]) -> NoReturn:
         raise InvalidRequest(
@@ -260,15 +265,15 @@ class _NoProcessors(dict[JobId, Sequence[LogitsProcessor]]):
         )
 
 
-def _of_kind(answers: Sequence[Value], kind: type[T]) -> list[T]:
-    """Return the answers of all ranks. Raises HostLost unless all are of that kind."""
+def _check_answer_types(answers: Sequence[Value], kind: type[T]) -> list[T]:
+    """Return the answers of all ranks if they are of this type. Raises HostLost otherwise."""
     of_kind = [answer for answer in answers if isinstance(answer, kind)]
     if len(of_kind) != len(answers):
         raise HostLost(f"a worker answered {[type(answer).__name__ for answer in answers]} instead of {kind.__name__}")
     return of_kind
 
 
-def _first_refusal(answers: Sequence[Value]) -> Refused | None:
-    """Return the refusal of some rank; None if there is none. An arena is as it was only if it is so on all ranks."""
-    refusals = [answer for answer in answers if isinstance(answer, Refused)]
+def _first_refusal(answers: Sequence[Value]) -> Refusal | None:
+    """Return the refusal of a rank, first one that changed an arena; None if there is none."""
+    refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)

@@ -1,4 +1,4 @@
-"""Which machines, or how many processes here, a model is spread over: `--hosts N|FILE`. Without mlx."""
+"""Which machines, or how many processes on this one, a model is spread over: `--hosts N|FILE`. Without mlx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Host:
-    """One worker's place: an entry of the host file, or a process here."""
+    """Where one worker runs: an entry of the host file, or a process on this machine."""
 
     ssh: str
     """What ssh connects to."""
@@ -34,14 +34,14 @@ class Host:
     """JACCL's devices to every other host, None for itself; empty without JACCL."""
 
     @property
-    def here(self) -> bool:
-        """Whether its process starts on this machine, without ssh."""
+    def is_local(self) -> bool:
+        """Whether its worker starts on this machine, without ssh."""
         return self.ssh == THIS_MACHINE
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The workers of a group, by rank, and how numbers move between them."""
+    """Where the workers of a group run, by rank, and how they exchange data."""
 
     hosts: tuple[Host, ...]
     backend: str
@@ -53,9 +53,9 @@ class Hosts:
 
     @classmethod
     def parse(cls, text: str, backend: str | None = None) -> Hosts:
-        """Read `--hosts`: a number of processes on this machine, with `:BACKEND` behind it if wanted (`2`, `2:mpi`), or
-        the path of a host file of MLX (`mlx.distributed_config` writes one). `backend` overrides what those say. The
-        default is the ring, as in `mlx.launch`. Raises HostRefused.
+        """Parse `--hosts`: a number of processes on this machine, perhaps with a backend (`2`, `2:mpi`), or the path
+        of a host file of MLX (`mlx.distributed_config` writes one). `backend` overrides what those say. The default
+        is the ring, as in `mlx.launch`. Raises HostRefused.
         """
         number, _, suffix = text.strip().partition(":")
         if number.isascii() and number.isdigit():
@@ -63,32 +63,33 @@ class Hosts:
             if not 1 <= count <= MOST_RANKS:
                 raise HostRefused(f"--hosts {text}: give a number of processes from 1 to {MOST_RANKS}, or a host file")
             here = Host(THIS_MACHINE, (THIS_MACHINE,))
-            return cls((here,) * count, _backend(backend or suffix or "ring", f"--hosts {text}"))
-        return _read(Path(text).expanduser(), backend)
+            return cls((here,) * count, _check_backend(backend or suffix or "ring", f"--hosts {text}"))
+        return _read_host_file(Path(text).expanduser(), backend)
 
     @property
     def ranks(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self.hosts)
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether all workers start on this machine."""
-        return all(host.here for host in self.hosts)
+        return all(host.is_local for host in self.hosts)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The host of each rank, as a user would name it."""
-        return tuple("this machine" if host.here else host.ssh for host in self.hosts)
+        return tuple("this machine" if host.is_local else host.ssh for host in self.hosts)
 
 
-def _backend(name: str, of: str) -> str:
+def _check_backend(name: str, of: str) -> str:
+    """Return the name of a backend. Raises HostRefused for an unknown one; `of` says where it stands."""
     if name not in BACKENDS:
         raise HostRefused(f"{of}: the backend {name!r} is none of {', '.join(BACKENDS)}")
     return name
 
 
-def _read(path: Path, backend: str | None) -> Hosts:
+def _read_host_file(path: Path, backend: str | None) -> Hosts:
     """Read a host file: `{"backend", "envs", "hosts": [{"ssh", "ips", "rdma"}]}`, or the list of hosts alone."""
     name = str(path)
     try:
@@ -109,20 +110,21 @@ def _read(path: Path, backend: str | None) -> Hosts:
         raise HostRefused(f'{name} is no host file: it needs a list of hosts, such as [{{"ssh": ..., "ips": [...]}}]')
     if not 1 <= len(whole["hosts"]) <= MOST_RANKS:
         raise HostRefused(f"{name} has {len(whole['hosts'])} hosts: 1 to {MOST_RANKS} are possible")
-    chosen = _backend(backend or whole.get("backend") or "ring", name)
-    hosts = tuple(_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(whole["hosts"]))
-    _check(hosts, chosen, name)
+    chosen = _check_backend(backend or whole.get("backend") or "ring", name)
+    hosts = tuple(_parse_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(whole["hosts"]))
+    _check_hosts(hosts, chosen, name)
     if chosen == "mpi":  # it fills one host after the other
         order = list(dict.fromkeys(host.ssh for host in hosts))
         hosts = tuple(sorted(hosts, key=lambda host: order.index(host.ssh)))
-    return Hosts(hosts, chosen, _environment(whole.get("envs", []), name), path)
+    return Hosts(hosts, chosen, _parse_environment(whole.get("envs", []), name), path)
 
 
-def _host(entry: Any, of: str) -> Host:
+def _parse_host(entry: Any, of: str) -> Host:
+    """Parse one entry of a host file; `of` names it in errors. Raises HostRefused."""
     ssh = entry.get("ssh") if isinstance(entry, dict) else None
     if not isinstance(ssh, str) or not ssh or ssh.startswith("-") or not ssh.isprintable() or " " in ssh:
         raise HostRefused(f'{of}: "ssh" must be the name that ssh connects to, not {ssh!r}')
-    ips = _strings(entry.get("ips", []), f'{of}: "ips"')
+    ips = _check_strings(entry.get("ips", []), f'{of}: "ips"')
     for ip in ips:
         try:
             ipaddress.ip_address(ip)
@@ -131,34 +133,37 @@ def _host(entry: Any, of: str) -> Host:
     rdma = entry.get("rdma", [])
     if not isinstance(rdma, list):
         raise HostRefused(f'{of}: "rdma" must be a list')
-    return Host(ssh, ips, tuple(_devices(each, f'{of}: "rdma"') for each in rdma))
+    return Host(ssh, ips, tuple(_parse_devices(each, f'{of}: "rdma"') for each in rdma))
 
 
-def _devices(value: Any, of: str) -> str | tuple[str, ...] | None:
-    return value if value is None or isinstance(value, str) else _strings(value, of)
+def _parse_devices(value: Any, of: str) -> str | tuple[str, ...] | None:
+    """Parse the RDMA devices of a host to another one: a name, several, or None for itself."""
+    return value if value is None or isinstance(value, str) else _check_strings(value, of)
 
 
-def _strings(value: Any, of: str) -> tuple[str, ...]:
+def _check_strings(value: Any, of: str) -> tuple[str, ...]:
+    """Return a list of strings as a tuple. Raises HostRefused for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise HostRefused(f"{of} must be a list of strings")
     return tuple(value)
 
 
-def _environment(value: Any, of: str) -> tuple[str, ...]:
-    variables = _strings(value, f'{of}: "envs"')
+def _parse_environment(value: Any, of: str) -> tuple[str, ...]:
+    """Parse the `NAME=VALUE` list of a host file. Raises HostRefused."""
+    variables = _check_strings(value, f'{of}: "envs"')
     for each in variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", each, re.DOTALL):
             raise HostRefused(f'{of}: "envs" has {each!r}, which is not NAME=VALUE')
     return variables
 
 
-def _check(hosts: tuple[Host, ...], backend: str, name: str) -> None:
-    """Refuse what the launcher, or the backend, could only fail at. Raises HostRefused."""
+def _check_hosts(hosts: tuple[Host, ...], backend: str, name: str) -> None:
+    """Raise HostRefused for hosts with which the launcher, or the backend, would fail."""
     if backend == "ring":
         for rank, host in enumerate(hosts):
             if not host.ips:
                 raise HostRefused(f'{name}, host {rank}: the ring needs "ips", the addresses of {host.ssh}')
-    if not all(host.here for host in hosts) and backend != "mpi":
+    if not all(host.is_local for host in hosts) and backend != "mpi":
         for rank, host in enumerate(hosts):
             if any(ipaddress.ip_address(ip).is_loopback for ip in host.ips):
                 raise HostRefused(f'{name}, host {rank}: the other hosts cannot reach {host.ssh} by "ips" {host.ips}')

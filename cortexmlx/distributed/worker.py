@@ -21,9 +21,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
-from cortexmlx.distributed.links.handshake import Hello, Identity, Purpose, Talk, check_key, introduce
-from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.distributed.launch.assignment import (
+    CONTROLLER_LOST,
+    MEET,
+    READY,
+    WorkerAssignment,
+    package_versions,
+    read_key,
+    read_rank,
+)
+from cortexmlx.distributed.links.handshake import (
+    ConnectionPurpose,
+    HandshakeSide,
+    Hello,
+    Identity,
+    check_key,
+    introduce_worker,
+)
+from cortexmlx.distributed.links.link import DEFAULT_LIMITS, LinkLimits, WorkerLink
 from cortexmlx.distributed.links.listener import HANDSHAKE_SECONDS, Address
 from cortexmlx.errors import CortexError, HostLost, HostRefused
 
@@ -39,11 +54,11 @@ STANDARD_ERROR = 2
 
 
 def main() -> int:
-    """Run until the controller asks to end, or is lost. Returns the exit code."""
+    """Run this worker until the controller asks it to end, or is lost. Return the exit code."""
     here = -1
     try:
-        here = rank()
-        return _run(Assignment.read(), here, take_key(os.environ, sys.stdin))
+        here = read_rank()
+        return _run_worker(WorkerAssignment.from_environment(), here, read_key(os.environ, sys.stdin))
     except CortexError as error:
         print(f"rank {here}: {error}", file=sys.stderr, flush=True)
         return 1
@@ -55,15 +70,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-_MISSING = {
+_BACKEND_HINTS = {
     "mpi": "install Open MPI; MLX_MPI_LIBNAME names its library",
     "jaccl": "it needs macOS 26.2, Thunderbolt 5 and `rdma_ctl enable` in recovery mode",
 }
 
 
-def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
-    """Form MLX's group of all ranks, and return it. Other threads of this process wait meanwhile: `init` holds Python's
-    lock. Raises HostRefused.
+def init_mlx_group(task: WorkerAssignment, here: int) -> mx.distributed.Group:
+    """Connect to the other ranks by `mx.distributed.init`, and return MLX's group. Other threads of this process wait
+    meanwhile: `init` holds Python's lock. Raises HostRefused.
     """
     import mlx.core as mx
 
@@ -72,7 +87,9 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
         return mx.distributed.init()
     library = task.backend.removesuffix("-ring")
     if not mx.distributed.is_available(library):
-        raise HostRefused(f"this MLX cannot use {task.backend} on this machine: {_MISSING.get(library, 'try another')}")
+        raise HostRefused(
+            f"this MLX cannot use {task.backend} on this machine: {_BACKEND_HINTS.get(library, 'try another')}"
+        )
     try:
         group = mx.distributed.init(strict=True, backend=library)
     except (RuntimeError, ValueError) as error:
@@ -82,18 +99,21 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
     return group
 
 
-def _run(task: Assignment, here: int, key: bytes) -> int:
+def _run_worker(task: WorkerAssignment, here: int, key: bytes) -> int:
+    """Join the controller, meet the other ranks, and serve calls. Return the exit code."""
     end_with_parent()
     blas.preload()
     from cortexmlx.distributed.rank import open_rank  # imports mlx, which takes a while: the link begins after it
     from cortexmlx.distributed.rank_server import serve
 
-    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
+    link = join_controller(
+        task.addresses, key, task.epoch, here, package_versions(), deadline=time.monotonic() + task.seconds
+    )
     end_process_when_lost(link)
     try:
         if link.receive() != MEET:
             raise HostRefused("the controller runs another version than this worker")
-        group = meet_the_others(task, here)
+        group = init_mlx_group(task, here)
         link.send(READY)
         serve(link, partial(open_rank, group=group))
     except HostLost:
@@ -106,7 +126,7 @@ def _run(task: Assignment, here: int, key: bytes) -> int:
 # -- the way to the controller ---------------------------------------------------------------------------------------
 
 
-def join(
+def join_controller(
     addresses: Sequence[Address],
     key: bytes,
     epoch: int,
@@ -115,8 +135,8 @@ def join(
     *,
     deadline: float,
     limits: LinkLimits = DEFAULT_LIMITS,
-) -> Link:
-    """Connect to the controller at one of `addresses`, again and again until `deadline` (of `time.monotonic`).
+) -> WorkerLink:
+    """Connect to the controller at one of `addresses`, with retries until `deadline` (of `time.monotonic`).
 
     Heartbeats need Python's lock. `mx.eval` gives it up while it waits. `mx.distributed.init` holds it until all ranks
     are there, so call that when the controller, who sees that all have joined, says so. `mx.clear_cache` holds it while
@@ -130,11 +150,13 @@ def join(
     while True:
         for address in addresses:
             try:
-                return _connect(address, key, epoch, rank, identity, deadline, limits)
+                return _connect_once(address, key, epoch, rank, identity, deadline, limits)
             except OSError as error:
-                problem = f"{_text(address)}: {error}"
+                problem = f"{_address_text(address)}: {error}"
             except HostRefused as error:
-                raise HostRefused(f"rank {rank} cannot join the controller at {_text(address)}: {error}") from error
+                raise HostRefused(
+                    f"rank {rank} cannot join the controller at {_address_text(address)}: {error}"
+                ) from error
         if addresses:
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         if not addresses or time.monotonic() >= deadline:
@@ -142,10 +164,10 @@ def join(
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
-    """End this process `grace` seconds after `link` is lost, if it did not end by itself; and when no Python thread
-    could run for so long that the controller has given it up. For a worker after `join`: a rank that waits in a
-    collective cannot be interrupted, and must not outlive its controller.
+def end_process_when_lost(link: WorkerLink, *, grace: float = 3.0) -> None:
+    """End this process `grace` seconds after `link` is lost, unless it has ended by itself; and when no Python thread
+    could run for so long that the controller has given it up. For a worker after `join_controller`: a rank that
+    waits in a collective cannot be interrupted, and must not outlive its controller.
 
     The process ends by a thread of faulthandler, which needs no lock of Python, and says where each thread was.
     """
@@ -166,49 +188,52 @@ def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
 
 
 def _end_process_after(seconds: float) -> None:
-    """Replaces what was asked for before."""
+    """Have faulthandler end this process after `seconds`. Replaces the time of an earlier call."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
 
 
-def _connect(
+def _connect_once(
     address: Address, key: bytes, epoch: int, rank: int, identity: Identity, deadline: float, limits: LinkLimits
-) -> Link:
+) -> WorkerLink:
+    """Open both connections to the controller at one address, and return their link. Raises OSError or HostRefused."""
     session = secrets.token_bytes(16)
     with contextlib.ExitStack() as opened:
 
-        def connect(purpose: Purpose) -> socket.socket:
+        def connect(purpose: ConnectionPurpose) -> socket.socket:
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-            connection = opened.enter_context(socket.create_connection(address, timeout=_left(until)))
+            connection = opened.enter_context(socket.create_connection(address, timeout=_seconds_left(until)))
             if connection.getsockname() == connection.getpeername():
                 raise OSError("nobody listens there")  # A port of this machine that met itself.
             try:
-                _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
+                _run_handshake(connection, introduce_worker(key, Hello(purpose, rank, epoch, session), identity), until)
             except (ConnectionError, EOFError) as error:
                 raise OSError("it closed the connection. Does the host file name this machine?") from error
             return connection
 
-        messages, pulse = connect(Purpose.MESSAGES), connect(Purpose.HEARTBEATS)
-        link = Link(messages, pulse, f"the controller at {_text(address)}", limits)
+        messages, pulse = connect(ConnectionPurpose.MESSAGES), connect(ConnectionPurpose.HEARTBEATS)
+        link = WorkerLink(messages, pulse, f"the controller at {_address_text(address)}", limits)
         opened.pop_all()
         return link
 
 
-def _carry(connection: socket.socket, talk: Talk[None], until: float) -> None:
+def _run_handshake(connection: socket.socket, talk: HandshakeSide[None], until: float) -> None:
+    """Run this side of a handshake on a connection, until the time `until`."""
     with contextlib.suppress(StopIteration):
         wish = next(talk)
         while True:
-            connection.settimeout(_left(until))
+            connection.settimeout(_seconds_left(until))
             if isinstance(wish, bytes):
                 connection.sendall(wish)
                 wish = next(talk)
             else:
-                wish = talk.send(_read(connection, wish, until))
+                wish = talk.send(_receive_exactly(connection, wish, until))
 
 
-def _read(connection: socket.socket, count: int, until: float) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int, until: float) -> bytes:
+    """Receive `count` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < count:
-        connection.settimeout(_left(until))
+        connection.settimeout(_seconds_left(until))
         part = connection.recv(count - len(data))
         if not part:
             raise EOFError
@@ -216,14 +241,16 @@ def _read(connection: socket.socket, count: int, until: float) -> bytes:
     return data
 
 
-def _left(until: float) -> float:
+def _seconds_left(until: float) -> float:
+    """Return the seconds until a time. Raises TimeoutError if there are none."""
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left
 
 
-def _text(address: Address) -> str:
+def _address_text(address: Address) -> str:
+    """Return an address as `host:port`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cortexmlx.distributed.channel import Message
-from cortexmlx.distributed.launch.assignment import MEET, READY, Assignment, versions
-from cortexmlx.distributed.launch.processes import Processes, addresses
+from cortexmlx.distributed.launch.assignment import MEET, READY, WorkerAssignment, package_versions
+from cortexmlx.distributed.launch.processes import WorkerProcesses, find_addresses
 from cortexmlx.distributed.links.handshake import new_key
-from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link
+from cortexmlx.distributed.links.link import DEFAULT_LIMITS, WorkerLink
 from cortexmlx.distributed.links.listener import Listener
 from cortexmlx.distributed.spec import Hosts
 from cortexmlx.errors import HostLost, HostRefused
@@ -30,7 +30,7 @@ _SHOWN_LINES = 3
 
 
 class WorkerGroup:
-    """The workers of one engine, and a channel to each. `reopen` starts them anew after one was lost."""
+    """The workers of one engine, and a channel to each. `reopen` starts them again after one was lost."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class WorkerGroup:
         """The workers by rank, as a user would name them."""
         self.epoch = 0
         """The number of the last start, from 1."""
-        self.channels: tuple[WatchedChannel, ...] = ()
+        self.channels: tuple[WorkerChannel, ...] = ()
         """One channel to each worker, by rank. Each error of theirs has the last lines that the workers wrote."""
-        self._identity = dict(versions() if identity is None else identity)
+        self._identity = dict(package_versions() if identity is None else identity)
         self._seconds = seconds
         self._worker = list(worker)
         self._check = check or (lambda: None)
-        self._processes: Processes | None = None
+        self._processes: WorkerProcesses | None = None
 
     @classmethod
     def open(
@@ -68,13 +68,13 @@ class WorkerGroup:
         worker: Sequence[str] = WORKER,
         check: Callable[[], None] | None = None,
     ) -> WorkerGroup:
-        """Start a group. Arguments as for the constructor; errors as of `reopen`."""
+        """Make a group and start its workers. Arguments as for the constructor; errors as of `reopen`."""
         group = cls(hosts, identity, seconds=seconds, worker=worker, check=check)
         group.reopen()
         return group
 
     def reopen(self) -> None:
-        """End the workers, if there are any, and start new ones: another epoch. `channels` are new. After an error
+        """End the workers, if there are any, and start new ones as another epoch. `channels` are new. After an error
         nothing runs, and it may be called again.
 
         Raises HostRefused if the hosts do not fit join_groups, HostLost if a worker ended or did not come in time.
@@ -83,17 +83,17 @@ class WorkerGroup:
         self.epoch += 1
         deadline = time.monotonic() + self._seconds
         key = new_key()
-        places = addresses(self.hosts)
+        places = find_addresses(self.hosts)
         listener = Listener(
             key, self.epoch, self.hosts.ranks, self._identity, places.workers, names=self.names, bind=places.own
         )
         try:
             where = tuple((host, port) for host, port in listener.addresses)
-            task = Assignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
-            processes = self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
-            links = listener.accept(deadline, check=self._check_started)
-            self.channels = tuple(WatchedChannel(rank, links, processes, self.names) for rank in range(len(links)))
-            self._meet(deadline)
+            task = WorkerAssignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
+            processes = self._processes = WorkerProcesses(self.hosts, [task.environment_entry()], key, self._worker)
+            links = listener.accept(deadline, check=self._check_still_running)
+            self.channels = tuple(WorkerChannel(rank, links, processes, self.names) for rank in range(len(links)))
+            self._form_mlx_group(deadline)
         except BaseException as error:
             said = (
                 _quote_last_lines(self._processes)
@@ -109,14 +109,14 @@ class WorkerGroup:
         log.info("%d workers run, by %s: %s", len(self.names), self.hosts.backend, "; ".join(self.names))
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
-        """Call `action` when a worker of this epoch is lost, even if nobody sends or receives: on another thread, and
-        perhaps once for each worker.
+        """Have `action` called when a worker of this epoch is lost, even if nobody sends or receives. It runs on
+        another thread, and perhaps once for each worker.
         """
         for channel in self.channels:
             channel.when_lost(action)
 
     def close(self) -> None:
-        """End all workers. Nothing is left: no process, no port, no temporary file. Safe to call again."""
+        """End all workers, and leave no process, port or temporary file. Safe to call again."""
         for channel in self.channels:
             channel.close()
         self.channels = ()
@@ -130,14 +130,14 @@ class WorkerGroup:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_started(self) -> None:
+    def _check_still_running(self) -> None:
         """Raise HostLost if a worker has ended while others are awaited."""
         self._check()
-        if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
+        if self._processes is not None and (self._processes.has_ended or self._processes.failed_ranks()):
             raise explain_loss(HostLost("the workers ended before all had connected"), self._processes, self.names)
 
-    def _meet(self, deadline: float) -> None:
-        """Let the workers meet each other, now that all are there."""
+    def _form_mlx_group(self, deadline: float) -> None:
+        """Have the workers, which have all joined, form MLX's group. Raises HostRefused."""
         for channel in self.channels:
             channel.send(MEET)
         for channel in self.channels:
@@ -145,10 +145,12 @@ class WorkerGroup:
                 raise HostRefused(f"{channel.name} runs something else than a worker of this version")
 
 
-class WatchedChannel:
-    """A link whose errors say how the worker ended, and what it wrote at last."""
+class WorkerChannel:
+    """A channel to a worker whose errors say how the worker ended, and the last lines that it wrote."""
 
-    def __init__(self, rank: int, links: Sequence[Link], processes: Processes, names: Sequence[str]) -> None:
+    def __init__(
+        self, rank: int, links: Sequence[WorkerLink], processes: WorkerProcesses, names: Sequence[str]
+    ) -> None:
         """`links` are those of all ranks: which of them was ended where tells why."""
         self._link = links[rank]
         self.name = self._link.name
@@ -176,39 +178,43 @@ class WatchedChannel:
         try:
             self._link.send(message)
         except HostLost as lost:
-            raise self._why(lost) from lost
+            raise self._explain(lost) from lost
 
     def receive(self, timeout: float | None = None) -> bytes:
         """As `Channel.receive`."""
         try:
             return self._link.receive(timeout)
         except HostLost as lost:
-            raise self._why(lost) from lost
+            raise self._explain(lost) from lost
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
         """As `Link.when_lost`."""
-        self._link.when_lost(lambda lost: action(self._why(lost)))
+        self._link.when_lost(lambda lost: action(self._explain(lost)))
 
     def close(self) -> None:
         """As `Channel.close`."""
         self._link.close()
 
-    def _why(self, lost: HostLost) -> HostLost:
+    def _explain(self, lost: HostLost) -> HostLost:
+        """Return the error with how the worker ended."""
         return explain_loss(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
 
 
 def explain_loss(
-    lost: HostLost, processes: Processes, names: Sequence[str], ended_there: Callable[[int], bool] = lambda rank: True
+    lost: HostLost,
+    processes: WorkerProcesses,
+    names: Sequence[str],
+    ended_there: Callable[[int], bool] = lambda rank: True,
 ) -> HostLost:
-    """Return an error with what is known of the workers: which ended first, how, and the last lines of their output.
-    `ended_there` says whether the worker of a rank ended its link.
+    """Add to a HostLost which worker ended first, how, and the last lines of output. `ended_there` says whether the
+    worker of a rank ended its link.
 
     The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
     of another. The launcher's order tells less: it looks at each worker ten times a second.
     """
-    processes.await_news()
-    ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
-    told = None if ended else _cause_beside_workers(processes, len(names), ended_there)
+    processes.await_launcher_exit()
+    ended = {names[rank]: how for rank, how in processes.failed_ranks().items() if rank < len(names)}
+    told = None if ended else _external_cause(processes, len(names), ended_there)
     if told is not None:
         return HostLost(told)
     host = lost.host if lost.host in ended else next(iter(ended), lost.host)
@@ -221,8 +227,8 @@ def explain_loss(
     return HostLost(told + _quote_last_lines(processes), host=host)
 
 
-def _cause_beside_workers(processes: Processes, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
-    """Say why workers ended that did not fail; None: it is not known."""
+def _external_cause(processes: WorkerProcesses, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
+    """Say why workers ended if none of them failed; None if unknown."""
     if processes.launcher_signal is not None:
         return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
     if processes.launcher_failure is not None:
@@ -235,6 +241,7 @@ def _cause_beside_workers(processes: Processes, ranks: int, ended_there: Callabl
     return None
 
 
-def _quote_last_lines(processes: Processes) -> str:
+def _quote_last_lines(processes: WorkerProcesses) -> str:
+    """Return the last lines of the workers' output as the end of an error message; empty if there are none."""
     lines = processes.last_lines[-_SHOWN_LINES:]
     return f". The workers' last lines: {' | '.join(lines)}" if lines else ""

@@ -18,20 +18,20 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.attention.recurrent import StateStep, TokenSpan
+from cortexmlx.attention.recurrent import SpanStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
-from cortexmlx.execution.boundary import refusable
+from cortexmlx.execution.boundary import return_refusals
 from cortexmlx.execution.logit_rows import own_modules
-from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank, Matrix
+from cortexmlx.models.adapters.low_rank import AS_MODEL_ADVICE, LowRankAdapter, Matrix
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.arrays import IntArray
 
-_LEAST_RANK = 8
+_MIN_RANK = 8
 
 
 class AdapterGroup:
-    """Adapters with the same targets, and ranks that are rounded up to the same power of two. They share one table per
-    target, so that a step with several of them is one product each with A and B.
+    """LoRA adapters with the same target layers and the same table rank (their rank rounded up to a power of two).
+    They share one table per target, so that a step with several of them is one product each with A and B.
     """
 
     def __init__(self, modules: dict[str, nn.Module], rank: int, dtype: mx.Dtype) -> None:
@@ -50,7 +50,7 @@ class AdapterGroup:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tables."""
+        """Bytes of the tables."""
         return sum(table.nbytes for table in self.tables.values())
 
     @property
@@ -58,38 +58,42 @@ class AdapterGroup:
         """The layers that its adapters change, each once."""
         return list({id(module): module for module in self._modules.values()}.values())
 
-    def append(self, number: int, adapter: LowRank) -> None:
-        """Add an adapter. If it fails, some tables have a slot more that nobody uses, until the next change."""
+    def append(self, number: int, adapter: LowRankAdapter) -> None:
+        """Add an adapter under its `number`. If it fails, some tables have an unused slot more until the next
+        change.
+        """
         for name, (a, b) in adapter.pairs.items():
             self.tables[id(self._modules[name])].append(1 + len(self.numbers), a, b)
         self.numbers.append(number)
 
     def remove(self, number: int) -> None:
-        """Remove an adapter that is not the only one. The last one takes its slot. If it fails, the others serve as
-        before: nobody uses the slot of this one any more, whatever a table has there.
+        """Remove an adapter that is not the only one; the last adapter takes its slot. If it fails, the others serve
+        as before: nobody uses the slot of this one any more, whatever a table has there.
         """
         slot, last = 1 + self.numbers.index(number), len(self.numbers)
         if slot < last:
             for table in self.tables.values():
-                table.copy(last, slot)
+                table.copy_slot(last, slot)
             self.numbers[slot - 1] = self.numbers[-1]
         self.numbers.pop()
 
     def trim(self) -> None:
-        """Drop the slots that nobody uses. If it fails, nothing is lost."""
+        """Drop the unused slots at the end of all tables. If it fails, nothing is lost."""
         for table in self.tables.values():
-            table.keep(1 + len(self.numbers))
+            table.keep_first(1 + len(self.numbers))
 
-    def begin(self, numbers: IntArray) -> None:
-        """Begin a step whose tokens have the adapters `numbers` `[T]`, 0 for none."""
+    def begin_step(self, numbers: IntArray) -> None:
+        """Note which adapter each token of the next step uses: `numbers` `[T]`, 0 for none."""
         slots = np.zeros(len(numbers), np.int32)
         for slot, number in enumerate(self.numbers, 1):
             slots[numbers == number] = slot
-        self.slots, self.route = slots, route_of(slots)
+        self.slots, self.route = slots, make_route(slots)
 
 
 class ServedAdapters:
-    """The adapters of a model. `lazy_pass` is that of `refusals`. Call `begin` before there is any."""
+    """The loaded LoRA adapters of a paged model, and the layers that apply them per token. `lazy_pass` builds a pass
+    that is never evaluated: see `find_unsupported_layers`. Call `find_layers` before adding an adapter.
+    """
 
     def __init__(self, model: nn.Module, lazy_pass: Callable[[mx.array, Any], object]) -> None:
         self._model = model
@@ -102,24 +106,24 @@ class ServedAdapters:
         self._changed: list[nn.Module] = []
         """The layers that the active groups change, each once."""
         self._routed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self._step: StateStep | None = None
+        self._step: SpanStep | None = None
         self._parts: dict[tuple[int, int], tuple[TokenSpan, Route | None]] = {}
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
-    def begin(self, dtype: str) -> None:
+    def find_layers(self, dtype: str) -> None:
         """Find the layers that adapters can change. `dtype` is that of the model's activations."""
         if mx.default_device() != mx.cpu:  # MLX's CPU build gathers products of float32 alone
             self._dtype = getattr(mx, dtype)
         self._modules = linear_layers(self._model)
-        self._refused = refusals(self._modules, self._lazy_pass)
+        self._refused = find_unsupported_layers(self._modules, self._lazy_pass)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tables."""
+        """Bytes of the tables of all adapters."""
         return sum(group.nbytes for group in self._groups.values())
 
-    def check(self, name: str, adapter: LowRank) -> None:
+    def check(self, name: str, adapter: LowRankAdapter) -> None:
         """Raise AdapterRefused if the adapter does not fit this model, or changes what cannot be changed per request:
         embeddings, experts, the layer that gives the logits. `name` is for the error.
         """
@@ -131,7 +135,7 @@ class ServedAdapters:
                 others = {other for other, _ in own_modules(self._model)}
                 kind = "no linear layer" if target in others else "no layer"
                 made_for = f" It was made for {adapter.base}." if adapter.base and kind == "no layer" else ""
-                advice = f": {AS_MODEL}" if kind == "no linear layer" else ""
+                advice = f": {AS_MODEL_ADVICE}" if kind == "no linear layer" else ""
                 raise AdapterRefused(f"{where} changes {target}, which is {kind} of this model{advice}.{made_for}")
             wanted = linear_size(module)
             if (a.shape[0], b.shape[1]) != wanted:
@@ -144,37 +148,35 @@ class ServedAdapters:
             if (other := named.setdefault(id(module), target)) != target:
                 raise AdapterRefused(f"{where} changes {other} and {target}, which are one layer here. {_ADVICE}")
 
-    def bytes_of(self, adapter: LowRank) -> int:
-        """Return the bytes that an adapter takes in tables that exist."""
-        rank = _rounded(adapter.rank)
+    def bytes_of(self, adapter: LowRankAdapter) -> int:
+        """Return the bytes that an adapter adds to tables that exist already."""
+        rank = _table_rank(adapter.rank)
         numbers = sum(rank * (a.shape[0] + b.shape[1]) for a, b in adapter.pairs.values())
         return int(numbers * self._dtype.size)
 
-    def bytes_with(self, adapter: LowRank) -> int:
-        """Return the bytes of all tables once this adapter is among them."""
-        new = self._key(adapter) not in self._groups
+    def bytes_with(self, adapter: LowRankAdapter) -> int:
+        """Return the bytes of all tables once this adapter is added."""
+        new = self._group_key(adapter) not in self._groups
         return self.nbytes + self.bytes_of(adapter) * (2 if new else 1)
 
-    @refusable
-    def add(self, number: int, adapter: LowRank) -> None:
-        """Add an adapter that `check` accepts. Steps name it by `number`, which is above 0. Steps in flight are not
-        affected.
+    @return_refusals
+    def add(self, number: int, adapter: LowRankAdapter) -> None:
+        """Add an adapter that `check` accepts, under the `number`, above 0, by which steps name it. Steps in flight
+        are not affected.
         """
-        key = self._key(adapter)
+        key = self._group_key(adapter)
         group = self._groups.get(key) or AdapterGroup(
             {name: self._modules[name] for name in adapter.pairs}, key[0], self._dtype
         )
         group.append(number, adapter)
         for module in group.modules:
-            module.add_adapter = _Adding(self, id(module))
+            module.add_adapter = _LayerHook(self, id(module))
         self._groups[key] = group
         self._forget_route()
 
-    @refusable
+    @return_refusals
     def remove(self, number: int) -> None:
-        """Remove an adapter that no later step names, and drop all slots that nobody uses. Unknown numbers are
-        ignored.
-        """
+        """Remove an adapter that no later step names, and drop the unused slots. Unknown numbers are ignored."""
         self._forget_route()
         for key, group in list(self._groups.items()):
             if group.numbers == [number]:
@@ -185,11 +187,11 @@ class ServedAdapters:
             group.trim()
 
     def forget(self) -> None:
-        """Forget the last step, which may have failed anywhere: the model's layers are its own again."""
+        """Drop all state of the last step, which may have failed anywhere, and restore the layers' own classes."""
         self._forget_route()
         self._step = None
         self._parts.clear()
-        restore(self._modules.values())
+        restore_classes(self._modules.values())
 
     def close(self) -> None:
         """Free all tables, and leave the model's layers as they were. Safe to call again."""
@@ -200,30 +202,33 @@ class ServedAdapters:
         self._modules.clear()
 
     def _forget_route(self) -> None:
+        """Make the next step compute its routes again."""
         self._routed = None
         self._active, self._changed = [], []
 
     @staticmethod
-    def _key(adapter: LowRank) -> tuple[int, tuple[str, ...]]:
-        return _rounded(adapter.rank), adapter.targets
+    def _group_key(adapter: LowRankAdapter) -> tuple[int, tuple[str, ...]]:
+        """Return the key of the group that an adapter belongs to: its table rank and its targets."""
+        return _table_rank(adapter.rank), adapter.targets
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, plan: StepPlan, states: StateStep | None) -> Iterator[None]:
-        """In this context, the model's layers add what the adapters of a step say, which has some. `states` says which
+    def apply_to_step(self, plan: StepPlan, states: SpanStep | None) -> Iterator[None]:
+        """Make the model's layers apply the adapters of a step in this context. The step has some. `states` says which
         tokens recurrent layers are called with.
         """
-        self._begin(plan)
+        self._route_step(plan)
         self._step = states
         try:
-            with in_place(self._changed):
+            with swap_classes(self._changed):
                 yield
         finally:
             self._step = None
             self._parts.clear()
 
-    def _begin(self, plan: StepPlan) -> None:
+    def _route_step(self, plan: StepPlan) -> None:
+        """Find the adapter of each token of a step, unless the last step had the same ones."""
         assert plan.adapters is not None
         asked = plan.adapters, tuple([segment.count for segment in plan.segments])
         if asked == self._routed:
@@ -233,51 +238,54 @@ class ServedAdapters:
             raise RuntimeError(f"a step names adapters that are not loaded: {sorted(strange)}")
         numbers = np.repeat(np.array(plan.adapters, np.int32), asked[1])
         for group in self._groups.values():
-            group.begin(numbers)
+            group.begin_step(numbers)
         self._active = [group for group in self._groups.values() if group.route is not None]
         self._changed = list({id(module): module for group in self._active for module in group.modules}.values())
         self._routed = asked
 
-    def added(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return the output of a layer with what the adapters of the step add. `module` is the layer's id."""
+    def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
+        """Return a layer's output `out` plus what the step's adapters compute from its input `x`. `module` is the
+        layer's id.
+        """
         part = None if self._step is None else self._step.called
         for index, group in enumerate(self._active):
             table = group.tables.get(module)
             if table is None:
                 continue
-            route = group.route if part is None else self._route_of_part(index, group, part)
+            route = group.route if part is None else self._part_route(index, group, part)
             if route is None:
                 continue
             # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
             if route.tokens * x.shape[-1] != x.size and (part is None or not part.piece):
                 raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
-            out = table.added(route, x, out)
+            out = table.add_products(route, x, out)
         return out
 
-    def _route_of_part(self, index: int, group: AdapterGroup, part: TokenSpan) -> Route | None:
+    def _part_route(self, index: int, group: AdapterGroup, part: TokenSpan) -> Route | None:
+        """Return the route of the tokens that a recurrent layer is called with, computed once per step and group."""
         known = self._parts.get((index, id(part)))
         if known is None:
-            known = self._parts[index, id(part)] = part, route_of(group.slots[part.tokens])
+            known = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens])
         return known[1]
 
 
-class _Adding:
-    """What a layer asks. It is no array and no module, so that it is no parameter."""
+class _LayerHook:
+    """Adds the adapters' products to one layer's output. It is no array and no module, so it is no parameter."""
 
     def __init__(self, adapters: ServedAdapters, module: int) -> None:
         self._adapters = adapters
         self._module = module
 
     def __call__(self, x: mx.array, out: mx.array) -> mx.array:
-        return self._adapters.added(self._module, x, out)
+        return self._adapters.add_products(self._module, x, out)
 
 
-_ADVICE = AS_MODEL[0].upper() + AS_MODEL[1:] + "."
+_ADVICE = AS_MODEL_ADVICE[0].upper() + AS_MODEL_ADVICE[1:] + "."
 
 
-def _rounded(rank: int) -> int:
+def _table_rank(rank: int) -> int:
     """Return the rank of a table for an adapter: the next power of two, at least 8."""
-    return max(_LEAST_RANK, 1 << (rank - 1).bit_length())
+    return max(_MIN_RANK, 1 << (rank - 1).bit_length())
 
 
 # Where an adapter can be added to a model's modules, found by a pass that is never evaluated.
@@ -288,8 +296,8 @@ _ALL, _PICKED = 3, (0, 2)
 
 
 @cache
-def adapted(kind: type[Any]) -> type[Any]:
-    """Return a class of modules like `kind` whose output goes through the module's own `add_adapter`."""
+def make_adapted_class(kind: type[Any]) -> type[Any]:
+    """Return a subclass of the module class `kind` whose output goes through the module's own `add_adapter`."""
     own = kind.__call__
 
     def call(module: Any, x: mx.array) -> Any:
@@ -298,15 +306,15 @@ def adapted(kind: type[Any]) -> type[Any]:
     return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
 
 
-def restore(modules: Iterable[nn.Module]) -> None:
-    """Undo what an exception that was thrown into `in_place` left in place."""
+def restore_classes(modules: Iterable[nn.Module]) -> None:
+    """Give the modules their own classes back, after an exception within `swap_classes` left others in place."""
     for module in modules:
         if (kind := getattr(type(module), "unadapted", None)) is not None:
             object.__setattr__(module, "__class__", kind)
 
 
 @contextmanager
-def in_place(modules: Iterable[nn.Module], made: Callable[[Any], type[Any]] = adapted) -> Iterator[None]:
+def swap_classes(modules: Iterable[nn.Module], made: Callable[[Any], type[Any]] = make_adapted_class) -> Iterator[None]:
     """Make each module an instance of `made(its class)` in this context."""
     kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in modules]
     become = object.__setattr__  # nn.Module's own takes ten times as long, and this happens in each step
@@ -320,7 +328,7 @@ def in_place(modules: Iterable[nn.Module], made: Callable[[Any], type[Any]] = ad
 
 
 def linear_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return the inputs and outputs of a linear layer, quantized or not; None for any other module."""
+    """Return the numbers of inputs and outputs of a linear layer, quantized or not; None for any other module."""
     if isinstance(module, nn.QuantizedLinear):
         outs, words = module.weight.shape
         return words * 32 // module.bits, outs
@@ -331,20 +339,22 @@ def linear_size(module: nn.Module) -> tuple[int, int] | None:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers of a model by name. A module that has two names is under both."""
+    """Return the linear layers of a model by name. A layer with two names is under both."""
     return {name: module for name, module in own_modules(model) if linear_size(module) is not None}
 
 
-def refusals(
+def find_unsupported_layers(
     modules: Mapping[str, nn.Module], lazy_pass: Callable[[mx.array, Sequence[int]], object]
 ) -> dict[str, str]:
-    """Return why an adapter cannot be added to some of the `modules`, by name. `lazy_pass(tokens, rows)` builds a pass
-    over flat tokens `[T, 1]` of which `rows` get logits. Nothing is evaluated.
+    """Return, by name, why an adapter cannot be added to some of the `modules`. `lazy_pass(tokens, rows)` builds a
+    pass over flat tokens `[T, 1]` of which `rows` get logits. Nothing is evaluated.
 
     A layer that the pass does not use at all may have one: it has no effect there, as with mlx-lm.
     """
-    seen = {id(module): _Seen() for module in modules.values()}
-    with in_place({id(module): module for module in modules.values()}.values(), partial(_noted, seen)):
+    seen = {id(module): _ModuleUse() for module in modules.values()}
+    with swap_classes(
+        {id(module): module for module in modules.values()}.values(), partial(_make_recording_class, seen)
+    ):
         lazy_pass(mx.zeros((_ALL, 1), mx.int32), _PICKED)
     found = {}
     for name, module in modules.items():
@@ -356,8 +366,8 @@ def refusals(
 
 
 @dataclass
-class _Seen:
-    """What a pass did with a module."""
+class _ModuleUse:
+    """How a pass used a module."""
 
     tokens: list[int] = field(default_factory=list)
     """How many tokens each call had."""
@@ -366,8 +376,8 @@ class _Seen:
     calling: bool = False
 
 
-def _noted(seen: Mapping[int, _Seen], kind: type[Any]) -> type[Any]:
-    """Return a class of modules like `kind` that note what happens to them in `seen`, by their ids."""
+def _make_recording_class(seen: Mapping[int, _ModuleUse], kind: type[Any]) -> type[Any]:
+    """Return a subclass of the module class `kind` that records the use of its modules in `seen`, by their ids."""
 
     def call(module: Any, x: mx.array) -> Any:
         mine = seen[id(module)]
@@ -402,7 +412,7 @@ def _noted(seen: Mapping[int, _Seen], kind: type[Any]) -> type[Any]:
 NO_SLOT = 0
 """The slot of zeros."""
 
-GATHERED = 32
+GATHER_LIMIT = 32
 """Up to so many tokens, all of them are gathered, unless one slot has them all: fewer calls are faster."""
 
 LONG_RUN = 8
@@ -410,9 +420,9 @@ LONG_RUN = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Consecutive tokens `begin .. end` of a module's input. All of them have `slot`, or each has its own of `slots`
-    `[end - begin] uint32`.
+class RoutePart:
+    """Consecutive tokens `begin .. end` of a layer's input, and their adapter slots. All of them have `slot`, or each
+    has its own of `slots` `[end - begin] uint32`.
     """
 
     begin: int
@@ -421,50 +431,51 @@ class Part:
     slots: mx.array | None = None
 
     @property
-    def untouched(self) -> bool:
-        """Whether nothing is added to these tokens."""
+    def is_unchanged(self) -> bool:
+        """Whether no adapter changes these tokens."""
         return self.slots is None and self.slot == NO_SLOT
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The parts of `tokens` tokens, in order."""
+    """Which adapter slot each of `tokens` tokens uses, as consecutive parts in order."""
 
     tokens: int
-    parts: tuple[Part, ...]
+    parts: tuple[RoutePart, ...]
 
 
-def route_of(slots: IntArray) -> Route | None:
-    """Return the route of tokens with these `slots` `[T]`; None if no token has one."""
+def make_route(slots: IntArray) -> Route | None:
+    """Return the route of tokens with these adapter `slots` `[T]`; None if no token has an adapter."""
     if not slots.any():
         return None
-    runs = list(_runs(slots))
+    runs = list(_find_runs(slots))
     if len(runs) == 1:
-        return Route(len(slots), (Part(0, len(slots), int(slots[0])),))
-    if len(slots) <= GATHERED:
-        return Route(len(slots), (_gathered(slots, 0, len(slots)),))
-    parts: list[Part] = []
+        return Route(len(slots), (RoutePart(0, len(slots), int(slots[0])),))
+    if len(slots) <= GATHER_LIMIT:
+        return Route(len(slots), (_make_gathered_part(slots, 0, len(slots)),))
+    parts: list[RoutePart] = []
     begin = 0  # of the short runs that are not in a part yet
     for first, end in runs:
         if end - first < LONG_RUN:
             continue
         if begin < first:
-            parts.append(_gathered(slots, begin, first))
-        parts.append(Part(first, end, int(slots[first])))
+            parts.append(_make_gathered_part(slots, begin, first))
+        parts.append(RoutePart(first, end, int(slots[first])))
         begin = end
     if begin < len(slots):
-        parts.append(_gathered(slots, begin, len(slots)))
+        parts.append(_make_gathered_part(slots, begin, len(slots)))
     return Route(len(slots), tuple(parts))
 
 
-def _gathered(slots: IntArray, begin: int, end: int) -> Part:
+def _make_gathered_part(slots: IntArray, begin: int, end: int) -> RoutePart:
+    """Return the part `begin .. end`, in which each token may have another slot."""
     mine = slots[begin:end]
     same = bool((mine == mine[0]).all())
-    return Part(begin, end, int(mine[0]), None if same else mx.array(mine.astype(np.uint32)))
+    return RoutePart(begin, end, int(mine[0]), None if same else mx.array(mine.astype(np.uint32)))
 
 
-def _runs(slots: IntArray) -> Iterator[tuple[int, int]]:
-    """Yield where runs of equal slots begin and end."""
+def _find_runs(slots: IntArray) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of each run of equal slots."""
     edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
     yield from pairwise(edges)
 
@@ -473,16 +484,18 @@ def _runs(slots: IntArray) -> Iterator[tuple[int, int]]:
 
 
 class SlotTable:
-    """The matrices A `[slots, in, rank]` and B `[slots, rank, out]` of a layer, of one type. Slot 0 holds zeros.
+    """The LoRA matrices of all adapters of one layer, one slot each: A `[slots, in, rank]` and B `[slots, rank, out]`,
+    of one type. Slot 0 holds zeros.
 
     A product is computed in the table's type. Arrays are never changed in place, so steps in flight keep theirs.
     """
 
     def __init__(self, ins: int, outs: int, rank: int, dtype: mx.Dtype) -> None:
         self._dtype = dtype
-        self._set(mx.zeros((1, ins, rank), dtype), mx.zeros((1, rank, outs), dtype))
+        self._set_matrices(mx.zeros((1, ins, rank), dtype), mx.zeros((1, rank, outs), dtype))
 
-    def _set(self, a: mx.array, b: mx.array) -> None:
+    def _set_matrices(self, a: mx.array, b: mx.array) -> None:
+        """Evaluate and take over new matrices A and B."""
         # Views: a slice of consecutive slots shares the table's memory, and an index would copy.
         views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
         mx.eval(views)
@@ -494,45 +507,47 @@ class SlotTable:
         return int(self.a.nbytes + self.b.nbytes)
 
     def append(self, slots: int, a: Matrix, b: Matrix) -> None:
-        """Add a slot after the first `slots`, with A `[in, r]` and B `[r, out]`, filled up with zeros to the table's
-        rank. Slots behind those go.
+        """Add a slot after the first `slots`, with A `[in, r]` and B `[r, out]`, zero-padded to the table's rank.
+        Slots after those are dropped.
         """
         rank, r = self.a.shape[-1], a.shape[1]
         one = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
         other = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
-        self._set(mx.concatenate([self.a[:slots], one[None]]), mx.concatenate([self.b[:slots], other[None]]))
+        self._set_matrices(mx.concatenate([self.a[:slots], one[None]]), mx.concatenate([self.b[:slots], other[None]]))
 
     @property
     def slots(self) -> int:
-        """How many slots there are, slot 0 included."""
+        """How many slots the table has, slot 0 included."""
         return int(self.a.shape[0])
 
-    def copy(self, slot: int, to: int) -> None:
-        """Make the matrices of one slot those of another slot `to` before it, too."""
+    def copy_slot(self, slot: int, to: int) -> None:
+        """Copy the matrices of `slot` to an earlier slot `to`."""
         a, b = (mx.concatenate([each[:to], each[slot : slot + 1], each[to + 1 :]]) for each in (self.a, self.b))
-        self._set(a, b)
+        self._set_matrices(a, b)
 
-    def keep(self, slots: int) -> None:
-        """Keep only the first `slots`, of which there are at least two: slot 0 and another."""
+    def keep_first(self, slots: int) -> None:
+        """Keep only the first `slots` slots, of which there are at least two: slot 0 and another."""
         if slots < self.slots:
             # Of two parts: one slice would share the memory of all slots.
             a, b = (mx.concatenate([each[:1], each[1:slots]]) for each in (self.a, self.b))
-            self._set(a, b)
+            self._set_matrices(a, b)
 
-    def added(self, route: Route, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's output `[..., out]` for `x` `[..., in]`, with what the slots of its tokens add. The tokens
-        are those of the route, in order, whatever the leading axes.
+    def add_products(self, route: Route, x: mx.array, out: mx.array) -> mx.array:
+        """Return a layer's output `out` plus the products of its input `x` with the adapter slots of its tokens. `out`
+        is `[..., out]`, and `x` `[..., in]`. The tokens are those of the route, in order, whatever the leading
+        axes.
         """
         if len(route.parts) == 1:
-            return self._part(route.parts[0], x, out)
+            return self._add_part(route.parts[0], x, out)
         rows, results = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
         parts = []
         for part in route.parts:
             mine = results[part.begin : part.end]
-            parts.append(mine if part.untouched else self._part(part, rows[part.begin : part.end], mine))
+            parts.append(mine if part.is_unchanged else self._add_part(part, rows[part.begin : part.end], mine))
         return mx.concatenate(parts).reshape(out.shape)
 
-    def _part(self, part: Part, x: mx.array, out: mx.array) -> mx.array:
+    def _add_part(self, part: RoutePart, x: mx.array, out: mx.array) -> mx.array:
+        """Return the output of one part of a route, with the products of its slots added."""
         if part.slots is None:
             a, b = self._views[part.slot]
             if x.dtype == out.dtype == self._dtype:

@@ -1,5 +1,5 @@
-"""What crosses between the engine's core and the runner of its model. It is plain data without mlx, so a runner may
-live in another process.
+"""The interface between the engine's core and the runner of its model: plain data without mlx, so a runner may live in
+another process.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.models.adapters.low_rank import LowRank
+from cortexmlx.models.adapters.low_rank import LowRankAdapter
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.stats import ArenaWrites, CommandBuffers
-from cortexmlx.system.machine import is_refusal
+from cortexmlx.system.machine import is_memory_refusal
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.sampling_params import LogitsProcessor
 
@@ -35,8 +35,8 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True)
-class Refused:
-    """An answer: the system gives no memory for the work."""
+class Refusal:
+    """A runner's answer that the system gave no memory for the work."""
 
     why: str
     of_arena: bool
@@ -47,7 +47,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class MemoryInUse:
-    """Bytes that a runner holds."""
+    """Bytes that a runner holds, by use."""
 
     arena: int
     tail: int
@@ -64,7 +64,7 @@ class MemoryInUse:
 
 @dataclass(frozen=True)
 class TokenMask:
-    """The tokens that some rows of a step may choose. Rows that are not named may choose any token."""
+    """The tokens that some rows of a step may choose. Rows that are not listed may choose any token."""
 
     rows: IntArray
     """`[k]`, ascending indices into the plan's `logit_rows`."""
@@ -74,7 +74,7 @@ class TokenMask:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """`n` scored tokens on the host.
+    """Log-probabilities of `n` given tokens, and the likeliest tokens at their places, on the host.
 
     `logprobs` `[n] float32` are their natural-log probabilities. `top_ids` `[n, k] int32` and `top_logprobs` `[n, k]
     float32` are the likeliest tokens at each place, the best first.
@@ -90,7 +90,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The results of a step, on the host."""
+    """The results of a step, on the host: its tokens, and the log-probabilities and states that were asked for."""
 
     seconds: float
     """From the start of its dispatch to its end."""
@@ -124,7 +124,7 @@ class Runner(Protocol):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> Counts:
+    def blocks(self) -> GroupCounts:
         """How many blocks each layer group has in the arena."""
 
     @property
@@ -133,74 +133,74 @@ class Runner(Protocol):
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """How a decode step is handed to the GPU; None if there is none, or it is not known."""
+        """The command buffers that a decode step takes on the GPU; None without a GPU, or if it is not known."""
 
-    def begin(self, blocks: Counts) -> Refused | None:
-        """Begin with an empty arena of `blocks` blocks. The old arena is given back first."""
+    def begin(self, blocks: GroupCounts) -> Refusal | None:
+        """Allocate an empty arena of `blocks` blocks. The old arena is freed first."""
 
-    def can_resize(self, blocks: Counts) -> bool:
-        """Return whether an arena may be resized to `blocks` blocks: the system would give the memory now, or there is
+    def can_resize(self, blocks: GroupCounts) -> bool:
+        """Return whether a resize to `blocks` blocks may be tried: the system would give the memory now, or there is
         no arena that could stay instead.
         """
 
-    def resize(self, blocks: Counts) -> Refused | None:
-        """Give each layer group its number of `blocks`. The content of blocks that stay is kept."""
+    def resize(self, blocks: GroupCounts) -> Refusal | None:
+        """Resize the arena to `blocks` blocks per layer group. Blocks that stay keep their content."""
 
-    def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
+    def copy(self, copies: Sequence[BlockCopy]) -> Refusal | None:
         """Copy blocks. All sources are read before any target is written."""
 
     def release(self) -> None:
-        """Give the arena back. It has no blocks until `resize`."""
+        """Free the arena. It has no blocks until `resize`."""
 
     def trim(self) -> None:
-        """Give back memory that is kept for later steps."""
+        """Free memory that is only cached for later steps."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def dispatch(self, plan: StepPlan) -> Refused | None:
-        """Start a step after those in flight: `forward` and `choose` at once."""
+    def dispatch(self, plan: StepPlan) -> Refusal | None:
+        """Start a step after those in flight: its forward pass and the choice of its tokens."""
 
-    def forward(self, plan: StepPlan) -> Refused | None:
-        """Start the forward pass of a step. The next call must be `choose`. It may come later, while masks are made."""
+    def forward(self, plan: StepPlan) -> Refusal | None:
+        """Start the forward pass of a step. The next call must be `choose`; masks can be made in between."""
 
-    def choose(self, mask: TokenMask | None = None) -> Refused | None:
-        """Start to choose the tokens of the step whose forward pass was started last."""
+    def choose(self, mask: TokenMask | None = None) -> Refusal | None:
+        """Start choosing the tokens of the step whose forward pass was started last."""
 
-    def collect(self) -> StepResult | Refused:
+    def collect(self) -> StepResult | Refusal:
         """Wait for the oldest step in flight, and return its result."""
 
-    def settle(self, ops: StateOps) -> Refused | None:
-        """Carry out what is planned for recurrent states, and drop everything of the last step, because no step follows
+    def settle(self, ops: StateOps) -> Refusal | None:
+        """Carry out the planned operations on recurrent states, and drop all data of the last step. No step follows
         soon.
         """
 
     def forget(self) -> None:
-        """Drop everything in flight, and everything that is kept beside the arena."""
+        """Drop all steps in flight, and everything that is kept outside of the arena."""
 
     def close(self) -> None:
         """Free everything, the model included. The runner cannot be used afterwards. Safe to call again."""
 
 
 class AdapterTables(Protocol):
-    """The adapters of a model, by their numbers in plans."""
+    """The loaded adapters of a model. Plans name them by number."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all adapters."""
 
-    def check(self, name: str, adapter: LowRank) -> None:
+    def check(self, name: str, adapter: LowRankAdapter) -> None:
         """Raise AdapterRefused if the model cannot serve an adapter per request. `name` is for the error."""
 
-    def bytes_of(self, adapter: LowRank) -> int:
-        """Return the bytes that an adapter takes beside others like it."""
+    def bytes_of(self, adapter: LowRankAdapter) -> int:
+        """Return the bytes that an adapter takes beside others with the same targets and rank."""
 
-    def bytes_with(self, adapter: LowRank) -> int:
-        """Return the bytes of all adapters once this one is among them."""
+    def bytes_with(self, adapter: LowRankAdapter) -> int:
+        """Return the bytes of all adapters once this one is added."""
 
-    def add(self, number: int, adapter: LowRank) -> Refused | None:
-        """Add an adapter that `check` accepts. Steps in flight are not affected."""
+    def add(self, number: int, adapter: LowRankAdapter) -> Refusal | None:
+        """Add an adapter that `check` accepts, under its `number`. Steps in flight are not affected."""
 
-    def remove(self, number: int) -> Refused | None:
+    def remove(self, number: int) -> Refusal | None:
         """Remove an adapter that no later step names."""
 
 
@@ -208,24 +208,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def granted(answer: T | Refused) -> T:
-    """Return an answer that is no refusal. Raises MemoryRefused for a refusal."""
-    if isinstance(answer, Refused):
+def raise_if_refused(answer: T | Refusal) -> T:
+    """Return `answer`, or raise MemoryRefused if it is a refusal."""
+    if isinstance(answer, Refusal):
         raise MemoryRefused(answer.why)
     return answer
 
 
-def refusable(work: Callable[P, T]) -> Callable[P, T | Refused]:
-    """Wrap `work` so that it returns `Refused` if the system gives it no memory."""
+def return_refusals(work: Callable[P, T]) -> Callable[P, T | Refusal]:
+    """Decorate `work`: if the system gives it no memory, it returns a `Refusal` instead of raising."""
 
     @wraps(work)
-    def answered(*args: P.args, **kwargs: P.kwargs) -> T | Refused:
+    def answered(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
         try:
             return work(*args, **kwargs)
         except Exception as error:
-            if not is_refusal(error):
+            if not is_memory_refusal(error):
                 raise
             clear_frames(error.__traceback__)  # they hold arrays
-            return Refused(str(error), isinstance(error, MemoryRefused))
+            return Refusal(str(error), isinstance(error, MemoryRefused))
 
     return answered

@@ -1,4 +1,4 @@
-"""How many command buffers a decode step becomes on a Mac's GPU, and where that cuts the run-ahead.
+"""Estimates how many command buffers a decode step takes on a Mac's GPU, and how far that limits the run-ahead.
 
 Read in MLX's source (0.32: `backend/metal/device.cpp`, `backend/metal/eval.cpp`, `transforms.cpp`, `utils.h`):
 
@@ -24,41 +24,43 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.stats import CommandBuffers
 
-IN_FLIGHT = 10
+MAX_TASKS_IN_FLIGHT = 10
 """Tasks in flight (`MAX_ACTIVE_TASKS`)."""
 
-_BY_CHIP = {"p": (20, 40), "g": (40, 40), "s": (50, 50), "d": (50, 50)}
+_LIMITS_BY_CHIP = {"p": (20, 40), "g": (40, 40), "s": (50, 50), "d": (50, 50)}
 """By the last letter of a GPU's architecture (phone; base and Pro; Max; Ultra): the operations, and the Mi elements."""
 
 _OPERATIONS, _ELEMENTS = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a command buffer is committed."""
+class CommandBufferLimits:
+    """How many operations and elements a command buffer may have before MLX commits it."""
 
     operations: int
     elements: int
     """In Mi."""
 
 
-def limits_of(architecture: str, environment: Mapping[str, str]) -> Limits:
-    """Return the limits of a GPU, such as "applegpu_g16s", in a process with this environment."""
-    operations, elements = _BY_CHIP.get(architecture[-1:], _BY_CHIP["g"])
-    return Limits(_number(environment, _OPERATIONS, operations), _number(environment, _ELEMENTS, elements))
+def command_buffer_limits(architecture: str, environment: Mapping[str, str]) -> CommandBufferLimits:
+    """Return the limits of a GPU, such as "applegpu_g16s", unless the `environment` sets others."""
+    operations, elements = _LIMITS_BY_CHIP.get(architecture[-1:], _LIMITS_BY_CHIP["g"])
+    return CommandBufferLimits(
+        _read_number(environment, _OPERATIONS, operations), _read_number(environment, _ELEMENTS, elements)
+    )
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """Return a variable's number as C's `atoi` reads it: 0 for what is none."""
+def _read_number(environment: Mapping[str, str], name: str, default: int) -> int:
+    """Return an environment variable as C's `atoi` reads it: 0 if it is no number."""
     if name not in environment:
         return default
     found = re.match(r"\s*([+-]?\d+)", environment[name], re.ASCII)
     return int(found[1]) if found else 0
 
 
-def command_buffers(bound: Iterable[int], limits: Limits) -> CommandBuffers:
-    """Return what a decode step becomes. `bound` has for each of its operations, in order, the elements of the weights
-    and slabs that it binds. Activations are left out: they are small in a decode step.
+def count_command_buffers(bound: Iterable[int], limits: CommandBufferLimits) -> CommandBuffers:
+    """Return how many command buffers a decode step takes. `bound` has for each of its operations, in order, the
+    elements of the weights and slabs that it binds. Activations are left out: they are small in a decode step.
     """
     tasks = operations = elements = 0
     for each in bound:
@@ -70,23 +72,23 @@ def command_buffers(bound: Iterable[int], limits: Limits) -> CommandBuffers:
         per_step=tasks + (operations > 0),
         max_operations=limits.operations,
         max_elements=limits.elements,
-        run_ahead=min(1.0, IN_FLIGHT / tasks) if tasks else 1.0,
+        run_ahead=min(1.0, MAX_TASKS_IN_FLIGHT / tasks) if tasks else 1.0,
     )
 
 
 # What the operations of a decode step bind: the weights of a model, and the slabs of its arena.
 
 
-OTHERS = 11
+OTHER_KERNELS = 11
 """Kernels of a layer beside one for each of its modules with weights: two rotations, two for attention, a copy and an
 update of the tail for keys and for values, two sums, and one of the MLP. It is a llama's number; other layers have more
 or fewer.
 """
 
 
-def bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
-    """Return for each operation of a decode step, in order, how many elements it binds. `slabs` has the elements of a
-    layer's slab, by the layer's index.
+def count_bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
+    """Return how many elements each operation of a decode step binds, in order. `slabs` has the elements of a layer's
+    slab, by the layer's index.
     """
     modules: dict[str, int] = {}
     for name, array in tree_flatten(model.parameters()):
@@ -95,15 +97,15 @@ def bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
     layers: dict[int, list[int]] = {}
     around: list[int] = []  # the embedding, the last norm, the projection to the vocabulary
     for module, elements in modules.items():
-        layer = _layer(module)
+        layer = _layer_index(module)
         (around if layer is None else layers.setdefault(layer, [])).append(elements)
     bound = around[:1]
     for layer in sorted({*layers, *slabs}):
         attention = [slabs[layer]] if layer in slabs else []
-        bound += layers.get(layer, []) + attention + [0] * (OTHERS - len(attention))
+        bound += layers.get(layer, []) + attention + [0] * (OTHER_KERNELS - len(attention))
     return bound + (around[1:] if len(around) > 2 else around[1:] + around[:1])  # a tied projection is the embedding
 
 
-def _layer(module: str) -> int | None:
+def _layer_index(module: str) -> int | None:
     """Return the index of the layer that a module belongs to: the first number of its name."""
     return next((int(part) for part in module.split(".") if part.isdigit()), None)

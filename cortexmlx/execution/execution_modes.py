@@ -9,36 +9,43 @@ from typing import Protocol, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention.backends import Backend, choose_backend
-from cortexmlx.attention.probe import NotPaged, probe
+from cortexmlx.attention.backends import AttentionBackend, choose_backend
+from cortexmlx.attention.probe import NotPaged, probe_kv_specs
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.execution.boundary import Runner, granted
+from cortexmlx.execution.boundary import Runner, raise_if_refused
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.serial_runner import COUNTED, OneSequence, SerialRunner, kept_by, not_always_cut, sees_ahead
+from cortexmlx.execution.serial_runner import (
+    COUNTING_GROUPS,
+    SerialRunner,
+    SingleSequenceCache,
+    find_own_groups,
+    sees_later_tokens,
+    untrimmable_caches,
+)
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
-    Load,
+    ArenaDemand,
     arena_blocks,
     bytes_per_token,
-    first_blocks,
     format_bytes,
-    row_bytes,
+    initial_blocks,
+    row_state_bytes,
     sequence_bytes,
     split_memory,
     tokens_that_fit,
 )
-from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged, quantized, unquantized
+from cortexmlx.kv.snapshots import SnapshotRegistry
+from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, paged_groups, quantization_error, quantize_groups
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.products.autotuning import ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 
 
 class ExecutionMode(Protocol):
-    """One way to run a model."""
+    """One way to run a model: many rows on paged attention, or one row on mlx-lm's own caches."""
 
     groups: tuple[LayerGroup, ...]
     """What the model's layers keep."""
@@ -49,33 +56,33 @@ class ExecutionMode(Protocol):
     notes: tuple[str, ...]
     """Notes for the user, one line each."""
 
-    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+    def count_blocks(self, memory: int, load: ArenaDemand, context: int) -> GroupCounts:
         """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens. Raises
         InvalidRequest if none fits.
         """
 
-    def backend(self, name: str) -> Backend:
-        """Return the attention backend with this name: see `choose_backend`."""
+    def choose_backend(self, name: str) -> AttentionBackend:
+        """Return the attention backend with this name: see `attention.backends.choose_backend`."""
 
-    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
-        """Return what must be compiled and checked before the first step: see `Backend.checks`."""
+    def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
+        """Return the checks that compile and test the attention kernels before the first step: see `Backend.checks`."""
 
-    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
-        """Return the same for what only shows when there is a runner: the kernel that writes the tail."""
+    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+        """Return the checks of the kernel that writes the tail, which need a runner."""
 
-    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
-        """Return the runner. Its arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers
-        would depend on how prompts are cut.
+    def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> Runner:
+        """Return the model's runner, whose arena has no blocks yet. Raises ModelUnsupported if a short check shows
+        that answers would depend on how prompts are cut.
         """
 
-    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
-        """Let the runner begin an empty arena of at most `blocks` blocks. Return the owner of these blocks. Raises
-        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+        """Have the runner allocate an empty arena of at most `blocks` blocks, and return the cache that owns them.
+        Raises MemoryRefused, unless it begins `anew`: then the next step has the arena made.
         """
 
 
 class PagedMode:
-    """Many rows at once, on one arena."""
+    """Runs many rows at once, on one arena."""
 
     most_rows: int | None = None
     pipelined: bool = True
@@ -87,72 +94,87 @@ class PagedMode:
         self._runner: ModelRunner
         self._snapshots: int | None = None
 
-    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+    def count_blocks(self, memory: int, load: ArenaDemand, context: int) -> GroupCounts:
+        """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens."""
         memory, snapshots = split_memory(self.groups, memory, load.rows)
-        self._snapshots = snapshots if row_bytes(self.groups) else None
+        self._snapshots = snapshots if row_state_bytes(self.groups) else None
         if bytes_per_token(self.groups):
-            return arena_blocks(memory, paged(self.groups), load)
+            return arena_blocks(memory, paged_groups(self.groups), load)
         return (load.rows * -(-context // load.block_size),)
 
-    def backend(self, name: str) -> Backend:
+    def choose_backend(self, name: str) -> AttentionBackend:
+        """Return the attention backend with this name: see `attention.backends.choose_backend`."""
         return choose_backend(name)
 
-    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
-        return backend.checks(self._model, paged(self.groups), block_size)
+    def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
+        """Return the checks that compile and test the backend's attention kernels."""
+        return backend.checks(self._model, paged_groups(self.groups), block_size)
 
-    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
-        return () if backend.writer is None else backend.writer.checks(self._model)
+    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+        """Return the checks of the kernel that writes the tail, if the backend has one."""
+        return () if backend.writer is None else backend.writer.kernel_checks(self._model)
 
-    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
+    def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> ModelRunner:
+        """Return the runner of the paged model, whose arena has no blocks yet."""
         self._runner = ModelRunner(
-            self._model, paged(self.groups), block_size, vocab_size, backend.attend, backend.writer, _products(backend)
+            self._model,
+            paged_groups(self.groups),
+            block_size,
+            vocab_size,
+            backend.attend,
+            backend.writer,
+            _make_products(backend),
         )
         return self._runner
 
-    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
-        return begin_paged(self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize, anew)
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+        """Have the runner allocate an empty arena of at most `blocks` blocks, and return the cache that owns them."""
+        return begin_paged_arena(
+            self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize, anew
+        )
 
 
-def begin_paged(
+def begin_paged_arena(
     runner: Runner,
     groups: Sequence[LayerGroup],
-    blocks: Counts,
+    blocks: GroupCounts,
     prefix: PrefixCache,
     snapshots: int | None,
-    may_resize: Callable[[Counts], bool],
+    may_resize: Callable[[GroupCounts], bool],
     anew: bool,
 ) -> KVCache:
-    """Let a runner begin an empty arena of at most `blocks` blocks of `groups`, with `snapshots` snapshots if there are
-    states. `anew` and the rest: see `ExecutionMode.begin`.
+    """Have a runner allocate an empty arena, and return the cache that owns its blocks. It has at most `blocks` blocks
+    of `groups`, and with `snapshots`, so many snapshots of states. `anew` and the rest: see
+    `ExecutionMode.begin_arena`.
     """
     size = prefix.block_size
-    first = tuple(first_blocks(count, size) for count in blocks)
+    first = tuple(initial_blocks(count, size) for count in blocks)
     refused = runner.begin(first)
     if refused is not None:
-        first = (1,) * len(first) if anew else granted(refused)
+        first = (1,) * len(first) if anew else raise_if_refused(refused)
     pools = BlockPools(
-        paged(groups),
+        paged_groups(groups),
         first,
         size,
         max_blocks=blocks,
         prefix=prefix,
-        snapshots=None if snapshots is None else Snapshots(snapshots),
+        snapshots=None if snapshots is None else SnapshotRegistry(snapshots),
         may_resize=may_resize,
     )
     return KVCache(pools)
 
 
 class SerialMode:
-    """One row at a time, on mlx-lm's own caches, because of `why`."""
+    """Runs one row at a time on mlx-lm's own caches, since the model cannot be paged for the reason `why`."""
 
     most_rows: int | None = 1
 
     def __init__(self, model: nn.Module, why: NotPaged) -> None:
         """Raises ModelUnsupported if mlx-lm's code fails with one sequence, too."""
-        with _refused(why):
-            self.groups = kept_by(model)
+        with _refuse_model_errors(why):
+            self.groups = find_own_groups(model)
         self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
-        kept = not_always_cut(model)
+        kept = untrimmable_caches(model)
         # A step that is built before the last one is read would compute one token after an answer's last.
         self.pipelined = not kept
         if kept:
@@ -164,7 +186,8 @@ class SerialMode:
         self._why = why
         self._runner: SerialRunner
 
-    def blocks(self, memory: int, load: Load, context: int) -> Counts:
+    def count_blocks(self, memory: int, load: ArenaDemand, context: int) -> GroupCounts:
+        """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens."""
         block_size = load.block_size
         most = -(-context // block_size)
         fit = tokens_that_fit(self.groups, memory)
@@ -176,18 +199,24 @@ class SerialMode:
             )
         return (most if fit is None else min(most, fit // block_size),)
 
-    def backend(self, name: str) -> Backend:
-        return Backend("mlx-lm's own", choose_backend(name).attend)
+    def choose_backend(self, name: str) -> AttentionBackend:
+        """Return the backend of mlx-lm's own attention, whatever the name."""
+        return AttentionBackend("mlx-lm's own", choose_backend(name).attend)
 
-    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
+    def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
+        """Return no checks, since no kernel of ours runs."""
         return ()
 
-    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
+    def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
+        """Return no checks, since there is no tail."""
         return ()
 
-    def runner(self, block_size: int, vocab_size: int, backend: Backend) -> SerialRunner:
-        with _refused(self._why):
-            ahead = sees_ahead(self._model)
+    def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> SerialRunner:
+        """Return the runner on mlx-lm's own caches. Raises ModelUnsupported if answers would depend on how prompts
+        are cut.
+        """
+        with _refuse_model_errors(self._why):
+            ahead = sees_later_tokens(self._model)
         if ahead:
             raise ModelUnsupported(
                 f"{self._why}, and in mlx-lm's own code a token of a prompt sees those after it: answers would depend "
@@ -196,42 +225,47 @@ class SerialMode:
         self._runner = SerialRunner(self._model, self.groups, block_size, vocab_size)
         return self._runner
 
-    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+        """Have the runner begin with empty caches, and return a cache of one sequence that counts at most `blocks`
+        blocks.
+        """
         self._runner.begin((1,))
         resize = self._runner.can_resize
-        pools = BlockPools(COUNTED, 1, prefix.block_size, max_blocks=blocks, prefix=prefix, may_resize=resize)
-        return OneSequence(self.groups, pools, self._runner.rewind)
+        pools = BlockPools(COUNTING_GROUPS, 1, prefix.block_size, max_blocks=blocks, prefix=prefix, may_resize=resize)
+        return SingleSequenceCache(self.groups, pools, self._runner.rewind)
 
 
 @contextmanager
-def _refused(why: NotPaged) -> Iterator[None]:
-    """Refuse the model for whatever mlx-lm's code for it raises in this context."""
+def _refuse_model_errors(why: NotPaged) -> Iterator[None]:
+    """Raise ModelUnsupported for whatever mlx-lm's code of the model raises in this context."""
     try:
         yield
     except Exception as error:
         raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
 
 
-def execution_mode(model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None) -> ExecutionMode:
-    """Paged if the model can be, with keys and values of `kv_bits` bits (`quantized`), else one request at a time.
-    Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on how its prompts
-    are cut, or whose keys and values cannot be quantized.
+def choose_execution_mode(
+    model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None
+) -> ExecutionMode:
+    """Return the paged mode if the model can be paged, else the serial mode. Keys and values have `kv_bits` bits
+    (`quantized`). Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on
+    how its prompts are cut, or whose keys and values cannot be quantized.
     """
     try:
-        return PagedMode(model, quantized(group_layers(probe(model)), kv_bits, kv_group_size))
+        return PagedMode(model, quantize_groups(group_layers(probe_kv_specs(model)), kv_bits, kv_group_size))
     except NotPaged as why:
         if kv_bits is not None:
-            raise unquantized(kv_bits, str(why)) from why
+            raise quantization_error(kv_bits, str(why)) from why
         return SerialMode(model, why)
 
 
-def _products(backend: Backend) -> QuantizedProducts | None:
-    """Return what may multiply with quantized weights, on a GPU. Nothing is chosen yet."""
+def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
+    """Return the products with quantized weights for a GPU, with nothing chosen yet; None on a CPU."""
     if backend.name != "metal":
         return None
     return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())
 
 
-def not_stored(way: ExecutionMode) -> tuple[str, ...]:
-    """Return why nothing of a model goes to a store: one note, or none if it can."""
+def store_notes(way: ExecutionMode) -> tuple[str, ...]:
+    """Return a note on why nothing of a model goes to the KV store; none if it can."""
     return () if way.most_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

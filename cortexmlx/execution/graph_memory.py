@@ -1,4 +1,4 @@
-"""The memory that MLX takes to evaluate a computation graph, from the graph alone: nothing is computed.
+"""Predicts the memory that MLX takes to evaluate a computation graph, from the graph alone: nothing is computed.
 
 Read in MLX's source (`transforms.cpp`, `backend/cpu/eval.cpp` and `encoder.h`, 0.32): the graph becomes a tape in
 breadth-first order of at most `WIDTH` arrays, which is computed from its end; of a graph that is handed over in parts,
@@ -24,8 +24,8 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Array:
-    """One array of a graph. `name` is the trace's."""
+class GraphArray:
+    """An array of a traced graph. `name` is the one that the trace gives it."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the array's elements."""
         size = self.itemsize
         for count in self.shape:
             size *= count
@@ -42,18 +42,18 @@ class Array:
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of one of MLX's primitives."""
+    """A call of an MLX primitive in a graph."""
 
     kind: str
     """The primitive's name, such as "Transpose"."""
 
-    takes: tuple[str, ...]
+    inputs: tuple[str, ...]
     """Names of its inputs."""
 
-    makes: tuple[Array, ...]
+    outputs: tuple[GraphArray, ...]
     """Its outputs."""
 
-    settings: Sequence[Any] = ()
+    arguments: Sequence[Any] = ()
     """Its other arguments, such as the order of a transpose's axes."""
 
 
@@ -64,24 +64,25 @@ class Graph:
     operations: list[Operation] = field(default_factory=list)
     """All operations; each one comes after those that make its inputs."""
 
-    given: list[Array] = field(default_factory=list)
+    arguments: list[GraphArray] = field(default_factory=list)
     """The function's arguments."""
 
-    constants: list[Array] = field(default_factory=list)
+    constants: list[GraphArray] = field(default_factory=list)
     """Arrays that the function uses and did not make."""
 
     results: list[str] = field(default_factory=list)
     """Names of the arrays that the function returns."""
 
-    first: list[tuple[str, ...]] = field(default_factory=list)
+    computed_first: list[tuple[str, ...]] = field(default_factory=list)
     """Names of arrays that are computed before the others, tuple by tuple."""
 
 
-def trace(
+def trace_graph(
     function: Callable[..., Sequence[mx.array]], *given: mx.array, first: list[tuple[mx.array, ...]] | None = None
 ) -> Graph:
-    """Return the graph of `function(*given)`. Nothing is computed, not even the arguments. The function may append to
-    `first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot export.
+    """Return the computation graph of `function(*given)`. Nothing is computed, not even the arguments. The function
+    may append to `first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot
+    export.
     """
     graph = Graph()
     sooner: list[tuple[mx.array, ...]] = [] if first is None else first
@@ -94,52 +95,53 @@ def trace(
         kind = part["type"]
         if kind == "primitive":
             takes = tuple(entry[0] for entry in part["inputs"])
-            makes = tuple(_array(*entry) for entry in part["outputs"])
+            makes = tuple(_make_array(*entry) for entry in part["outputs"])
             graph.operations.append(Operation(part["name"], takes, makes, part.get("arguments", ())))
         elif kind == "inputs":
-            graph.given = [_array(*entry) for entry in part["inputs"]]
+            graph.arguments = [_make_array(*entry) for entry in part["inputs"]]
         elif kind == "outputs":
             graph.results = [entry[0] for entry in part["outputs"]]
         elif kind == "constants":
-            graph.constants = [_array(name, array.shape, array.dtype) for name, array in part["constants"]]
+            graph.constants = [_make_array(name, array.shape, array.dtype) for name, array in part["constants"]]
 
     contiguous = mx.contiguous
-    mx.contiguous = _contiguous
+    mx.contiguous = _traceable_contiguous
     try:
         mx.export_function(note, all_of_it, *given)
     finally:
         mx.contiguous = contiguous
     for arrays in sooner:
-        graph.first.append(tuple(graph.results[: len(arrays)]))
+        graph.computed_first.append(tuple(graph.results[: len(arrays)]))
         del graph.results[: len(arrays)]
     sooner.clear()
     return graph
 
 
-def _contiguous(array: mx.array, *_: Any, **__: Any) -> mx.array:
-    """`mx.contiguous`, which MLX does not export, by two operations that copy what it copies and nothing else."""
+def _traceable_contiguous(array: mx.array, *_: Any, **__: Any) -> mx.array:
+    """Stand in for `mx.contiguous`, which MLX cannot export: two reshapes copy what it copies and nothing else."""
     return array.reshape(-1).reshape(array.shape)
 
 
-def _array(name: str, shape: Sequence[int], dtype: mx.Dtype) -> Array:
-    return Array(name, tuple(shape), dtype.size)
+def _make_array(name: str, shape: Sequence[int], dtype: mx.Dtype) -> GraphArray:
+    """Return the `GraphArray` of an entry of the trace."""
+    return GraphArray(name, tuple(shape), dtype.size)
 
 
 # Its evaluation.
 
 
-WIDTH = 20
+MAX_TAPE_WIDTH = 20
 """Bound of the arrays on the tape whose inputs are not on it yet."""
 
-AHEAD = 100
+MAX_CALLS_AHEAD = 100
 """Bound of the calls by which the allocating thread is ahead of the computing one."""
 
-_SLACK = 16384
+_REUSE_SLACK = 16384
 """Bytes by which a reused buffer may be larger than the result."""
 
-_UPDATES = ("Scatter", "SliceUpdate", "ScatterAxis", "DynamicSliceUpdate")
-_PRODUCTS = ("Matmul", "AddMM")
-_ELEMENTWISE = frozenset(
+_UPDATE_KINDS = ("Scatter", "SliceUpdate", "ScatterAxis", "DynamicSliceUpdate")
+_PRODUCT_KINDS = ("Matmul", "AddMM")
+_ELEMENTWISE_KINDS = frozenset(
     (
         *("Abs", "Add", "AsType", "Cos", "Divide", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterEqual", "Less"),
         *("LessEqual", "Log", "Log1p", "LogAddExp", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum"),
@@ -150,12 +152,12 @@ _ELEMENTWISE = frozenset(
 
 
 @dataclass(eq=False)
-class _Memory:
-    """A buffer."""
+class _Buffer:
+    """A buffer of memory that arrays of the graph lie in."""
 
     nbytes: int
 
-    own: bool = True
+    is_owned: bool = True
     """The evaluation allocated it. False for arguments and constants, and once it is freed."""
 
     arrays: int = 0
@@ -166,122 +168,132 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Placed:
-    memory: _Memory
+class _PlacedArray:
+    """An array of the graph, with the buffer that it lies in."""
+
+    memory: _Buffer
     shape: Shape
     strides: Shape
     itemsize: int
 
 
 def peak_bytes(graph: Graph, updated: Collection[str] = ()) -> int:
-    """Return the peak bytes of evaluating the results. Results and constants count, the arguments do not. Arguments
-    whose names are in `updated` are written in place; all others are copied before they change.
+    """Return the peak bytes of evaluating a graph. Results and constants count, the arguments do not. Arguments whose
+    names are in `updated` are written in place; all others are copied before they change.
     """
     return _Replay(graph, updated).peak
 
 
 class _Replay:
+    """Replays how MLX allocates and frees buffers while it evaluates a graph, and notes the peak."""
+
     def __init__(self, graph: Graph, updated: Collection[str]) -> None:
         self.live = self.peak = sum(array.nbytes for array in graph.constants)
-        self._uses = Counter(name for operation in graph.operations for name in operation.takes)
+        self._uses = Counter(name for operation in graph.operations for name in operation.inputs)
         self._uses.update(graph.results)
         self._updated = frozenset(updated)
-        self._placed: dict[str, _Placed] = {}
-        self._ahead: deque[tuple[int, list[_Memory]]] = deque()
+        self._placed: dict[str, _PlacedArray] = {}
+        self._ahead: deque[tuple[int, list[_Buffer]]] = deque()
         self._calls = 0
-        for array in (*graph.given, *graph.constants):
-            self._place(array, _Memory(array.nbytes, own=False), dense(array.shape))
-        for operation in _order(graph):
-            self._compute(operation)
+        for array in (*graph.arguments, *graph.constants):
+            self._place_array(array, _Buffer(array.nbytes, is_owned=False), dense_strides(array.shape))
+        for operation in _evaluation_order(graph):
+            self._replay_operation(operation)
 
-    def _compute(self, operation: Operation) -> None:
-        takes = [self._placed[name] for name in operation.takes]
-        calls, copies = self._make(operation, takes)
-        made = {id(self._placed[array.name].memory) for array in operation.makes}
+    def _replay_operation(self, operation: Operation) -> None:
+        """Allocate the outputs of an operation, and free the buffers that nothing needs any more."""
+        takes = [self._placed[name] for name in operation.inputs]
+        calls, copies = self._place_outputs(operation, takes)
+        made = {id(self._placed[array.name].memory) for array in operation.outputs}
         held = list({id(p.memory): p.memory for p in takes if id(p.memory) not in made}.values()) + copies
         for memory in held:
             memory.calls += 1
-        for name, place in zip(operation.takes, takes, strict=True):
+        for name, place in zip(operation.inputs, takes, strict=True):
             self._uses[name] -= 1
             if not self._uses[name]:
                 place.memory.arrays -= 1
-        self._give_back(place.memory for place in takes)
+        self._free_unused(place.memory for place in takes)
         self._ahead.append((calls, held))
         self._calls += calls
-        while self._calls > AHEAD:
+        while self._calls > MAX_CALLS_AHEAD:
             calls, held = self._ahead.popleft()
             self._calls -= calls
             for memory in held:
                 memory.calls -= 1
-            self._give_back(held)
+            self._free_unused(held)
 
-    def _make(self, operation: Operation, takes: list[_Placed]) -> tuple[int, list[_Memory]]:
+    def _place_outputs(self, operation: Operation, takes: list[_PlacedArray]) -> tuple[int, list[_Buffer]]:
         """Place the outputs of an operation. Return how many calls it takes, and the copies that these calls need."""
         kind, first = operation.kind, takes[0] if takes else None
-        if kind in LOOKS and first is not None:
-            for array in operation.makes:
-                strides = look(kind, operation.settings, first.shape, first.strides, array.shape)
-                self._place(array, first.memory if strides is not None else self._new(array.nbytes), strides)
+        if kind in VIEW_KINDS and first is not None:
+            for array in operation.outputs:
+                strides = view_strides(kind, operation.arguments, first.shape, first.strides, array.shape)
+                self._place_array(array, first.memory if strides is not None else self._allocate(array.nbytes), strides)
             return 1, []
-        if kind in _UPDATES and first is not None:
-            (array,) = operation.makes
-            in_place = operation.takes[0] in self._updated or self._is_free(operation, 0, takes)
-            self._updated |= {array.name} if operation.takes[0] in self._updated else set()
-            self._place(array, first.memory if in_place else self._new(array.nbytes), None)
+        if kind in _UPDATE_KINDS and first is not None:
+            (array,) = operation.outputs
+            in_place = operation.inputs[0] in self._updated or self._is_free(operation, 0, takes)
+            self._updated |= {array.name} if operation.inputs[0] in self._updated else set()
+            self._place_array(array, first.memory if in_place else self._allocate(array.nbytes), None)
             return 3, []
-        operands = takes[:2] if kind in _PRODUCTS else []
-        copied = [p for p in operands if not multiplies_in_place(p.shape, p.strides)]
-        copies = [self._new(Array("", p.shape, p.itemsize).nbytes) for p in copied]
-        for array in operation.makes:
-            taken_over = self._taken_over(operation, array, takes) if kind in _ELEMENTWISE else None
-            self._place(array, taken_over or self._new(array.nbytes), None)
+        operands = takes[:2] if kind in _PRODUCT_KINDS else []
+        copied = [p for p in operands if not multiplies_without_copy(p.shape, p.strides)]
+        copies = [self._allocate(GraphArray("", p.shape, p.itemsize).nbytes) for p in copied]
+        for array in operation.outputs:
+            taken_over = self._reusable_input(operation, array, takes) if kind in _ELEMENTWISE_KINDS else None
+            self._place_array(array, taken_over or self._allocate(array.nbytes), None)
         return 2 + len(copies), copies
 
-    def _taken_over(self, operation: Operation, array: Array, takes: list[_Placed]) -> _Memory | None:
+    def _reusable_input(self, operation: Operation, array: GraphArray, takes: list[_PlacedArray]) -> _Buffer | None:
         """Return the buffer of an input that an elementwise operation reuses for its result; None if there is none."""
         for index, place in enumerate(takes):
             fits = place.shape == array.shape and place.itemsize == array.itemsize
-            fits = fits and is_dense(place.shape, place.strides) and place.memory.nbytes <= array.nbytes + _SLACK
+            fits = fits and is_dense(place.shape, place.strides) and place.memory.nbytes <= array.nbytes + _REUSE_SLACK
             if fits and self._is_free(operation, index, takes):
                 return place.memory
         return None
 
-    def _is_free(self, operation: Operation, index: int, takes: list[_Placed]) -> bool:
-        """Whether only this operation uses the buffer of its input `index`."""
+    def _is_free(self, operation: Operation, index: int, takes: list[_PlacedArray]) -> bool:
+        """Whether only this operation still uses the buffer of its input `index`."""
         memory = takes[index].memory
-        return memory.own and memory.arrays == 1 and not memory.calls and self._uses[operation.takes[index]] == 1
+        return memory.is_owned and memory.arrays == 1 and not memory.calls and self._uses[operation.inputs[index]] == 1
 
-    def _place(self, array: Array, memory: _Memory, strides: Shape | None) -> None:
-        self._placed[array.name] = _Placed(memory, array.shape, strides or dense(array.shape), array.itemsize)
+    def _place_array(self, array: GraphArray, memory: _Buffer, strides: Shape | None) -> None:
+        """Note the buffer in which an array lies; without `strides`, it is contiguous."""
+        self._placed[array.name] = _PlacedArray(
+            memory, array.shape, strides or dense_strides(array.shape), array.itemsize
+        )
         memory.arrays += bool(self._uses[array.name])
 
-    def _new(self, nbytes: int) -> _Memory:
+    def _allocate(self, nbytes: int) -> _Buffer:
+        """Return a new buffer, and update the live and the peak bytes."""
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        return _Memory(nbytes)
+        return _Buffer(nbytes)
 
-    def _give_back(self, memories: Iterable[_Memory]) -> None:
+    def _free_unused(self, memories: Iterable[_Buffer]) -> None:
+        """Free those of the buffers that nothing needs any more."""
         for memory in memories:
-            if memory.own and not memory.arrays and not memory.calls:
+            if memory.is_owned and not memory.arrays and not memory.calls:
                 self.live -= memory.nbytes
-                memory.own = False
+                memory.is_owned = False
 
 
-def _order(graph: Graph) -> list[Operation]:
+def _evaluation_order(graph: Graph) -> list[Operation]:
     """Return the operations in the order in which MLX computes them."""
-    maker = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.makes}
-    needs = [[maker[name] for name in operation.takes if name in maker] for operation in graph.operations]
+    maker = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.outputs}
+    needs = [[maker[name] for name in operation.inputs if name in maker] for operation in graph.operations]
     done: set[int] = set()
     order: list[int] = []
-    for roots in (*graph.first, graph.results):
-        part = _tape(needs, [maker[name] for name in roots if name in maker], done)
+    for roots in (*graph.computed_first, graph.results):
+        part = _evaluation_tape(needs, [maker[name] for name in roots if name in maker], done)
         done.update(part)
         order += part
     return [graph.operations[index] for index in order]
 
 
-def _tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]:
-    """Return the operations that the roots need and that are not done, in the order of one evaluation."""
+def _evaluation_tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]:
+    """Return the operations, by index, that the roots need and that are not `done`, in MLX's order of evaluation."""
     end = -1
     of = {end: [root for root in roots if root not in done]}
     stack = [end]
@@ -300,7 +312,7 @@ def _tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]
         else:
             index, begin = waiting.pop()
         for each in range(begin, len(of[index])):
-            if len(tape) - place >= WIDTH:
+            if len(tape) - place >= MAX_TAPE_WIDTH:
                 waiting.append((index, each))
                 break
             need = of[index][each]
@@ -316,16 +328,16 @@ def _tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]
 
 Shape = tuple[int, ...]
 
-_NOTHING = np.zeros(1, np.int8)
+_DUMMY = np.zeros(1, np.int8)
 
-RESHAPES = ("Reshape", "Unflatten", "Flatten", "Squeeze", "ExpandDims")
-SAME = ("Copy", "StopGradient", "Split")
-LOOKS = (*RESHAPES, *SAME, "Transpose", "Broadcast", "Slice", "Contiguous", "AsStrided")
+RESHAPE_KINDS = ("Reshape", "Unflatten", "Flatten", "Squeeze", "ExpandDims")
+SAME_LAYOUT_KINDS = ("Copy", "StopGradient", "Split")
+VIEW_KINDS = (*RESHAPE_KINDS, *SAME_LAYOUT_KINDS, "Transpose", "Broadcast", "Slice", "Contiguous", "AsStrided")
 """The operations whose result may be a view of their input."""
 
 
-def dense(shape: Sequence[int]) -> Shape:
-    """Return the strides of a contiguous array."""
+def dense_strides(shape: Sequence[int]) -> Shape:
+    """Return the strides of a contiguous array, in elements."""
     strides = []
     step = 1
     for count in reversed(shape):
@@ -336,11 +348,11 @@ def dense(shape: Sequence[int]) -> Shape:
 
 def is_dense(shape: Shape, strides: Shape) -> bool:
     """Whether an array is contiguous."""
-    return all(count == 1 or a == b for count, a, b in zip(shape, strides, dense(shape), strict=True))
+    return all(count == 1 or a == b for count, a, b in zip(shape, strides, dense_strides(shape), strict=True))
 
 
-def multiplies_in_place(shape: Shape, strides: Shape) -> bool:
-    """Whether MLX's CPU build multiplies an array's matrices without a copy: they are contiguous or transposed."""
+def multiplies_without_copy(shape: Shape, strides: Shape) -> bool:
+    """Whether MLX's CPU build multiplies with an array without a copy: its matrices are contiguous or transposed."""
     if len(shape) < 2:
         return True
     (rows, columns), (down, across) = shape[-2:], strides[-2:]
@@ -348,8 +360,8 @@ def multiplies_in_place(shape: Shape, strides: Shape) -> bool:
     return plain or (down == 1 and (across == rows or columns == 1))
 
 
-def look(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, result: Shape) -> Shape | None:
-    """Return the strides of the view that an operation of `LOOKS` makes; None if it has to copy."""
+def view_strides(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, result: Shape) -> Shape | None:
+    """Return the strides of the view that an operation of `VIEW_KINDS` returns; None if it has to copy."""
     if kind == "Transpose":
         return tuple(strides[axis] for axis in settings[0])
     if kind == "Broadcast":
@@ -361,18 +373,18 @@ def look(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, resul
         return tuple(step * by for step, by in zip(strides, settings[2], strict=True))
     if kind == "Contiguous":
         return strides if is_dense(shape, strides) else None
-    if kind in SAME:
+    if kind in SAME_LAYOUT_KINDS:
         return strides
     if kind == "AsStrided":
-        return dense(result)
-    return _reshaped(shape, strides, result)
+        return dense_strides(result)
+    return _reshaped_strides(shape, strides, result)
 
 
-def _reshaped(shape: Shape, strides: Shape, result: Shape) -> Shape | None:
+def _reshaped_strides(shape: Shape, strides: Shape, result: Shape) -> Shape | None:
     """Return the strides of a reshaped view by NumPy's rule, without reading memory; None if there is no view."""
     if 0 in result:
-        return dense(result)
-    view = np.lib.stride_tricks.as_strided(_NOTHING, shape, strides)
+        return dense_strides(result)
+    view = np.lib.stride_tricks.as_strided(_DUMMY, shape, strides)
     try:
         view.shape = result
     except (AttributeError, ValueError):

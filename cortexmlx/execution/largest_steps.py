@@ -1,4 +1,4 @@
-"""The memory of a run's largest steps. The scheduler plans them, the model's outline is traced, the graph is replayed.
+"""Predicts the memory of a run's largest steps: the scheduler plans them, and a traced graph is replayed.
 
 A long run has a few largest steps: the last piece of a long prompt beside rows that decode, or that verify drafts; all
 rows that verify drafts; and a decode step of rows of that length. The tokens of all rows are chosen by a mask and with
@@ -17,22 +17,22 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from cortexmlx.attention.paged import Attend
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.graph_memory import Graph, peak_bytes, trace
+from cortexmlx.execution.graph_memory import Graph, peak_bytes, trace_graph
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.sizing import Load, row_bytes
-from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
+from cortexmlx.kv.sizing import ArenaDemand, row_state_bytes
+from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LEAST_PIECE
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
-from cortexmlx.speculation.speculation import MOST_OF_ALL
+from cortexmlx.speculation.speculation import MOST_STEP_DRAFTS
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
-_TRACED = (4096, 8192)
+_TRACED_LENGTHS = (4096, 8192)
 """Tokens of the rows whose steps are traced. Longer rows are extrapolated from these."""
 
 
@@ -50,45 +50,48 @@ class StepBytes:
     """A step of a decode window, with its new tail and new states."""
 
 
-def step_bytes(
+def predict_step_bytes(
     model: nn.Module,
     groups: tuple[LayerGroup, ...],
     attend: Attend,
     vocab_size: int,
-    load: Load,
+    load: ArenaDemand,
     tokens: int,
     drafts: bool = True,
 ) -> StepBytes:
-    """Return what the largest steps take when `load.rows` rows end with `tokens` tokens each. With `drafts`, rows whose
-    layers can take tokens back verify some.
+    """Return the peak bytes of the largest steps when `load.rows` rows end with `tokens` tokens each. With `drafts`,
+    rows verify drafts, unless the model has recurrent layers.
 
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
-    drafts = drafts and not row_bytes(groups)
-    groups = paged(groups)
+    drafts = drafts and not row_state_bytes(groups)
+    groups = paged_groups(groups)
 
     def traced(tokens: int) -> StepBytes:
         def bytes_of(plan: StepPlan) -> int:
-            return _Outlined(model, groups, plan.blocks, load.block_size, vocab_size, attend).bytes_of(plan)
+            return _OutlineRunner(model, groups, plan.blocks, load.block_size, vocab_size, attend).predict_peak_bytes(
+                plan
+            )
 
-        prefill, decode = largest_steps(groups, load, tokens)
-        verifying = largest_steps(groups, load, tokens, MOST_OF_ALL) if drafts else ()
+        prefill, decode = plan_largest_steps(groups, load, tokens)
+        verifying = plan_largest_steps(groups, load, tokens, MOST_STEP_DRAFTS) if drafts else ()
         decode = replace(decode, column=decode.columns - 1)
         return StepBytes(bytes_of(prefill), max(map(bytes_of, verifying), default=0), bytes_of(decode))
 
-    if tokens <= _TRACED[1]:
+    if tokens <= _TRACED_LENGTHS[1]:
         return traced(tokens)
-    few, many = map(traced, _TRACED)
-    beyond = (tokens - _TRACED[1]) / (_TRACED[1] - _TRACED[0])
+    few, many = map(traced, _TRACED_LENGTHS)
+    beyond = (tokens - _TRACED_LENGTHS[1]) / (_TRACED_LENGTHS[1] - _TRACED_LENGTHS[0])
     pairs = zip(astuple(few), astuple(many), strict=True)
     return StepBytes(*(round(most + beyond * (most - least)) for least, most in pairs))
 
 
-def largest_steps(
-    groups: tuple[LayerGroup, ...], load: Load, tokens: int, drafts: int = 0
+def plan_largest_steps(
+    groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: int, drafts: int = 0
 ) -> tuple[StepPlan, StepPlan]:
-    """Return the last piece of the last prompt while all other rows decode, and the first step of the window after it.
-    With `drafts`, these rows verify so many drafts in the first step, and all rows do in the second.
+    """Plan the two largest steps of a run: the last piece of the last prompt while all other rows decode, and the
+    first step of the window after it. With `drafts`, these rows verify so many drafts in the first step, and all
+    rows do in the second.
 
     Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
     that has been in use for a while.
@@ -96,7 +99,7 @@ def largest_steps(
     answer = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if drafts else 0)
     prompt = max(1, tokens - answer)
     tokens = prompt + answer  # also where `tokens` is too small for such an answer
-    cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
+    cache = _make_scattered_cache(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
     config = SchedulerConfig(
         max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
     )
@@ -110,32 +113,32 @@ def largest_steps(
         scheduler.add(JobId(row), request, frozenset())
         if row < first:
             scheduler.backoff.tokens = prompt + row
-            _next(scheduler)
+            _plan_and_commit(scheduler)
     if together == 1 and prompt > piece:
         scheduler.backoff.tokens = prompt - piece + first
-        _next(scheduler)
+        _plan_and_commit(scheduler)
     scheduler.backoff.tokens = load.piece
-    _draft(scheduler, drafts)
-    plan = _next(scheduler)
+    _add_drafts(scheduler, drafts)
+    plan = _plan_and_commit(scheduler)
     scheduler.backoff.tokens = load.rows * prompt
-    while scheduler.prefilling:
-        _next(scheduler)
-    _draft(scheduler, drafts)
-    after = _next(scheduler)
+    while scheduler.is_prefilling:
+        _plan_and_commit(scheduler)
+    _add_drafts(scheduler, drafts)
+    after = _plan_and_commit(scheduler)
     while not drafts and after.kind is not StepKind.DECODE:
-        after = _next(scheduler)
+        after = _plan_and_commit(scheduler)
     return plan, after
 
 
-def _draft(scheduler: Scheduler, count: int) -> None:
-    """Draft `count` tokens of all decoding rows together. None of them is the next one."""
-    jobs = scheduler.draftable
+def _add_drafts(scheduler: Scheduler, count: int) -> None:
+    """Draft `count` tokens, shared among all decoding rows. None of them is what the row will choose."""
+    jobs = scheduler.draftable_jobs
     for index, job in enumerate(jobs):
-        scheduler.draft(job.id, (1,) * (count // len(jobs) + (index < count % len(jobs))))
+        scheduler.set_drafts(job.id, (1,) * (count // len(jobs) + (index < count % len(jobs))))
 
 
-def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
-    """Return a cache with `blocks` free blocks. The block after each one is in use."""
+def _make_scattered_cache(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
+    """Return a cache with `blocks` free blocks, no two of which are neighbours."""
     cache = KVCache(BlockPools(groups, 2 * blocks, block_size))
     for block in range(2 * blocks):
         cache.allocate_for(-1 - block, block_size)
@@ -144,7 +147,7 @@ def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> 
     return cache
 
 
-def _next(scheduler: Scheduler) -> StepPlan:
+def _plan_and_commit(scheduler: Scheduler) -> StepPlan:
     """Plan the next step and commit its tokens at once."""
     plan = scheduler.plan(0)
     assert plan is not None
@@ -152,34 +155,34 @@ def _next(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-class _Outlined(ModelRunner):
-    """A runner on an arena of `blocks` blocks that takes no memory."""
+class _OutlineRunner(ModelRunner):
+    """A runner whose arena of `blocks` blocks takes no memory, so that its steps can be traced."""
 
     def __init__(
         self,
         model: nn.Module,
         groups: tuple[LayerGroup, ...],
-        blocks: Counts,
+        blocks: GroupCounts,
         block_size: int,
         vocab_size: int,
         attend: Attend,
     ) -> None:
         super().__init__(model, groups, block_size, vocab_size, attend)
-        self.memory.arena = self._outlined = _OutlinedArena(groups, 0, block_size)
-        self._outlined.outline(blocks)
+        self.memory.arena = self._outlined = _OutlineArena(groups, 0, block_size)
+        self._outlined.set_blocks(blocks)
 
-    def bytes_of(self, plan: StepPlan) -> int:
-        """Return the peak bytes of a step beside what is there when it begins."""
+    def predict_peak_bytes(self, plan: StepPlan) -> int:
+        """Return the peak bytes of a step beside what is in memory when it begins."""
         writes = plan.kind is StepKind.MIXED
         slabs = tree_flatten(self._outlined.slabs())
-        tail = tree_flatten({} if writes else self._outlined.tail(len(plan.segments)))
+        tail = tree_flatten({} if writes else self._outlined.make_tail(len(plan.segments)))
         weights = tree_flatten(self.model.parameters())
         shapes = self._outlined.slabs()
 
         def step(*given: mx.array) -> list[mx.array]:
             arrays = iter(given)
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
-            self._outlined.put({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
+            self._outlined.set_slabs({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
             self.memory.tail = {
                 layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes
             }
@@ -191,37 +194,38 @@ class _Outlined(ModelRunner):
         fed: list[tuple[mx.array, ...]] = []
         self._feed.hand_over = fed.append
         try:
-            graph = trace(step, *(array for _, array in (*weights, *slabs, *tail)), first=fed)
+            graph = trace_graph(step, *(array for _, array in (*weights, *slabs, *tail)), first=fed)
         finally:
             self.model.update(tree_unflatten(weights))
-            self._outlined.put(shapes)
+            self._outlined.set_slabs(shapes)
             self.reset()
-        return peak_bytes(graph, _names(graph, len(weights), len(slabs)))
+        return peak_bytes(graph, _argument_names(graph, len(weights), len(slabs)))
 
 
-def _names(graph: Graph, first: int, count: int) -> list[str]:
-    return [array.name for array in graph.given[first : first + count]]
+def _argument_names(graph: Graph, first: int, count: int) -> list[str]:
+    """Return the names of `count` arguments of a graph, from the argument `first` on."""
+    return [array.name for array in graph.arguments[first : first + count]]
 
 
-class _OutlinedArena(KVArena):
-    """An arena of which only the shapes matter."""
+class _OutlineArena(KVArena):
+    """An arena that has shapes and takes no memory."""
 
-    def outline(self, blocks: Counts) -> None:
+    def set_blocks(self, blocks: GroupCounts) -> None:
         """Set the number of blocks, without memory for them."""
         self.blocks = blocks
         for layer, slab in self._slabs.items():
-            slots = self.slots(self.group_of[layer])
+            slots = self.slots_per_slab(self.group_of[layer])
             self._slabs[layer] = tuple(mx.zeros((a.shape[0], slots, a.shape[2]), a.dtype) for a in slab)
 
     def slabs(self) -> dict[int, Slab]:
         """Return all slabs by layer."""
         return dict(self._slabs)
 
-    def put(self, slabs: dict[int, Slab]) -> None:
-        """Replace all slabs."""
+    def set_slabs(self, slabs: dict[int, Slab]) -> None:
+        """Replace all slabs by these, by layer."""
         self._slabs = dict(slabs)
 
-    def tail(self, rows: int) -> dict[int, Slab]:
+    def make_tail(self, rows: int) -> dict[int, Slab]:
         """Return a tail of `rows` rows."""
         return {
             layer: tuple(mx.zeros((rows, a.shape[0], TAIL_COLUMNS, a.shape[2]), a.dtype) for a in slab)

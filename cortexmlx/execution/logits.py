@@ -26,26 +26,26 @@ _LOW_32_BITS = (1 << 32) - 1
 
 
 def bits_below_max(logits: mx.array) -> mx.array:
-    """Return how far each logit is below the largest of its row, in powers of two: `[R, V] float32`, 0 for the best
+    """Return the base-2 log of each token's weight relative to its row's best: `[R, V] float32`, 0 for the best
     token.
     """
     return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
 
 
-def log_total(logits: mx.array) -> mx.array:
-    """Return the natural logarithm of the sum of exponentials of each row, `[R, 1] float32`."""
+def log_sum_exp(logits: mx.array) -> mx.array:
+    """Return log(sum(exp(logits))) of each row, `[R, 1] float32`."""
     return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(bits_below_max(logits))))
 
 
 def row_sum(values: mx.array) -> mx.array:
-    """Return the sum of each row, `[R, 1]`, by groups: float32 sums of 50,000 terms in one go are wrong in the fifth
-    digit.
+    """Return the sum of each row, `[R, 1]`, as a sum of group sums: float32 sums of 50,000 terms in one go are wrong
+    in the fifth digit.
     """
-    return mx.sum(mx.sum(_in_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
+    return mx.sum(mx.sum(_split_into_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
 
 
 def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest of each row, best first, equal ones in the order of their ids.
+    """Return the `count` largest values of each row and their ids, best first. Ties go to the lower id.
 
     Returns `(values [R, count], ids [R, count] int32)` of `values [R, V] float32`.
 
@@ -59,11 +59,11 @@ def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
         ids = mx.broadcast_to(mx.arange(width, dtype=mx.int32), (rows, width))
         candidates = values
     else:
-        grouped = _in_groups(values, _TOP_GROUP, -math.inf)
-        best_groups = _largest(mx.max(grouped, axis=-1), mx.arange(groups), count)
+        grouped = _split_into_groups(values, _TOP_GROUP, -math.inf)
+        best_groups = _largest_ids(mx.max(grouped, axis=-1), mx.arange(groups), count)
         candidates = mx.take_along_axis(grouped, best_groups[:, :, None], axis=1).reshape(rows, -1)
         ids = (best_groups[:, :, None] * _TOP_GROUP + mx.arange(_TOP_GROUP)).reshape(rows, -1)
-    winners = _largest(candidates, ids, count, ordered=True)
+    winners = _largest_ids(candidates, ids, count, ordered=True)
     return mx.take_along_axis(values, winners, axis=1), winners
 
 
@@ -93,22 +93,23 @@ def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
 
 
 def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """Return one index per row, chosen with probability proportional to its weight, `[R] int32`. `NO_TOKEN` for a row
-    in which no weight is positive, or one is NaN.
+    """Draw one index per row with probability proportional to its weight, `[R] int32`. `NO_TOKEN` for a row in which
+    no weight is positive, or one is NaN.
 
     `weights [R, N] float32 >= 0`; `uniforms [R, 2] float32` in [0, 1). It inverts the cumulative distribution in two
     levels, a group and then an element of it, each with its own uniform. So the tail of a large vocabulary is not lost
     in the rounding of one long sum. An index of weight 0 is never drawn.
     """
-    grouped = _in_groups(weights, _SUM_GROUP, 0.0)
-    group, any_group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
+    grouped = _split_into_groups(weights, _SUM_GROUP, 0.0)
+    group, any_group = _invert_cdf(mx.sum(grouped, axis=-1), uniforms[:, :1])
     chosen = mx.take_along_axis(grouped, group[:, :, None], axis=1)[:, 0]
-    element, _ = _invert(chosen, uniforms[:, 1:])
+    element, _ = _invert_cdf(chosen, uniforms[:, 1:])
     return mx.where(any_group, group * _SUM_GROUP + element, NO_TOKEN)[:, 0]
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
-    """Return two uniforms in [0, 1) per row, `[R, 2]`: a pure function of the row's seed and the index of its token.
+def token_uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+    """Return two uniform random numbers in [0, 1) per row, `[R, 2]`: a pure function of the row's seed and the index
+    of its token.
 
     Counter-based, with the 64-bit finalizer of SplitMix64 (Steele, Lea, Flood 2014). The numbers are multiples of
     2**-23, so that a product with a float32 sum is always below the sum.
@@ -120,12 +121,13 @@ def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Mix the bits of 64-bit integers: the finalizer of SplitMix64."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
 
 
-def _in_groups(values: mx.array, size: int, fill: float) -> mx.array:
+def _split_into_groups(values: mx.array, size: int, fill: float) -> mx.array:
     """Reshape `[R, N]` to `[R, groups, size]`, padded with `fill` to whole groups."""
     rows, width = values.shape
     missing = -width % size
@@ -134,7 +136,7 @@ def _in_groups(values: mx.array, size: int, fill: float) -> mx.array:
     return values.reshape(rows, -1, size)
 
 
-def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False) -> mx.array:
+def _largest_ids(values: mx.array, ids: mx.array, count: int, ordered: bool = False) -> mx.array:
     """Return the ids `[R, count] int32` of the `count` largest values `[R, N]`. Ties go to the lower id. With
     `ordered`, the best comes first.
 
@@ -151,7 +153,7 @@ def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False)
     return (descending & _LOW_32_BITS).astype(mx.int32)
 
 
-def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
+def _invert_cdf(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
     """Return the first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`, and whether it
     exists, `[R, 1] bool`. It does not exist if the total is 0 or NaN.
     """
@@ -162,9 +164,9 @@ def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
     return index, mx.take_along_axis(reached, index, axis=-1)
 
 
-def masked(logits: mx.array, mask: TokenMask) -> mx.array:
-    """Return `logits [R, V]` with -inf for the tokens that a row of the mask may not choose. Other rows stay bit by
-    bit.
+def mask_logits(logits: mx.array, mask: TokenMask) -> mx.array:
+    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Rows that it does not list stay
+    bit by bit.
     """
     rows, vocab = logits.shape
     # By bytes: as words, each token would take four bytes twice.

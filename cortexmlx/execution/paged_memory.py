@@ -14,19 +14,19 @@ import numpy as np
 
 from cortexmlx.disk.tier import STATE, PieceLoad
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes
-from cortexmlx.execution.states import Batch, StateStore
+from cortexmlx.execution.states import StateBatch, StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
+from cortexmlx.kv.step import BlockCopy, GroupStep, copy_indices
 from cortexmlx.scheduling.plan import ArenaWrite, Flush
 from cortexmlx.stats import ArenaWrites
 
 
 class PagedMemory:
-    """The owner of the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, columns, dim]` for each
-    array of its slab. The arena has no blocks before `begin`. Nothing may be in flight when the arena is changed or
-    read.
+    """The memory of a paged model: the arena, the tail, and the states of recurrent layers. `tail` has each layer's
+    newest tokens, `[rows, kv_heads, columns, dim]` for each array of its slab. The arena has no blocks before
+    `begin`. Nothing may be in flight when the arena is changed or read.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, states: StateStore) -> None:
@@ -36,13 +36,13 @@ class PagedMemory:
         self.watch = CopyWatch()
 
     def close(self) -> None:
-        """Free all bytes. It cannot be used afterwards."""
+        """Free all memory. It cannot be used afterwards."""
         self.tail.clear()
         self.states.forget()
         self.arena.close()
 
     @property
-    def blocks(self) -> Counts:
+    def blocks(self) -> GroupCounts:
         """How many blocks each layer group has in the arena."""
         return self.arena.blocks
 
@@ -55,24 +55,22 @@ class PagedMemory:
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
-        """The shapes of what `copy_out` returns for a block of each layer group."""
-        return tuple(shapes_of(self.arena, group) for group in range(len(self.arena.groups)))
+        """The shapes of the arrays that `copy_out` returns for a block of each layer group."""
+        return tuple(block_shapes(self.arena, group) for group in range(len(self.arena.groups)))
 
-    def begin(self, blocks: Counts) -> None:
-        """Begin with an empty arena. Raises MemoryRefused; then there is no arena, since the old one is given back
-        first.
-        """
+    def begin(self, blocks: GroupCounts) -> None:
+        """Allocate an empty arena, after the old one is freed. Raises MemoryRefused; then there is no arena."""
         mx.synchronize()  # what is in flight reads the arena
         self.arena.release()
         mx.clear_cache()
         self.arena = KVArena(self.arena.groups, blocks, self.arena.block_size)
 
-    def resize(self, blocks: Counts) -> None:
-        """Give each layer group its number of blocks: see `KVArena.resize`."""
+    def resize(self, blocks: GroupCounts) -> None:
+        """Resize the arena to `blocks` blocks per layer group: see `KVArena.resize`."""
         self.arena.resize(blocks)
 
-    def check(self, groups: Sequence[GroupStep]) -> None:
-        """Raise KVBlockError if a step would read outside the arena."""
+    def check_blocks(self, groups: Sequence[GroupStep]) -> None:
+        """Raise KVBlockError if a step would read blocks outside the arena."""
         for number, group in enumerate(groups):
             self.arena.check_blocks(number, group.tables)
             for piece in group.pieces:
@@ -81,41 +79,39 @@ class PagedMemory:
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
         """Write pieces from disk to their blocks and snapshots."""
-        load(self.arena, self.states, loads)
+        load_pieces(self.arena, self.states, loads)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks. All sources are read before any target is written."""
         for group in range(len(self.arena.groups)):
-            sources, targets = in_group(copies, group)
+            sources, targets = copy_indices(copies, group)
             if len(sources):
                 self.arena.copy_blocks(group, sources, targets)
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
-        one that does not exist.
+        """Return NumPy copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None
+        for one that does not exist.
         """
         if group != STATE:
-            return [*copy_out(self.arena, group, names)]
+            return [*copy_out_blocks(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
         return [None if batch is None else copy_out_state(batch) for batch in batches]
 
     def flush(self, flush: Flush) -> None:
-        """Write the tail's live columns to their slots, with one update per slab."""
-        writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
+        """Write the tail's columns to their slots in the arena, with one update per slab."""
+        writes = [ArenaWriteIndex(write, self.arena, group) for group, write in enumerate(flush.writes)]
         moved = max((array.nbytes for tail in self.tail.values() for array in tail), default=0)
         for layer, tail in self.tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
-            self.arena.write(
-                layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
-            )
+            self.arena.write(layer, write.where, *(write.pad(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns))
         self.tail.clear()
-        self.watch.evaluate(Moment.FLUSH, self.arena, moved)
+        self.watch.evaluate(WriteMoment.FLUSH, self.arena, moved)
 
     def write_tail(self, layer: int, column: int, columns: int, new: Slab) -> Slab:
-        """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column. Return the layer's tail. With
-        column 0, a tail of `columns` columns begins.
+        """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column of the tail. Return the layer's
+        tail. With column 0, a tail of `columns` columns begins.
         """
         if column == 0:
             rest = [(0, 0), (0, 0), (0, columns - 1), (0, 0)]
@@ -128,21 +124,21 @@ class PagedMemory:
         return tail
 
 
-class LazyWrite:
-    """The index of an ArenaWrite on the device, shared by all layers of its `group`. Raises KVBlockError if a slot is
-    outside the arena.
+class ArenaWriteIndex:
+    """The slots of an `ArenaWrite` as an index on the device, shared by all layers of its `group`. Raises KVBlockError
+    if a slot is outside the arena.
     """
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
         arena.check_slots(group, write.slots)
         arena.check_slots(group, write.zeros)
-        run = write.run
+        run = write.run_start
         total = len(write.slots) + len(write.zeros)
         self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
         self._zeros = len(write.zeros)
 
-    def padded(self, values: mx.array) -> mx.array:
-        """Return `values` `[heads, tokens, dim]` followed by the zeros."""
+    def pad(self, values: mx.array) -> mx.array:
+        """Return `values` `[heads, tokens, dim]` followed by zeros for the write's zero slots."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
 
 
@@ -157,13 +153,15 @@ _NONE, _PLAIN, _BFLOAT16 = range(3)
 """What a slot of a state has."""
 
 
-def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
-    """Return copies of blocks of a group. Nothing may be in flight, as for a write. No view of the arena is left."""
+def copy_out_blocks(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
+    """Return NumPy copies of blocks of a layer group. Nothing may be in flight, as for a write. No view of the arena
+    is left.
+    """
     layers, size = arena.groups[group].layers, arena.block_size
     copies: list[list[np.ndarray]] = [[] for _ in blocks]
     for index, layer in enumerate(layers):
         for number, array in enumerate(arena.slab(layer)):
-            numbers = _numbers(array)
+            numbers = _numpy_view(array)
             heads, _, dim = numbers.shape
             for copy, block in zip(copies, blocks, strict=True):
                 if index == 0:
@@ -172,25 +170,26 @@ def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
     return [tuple(copy) for copy in copies]
 
 
-def shapes_of(arena: KVArena, group: int) -> Shapes:
-    """Return the shapes and dtypes of the arrays of a group's block."""
+def block_shapes(arena: KVArena, group: int) -> Shapes:
+    """Return the shapes and dtypes of the arrays that a block of a group is copied to."""
     layers = arena.groups[group].layers
-    slab = [_numbers(array[:, :0]) for array in (arena.slab(layers[0]) if layers else ())]
+    slab = [_numpy_view(array[:, :0]) for array in (arena.slab(layers[0]) if layers else ())]
     return tuple(((len(layers), len(a), arena.block_size, a.shape[-1]), a.dtype.str) for a in slab)
 
 
-def load(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
-    """Write blocks and snapshots to their places. Nothing may be in flight."""
+def load_pieces(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
+    """Write pieces from disk to their blocks and snapshots. Nothing may be in flight."""
     for group in range(len(arena.groups)):
         mine = [each for each in loads if each.group == group]
         if mine and arena.groups[group].layers:
             _load_blocks(arena, group, mine)
     for each in loads:
         if each.group == STATE:
-            states.restore(each.target, _state(each.content.arrays))
+            states.restore(each.target, _state_arrays(each.content.arrays))
 
 
 def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None:
+    """Write the pieces of one layer group to their blocks."""
     blocks = np.array([each.target for each in loads], np.int32)
     arena.check_blocks(group, blocks)
     slots = (blocks[:, None] * arena.block_size + np.arange(arena.block_size, dtype=np.int32)).reshape(-1)
@@ -200,31 +199,32 @@ def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None
         dtypes = [array.dtype for array in arena.slab(layer)]
         each = zip(*(load.content.arrays for load in loads), strict=True)
         values = [np.concatenate([array[index] for array in arrays], axis=1) for arrays in each]
-        arena.write(layer, where, *(_array(v, dtype) for v, dtype in zip(values, dtypes, strict=True)))
+        arena.write(layer, where, *(_to_mlx(v, dtype) for v, dtype in zip(values, dtypes, strict=True)))
         mx.eval(arena.slab(layer))
 
 
-def copy_out_state(batch: Batch) -> Arrays:
-    """Return a copy of the state of a snapshot."""
+def copy_out_state(batch: StateBatch) -> Arrays:
+    """Return a NumPy copy of a snapshot's state."""
     slots = [array for leaf in batch.states for array in leaf]
     kinds = np.array([_NONE if a is None else _BFLOAT16 if a.dtype == mx.bfloat16 else _PLAIN for a in slots], np.uint8)
-    return kinds, *(np.array(_numbers(array)) for array in slots if array is not None)
+    return kinds, *(np.array(_numpy_view(array)) for array in slots if array is not None)
 
 
-def _state(arrays: Arrays) -> list[mx.array | None]:
-    """Return the arrays of all slots: the inverse of `copy_out_state`."""
+def _state_arrays(arrays: Arrays) -> list[mx.array | None]:
+    """Return the MLX arrays of all slots of a state: the inverse of `copy_out_state`."""
     rest = (mx.array(array) for array in arrays[1:])
     return [
         None if kind == _NONE else next(rest) if kind == _PLAIN else next(rest).view(mx.bfloat16) for kind in arrays[0]
     ]
 
 
-def _numbers(array: mx.array) -> np.ndarray:
+def _numpy_view(array: mx.array) -> np.ndarray:
     """Return a NumPy view of an array's memory. It must be gone before the next write."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
-def _array(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:
+def _to_mlx(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:
+    """Return an MLX array of these numbers; those of bfloat16 come as their bits."""
     array = mx.array(numbers)
     return array if array.dtype == dtype else array.view(dtype)
 
@@ -246,20 +246,20 @@ def _array(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:
 
 _log = logging.getLogger(__name__)
 
-_SLACK = 64 << 10
+_WRITE_SLACK = 64 << 10
 """Bytes that a write may allocate or free beside the tokens that it moves: indices, and the rounding to pages."""
 
-_MEASURABLE = 4
+_MEASURABLE_RATIO = 4
 """How many times that an array must have, to be measured."""
 
-_QUIET = (0.001, 0.002, 0.004)
+_QUIET_SECONDS = (0.001, 0.002, 0.004)
 """After a copy was seen: seconds without any allocation, each followed by more measured writes. If something happens in
 them, someone else may have made the bytes.
 """
 
 
-class Moment(Enum):
-    """What is measured, with how many measurements of an arena's size are enough."""
+class WriteMoment(Enum):
+    """When arena writes are measured. The value is how many measurements are enough for an arena of one size."""
 
     FLUSH = 3
     """A flush. Each of its writes is measured."""
@@ -269,24 +269,26 @@ class Moment(Enum):
     """
 
 
-_TRIES = 4
+_TRIES_PER_MEASUREMENT = 4
 """For each measurement that is enough: how many may be made. The others were disturbed."""
 
 
 @dataclass(frozen=True)
-class _Bytes:
-    """MLX's counts at one moment."""
+class _MemoryCounts:
+    """MLX's counts of active, cached and peak bytes at one moment."""
 
     active: int
     cached: int
     peak: int
 
     @classmethod
-    def now(cls) -> _Bytes:
+    def now(cls) -> _MemoryCounts:
+        """Return the counts at this moment."""
         return cls(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
-    def copied(self, before: _Bytes, size: int, allowed: int) -> bool | None:
-        """Return whether an array of `size` bytes was copied since `before`; None if others took or gave back memory.
+    def was_copied(self, before: _MemoryCounts, size: int, allowed: int) -> bool | None:
+        """Return whether an array of `size` bytes was copied since `before`; None if others allocated or freed memory
+        meanwhile.
 
         In each count a copy is `size` and no copy is 0, `allowed` bytes more or less.
         """
@@ -300,8 +302,8 @@ class _Bytes:
 
 
 class CopyWatch:
-    """Measures the first writes of an arena, and again after its size has changed. `writes` says what was found; the
-    first copy is also a warning in the log.
+    """Detects whether MLX copies the arena in order to write it: measures the first writes of each arena size.
+    `writes` says what was found; the first copy is also a warning in the log.
 
     It accuses nobody by mistake, as far as it can: a measurement counts only if every single change of the counts is
     that of a copy or of none, and if after a copy all is quiet. Other engines and an app's own work in the process
@@ -312,42 +314,50 @@ class CopyWatch:
     def __init__(self) -> None:
         self.writes = ArenaWrites()
         self._size = 0
-        self._measured: Counter[Moment] = Counter()
-        self._tried: Counter[Moment] = Counter()
+        self._measured: Counter[WriteMoment] = Counter()
+        self._tried: Counter[WriteMoment] = Counter()
 
-    def evaluate(self, moment: Moment, arena: KVArena, moved: int) -> None:
-        """Evaluate the arena's arrays, each of which a write may have changed. A write moves at most `moved` bytes."""
+    def evaluate(self, moment: WriteMoment, arena: KVArena, moved: int) -> None:
+        """Evaluate the arena's arrays after a write, and measure whether any was copied. A write moves at most `moved`
+        bytes.
+        """
         arrays = arena.arrays()
-        allowed = 4 * moved + _SLACK
-        least = _MEASURABLE * allowed
-        large = [array for array in arrays if array.nbytes >= least] if self._due(moment, arrays) else []
+        allowed = 4 * moved + _WRITE_SLACK
+        least = _MEASURABLE_RATIO * allowed
+        large = [array for array in arrays if array.nbytes >= least] if self._is_due(moment, arrays) else []
         mx.eval([array for array in arrays if array.nbytes < least] if large else list(arrays))
         if not large:
             return
         self._tried[moment] += 1
-        copied = _copies(large, allowed)
-        if copied is None or (copied and not _quiet(arena, large)):
+        copied = _find_copies(large, allowed)
+        if copied is None or (copied and not _is_quiet(arena, large)):
             mx.eval(arrays)
             return
         self._measured[moment] += 1
-        self._tell(len(large), copied)
+        self._record(len(large), copied)
 
-    def look(self, arena: KVArena) -> None:
-        """Measure whether the arena could be written in place now. Nothing may be in flight."""
+    def measure_scratch_write(self, arena: KVArena) -> None:
+        """Measure whether the arena could be written in place now, by a write to its scratch slot. Nothing may be in
+        flight.
+        """
         arrays = arena.arrays()
-        if any(array.nbytes >= _MEASURABLE * _SLACK for array in arrays) and self._due(Moment.PASS, arrays):
+        if any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for array in arrays) and self._is_due(
+            WriteMoment.PASS, arrays
+        ):
             arena.write_scratch()
-            self.evaluate(Moment.PASS, arena, 0)
+            self.evaluate(WriteMoment.PASS, arena, 0)
 
-    def _due(self, moment: Moment, arrays: Sequence[mx.array]) -> bool:
+    def _is_due(self, moment: WriteMoment, arrays: Sequence[mx.array]) -> bool:
+        """Return whether more measurements are needed for arrays of this size."""
         size = sum(array.nbytes for array in arrays)
         if size != self._size:
             self._size = size
             self._measured.clear()
             self._tried.clear()
-        return self._measured[moment] < moment.value and self._tried[moment] < _TRIES * moment.value
+        return self._measured[moment] < moment.value and self._tried[moment] < _TRIES_PER_MEASUREMENT * moment.value
 
-    def _tell(self, measured: int, copied: Sequence[int]) -> None:
+    def _record(self, measured: int, copied: Sequence[int]) -> None:
+        """Add the measured writes to `writes`, and log the first copy."""
         told, so_far = self.writes.copied > 0, self.writes
         self.writes = ArenaWrites(
             so_far.measured + measured, so_far.copied + len(copied), so_far.copied_bytes + sum(copied)
@@ -362,16 +372,16 @@ class CopyWatch:
             )
 
 
-def _copies(arrays: Sequence[mx.array], allowed: int) -> list[int] | None:
-    """Evaluate arrays one by one. Return the bytes of those that were copied; None if that cannot be told. Then some
-    are perhaps not evaluated.
+def _find_copies(arrays: Sequence[mx.array], allowed: int) -> list[int] | None:
+    """Evaluate arrays one by one, and return the bytes of those that were copied; None if that cannot be told. Then
+    some are perhaps not evaluated.
     """
     copied = []
-    before = _Bytes.now()
+    before = _MemoryCounts.now()
     for array in arrays:
         mx.eval(array)
-        after = _Bytes.now()
-        was_copied = after.copied(before, array.nbytes, allowed)
+        after = _MemoryCounts.now()
+        was_copied = after.was_copied(before, array.nbytes, allowed)
         if was_copied is None:
             return None
         if was_copied:
@@ -380,14 +390,14 @@ def _copies(arrays: Sequence[mx.array], allowed: int) -> list[int] | None:
     return copied
 
 
-def _quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
-    """Return whether nobody else seems to allocate or to free memory. The arena's arrays are evaluated."""
-    for seconds in _QUIET:
-        before = _Bytes.now()
+def _is_quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
+    """Return whether no other thread seems to allocate or free memory now. The arena's arrays are evaluated."""
+    for seconds in _QUIET_SECONDS:
+        before = _MemoryCounts.now()
         time.sleep(seconds)
-        if _Bytes.now() != before:
+        if _MemoryCounts.now() != before:
             return False
         arena.write_scratch()
-        if _copies(arrays, _SLACK) is None:
+        if _find_copies(arrays, _WRITE_SLACK) is None:
             return False
     return True

@@ -1,6 +1,4 @@
-"""What is asked of prompts' tokens besides the next one, from the hidden states that a step keeps of them:
-log-probabilities, and sums of states.
-"""
+"""Log-probabilities and pooled states of prompts' tokens, from the hidden states that a step keeps of them."""
 
 from __future__ import annotations
 
@@ -13,29 +11,29 @@ import numpy as np
 
 from cortexmlx.execution.boundary import TokenScores, Vector
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.logits import log_total, top_tokens
+from cortexmlx.execution.logits import log_sum_exp, top_tokens
 from cortexmlx.scheduling.plan import Pooling, StepPlan
 from cortexmlx.types.arrays import IntArray
 
 
 @dataclass(frozen=True)
 class PromptResults:
-    """The results of a step for its plan's `scoring` and `pooling`."""
+    """What a step computed for its plan's `scoring` and `pooling`: log-probabilities, and pooled states, of prompts."""
 
     scores: TokenScores | None = None
     pooled: tuple[Vector, ...] = ()
 
 
 def kept_rows(plan: StepPlan) -> IntArray | None:
-    """Return the flat indices of the tokens whose hidden states a step keeps; None if it keeps none."""
-    if not plan.asks_of_prompts:
+    """Return the flat indices of the tokens whose hidden states a step has to keep; None if there are none."""
+    if not plan.has_prompt_results:
         return None
     asked = (plan.scoring, plan.pooling)
     return np.concatenate([part.rows for part in asked if part is not None])
 
 
 class KeptStates:
-    """The hidden states that a step keeps, in the order of `kept_rows`."""
+    """The hidden states of prompts' tokens that a step keeps for scoring and pooling, in the order of `kept_rows`."""
 
     def __init__(self, kept: mx.array, plan: StepPlan, rows: LogitRows, vocab_size: int) -> None:
         self._kept = kept
@@ -43,17 +41,18 @@ class KeptStates:
         self._rows = rows
         self._at_once = rows_at_once(vocab_size)
 
-    def results(self) -> PromptResults:
-        """Compute what the plan asks for. The step's pass must have been started."""
+    def compute_results(self) -> PromptResults:
+        """Compute the scores and pooled states that the plan asks for. The step's pass must have been started."""
         scoring, pooling, scored = self._plan.scoring, self._plan.pooling, 0
         scores = None
         if scoring is not None:
             scored = len(scoring.rows)
             project, kept = self._rows.project, self._kept[:scored]
-            scores = scores_of(lambda part: project(kept[part]), scoring.tokens, scoring.top, self._at_once)
-        return PromptResults(scores, () if pooling is None else self._pooled(self._kept[scored:], pooling))
+            scores = score_tokens(lambda part: project(kept[part]), scoring.tokens, scoring.top, self._at_once)
+        return PromptResults(scores, () if pooling is None else self._pool(self._kept[scored:], pooling))
 
-    def _pooled(self, kept: mx.array, pooling: Pooling) -> tuple[Vector, ...]:
+    def _pool(self, kept: mx.array, pooling: Pooling) -> tuple[Vector, ...]:
+        """Return for each pooled segment the weighted sum of its states, or the logits that it asks for."""
         ends = np.cumsum(pooling.counts).tolist()
         begins = [0, *ends[:-1]]
         parts: list[mx.array] = [mx.zeros(0)] * len(ends)
@@ -65,7 +64,7 @@ class KeptStates:
                 parts[place] = projected[row][mx.array(pooling.logits[place])].astype(mx.float32)
             mx.eval([parts[place] for place in some])
         if len(logits) < len(ends):
-            states = self._rows.states(kept).astype(mx.float32)
+            states = self._rows.hidden_states(kept).astype(mx.float32)
             weights = mx.array(pooling.weights)[:, None]
             for place, (begin, end) in enumerate(zip(begins, ends, strict=True)):
                 if not pooling.logits[place]:
@@ -84,38 +83,40 @@ _LEAST_ROWS, _MOST_ROWS = 16, 256
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Return how many rows of logits are computed at a time."""
+    """Return how many rows of logits are computed at a time, to bound their memory."""
     return max(_LEAST_ROWS, min(_MOST_ROWS, _LOGITS_AT_ONCE // vocab_size))
 
 
-def scores_of(logits: Callable[[slice], mx.array], tokens: IntArray, top: int, at_once: int) -> TokenScores:
+def score_tokens(logits: Callable[[slice], mx.array], tokens: IntArray, top: int, at_once: int) -> TokenScores:
     """Return the log-probabilities of `tokens [n]`, and the `top` likeliest tokens at the place of each.
 
     `logits(part)` returns the logits before these tokens, `[len, vocab]`. The parts come in order. Each is processed
     before the next is asked for, and only its results are kept.
     """
     parts = (slice(first, first + at_once) for first in range(0, len(tokens), at_once))
-    return joined([_scored(logits(part), tokens[part], top) for part in parts])
+    return join_scores([_score_rows(logits(part), tokens[part], top) for part in parts])
 
 
-def joined(parts: Sequence[TokenScores]) -> TokenScores:
-    """Return the scores of several parts, one after the other. There must be at least one part."""
+def join_scores(parts: Sequence[TokenScores]) -> TokenScores:
+    """Concatenate the scores of several parts, of which there is at least one."""
     fields = ("logprobs", "top_ids", "top_logprobs")
     return TokenScores(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))
 
 
-def _scored(logits: mx.array, tokens: IntArray, top: int) -> TokenScores:
+def _score_rows(logits: mx.array, tokens: IntArray, top: int) -> TokenScores:
+    """Return the scores of `tokens` from the logits before each of them."""
     logits = logits.astype(mx.float32)
-    total = log_total(logits)
+    total = log_sum_exp(logits)
     own = (mx.take_along_axis(logits, mx.array(tokens)[:, None], axis=1) - total)[:, 0]
     if not top:
         none = np.zeros((len(tokens), 0))
-        return TokenScores(_host(own), none.astype(np.int32), none.astype(np.float32))
+        return TokenScores(_to_numpy(own), none.astype(np.int32), none.astype(np.float32))
     best, ids = top_tokens(logits, min(top, logits.shape[-1]))
     best = best - total
     mx.eval(own, best, ids)
-    return TokenScores(_host(own), _host(ids), _host(best))
+    return TokenScores(_to_numpy(own), _to_numpy(ids), _to_numpy(best))
 
 
-def _host(array: mx.array) -> Any:
+def _to_numpy(array: mx.array) -> Any:
+    """Return an array as a NumPy array on the host."""
     return np.array(array)

@@ -12,38 +12,38 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches, take_sent
-from cortexmlx.attention.paged import Attend, Derived, PagedKV
-from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.attention.recurrent import is_state
-from cortexmlx.attention.tail_write import TailWriter, Written
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, mlx_lm_caches, take_pending_sends
+from cortexmlx.attention.paged import Attend, PagedKV, StepDerivedData
+from cortexmlx.attention.probe import build_lazy_logits
+from cortexmlx.attention.recurrent import is_recurrent_cache
+from cortexmlx.attention.tail_write import TailWriter, WrittenTail
 from cortexmlx.cpu import swiglu
-from cortexmlx.cpu.feed import Feed
+from cortexmlx.cpu.feed import EarlyEvaluator
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
-from cortexmlx.execution.command_buffers import bound_elements, command_buffers, limits_of
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, return_refusals
+from cortexmlx.execution.command_buffers import command_buffer_limits, count_bound_elements, count_command_buffers
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.paged_memory import LazyWrite, PagedMemory
+from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
-from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
+from cortexmlx.execution.sampling import BatchSampler, MakeSampler, PendingStep, SampledTokens, Sampler, read_result
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare
+from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class ModelRunner:
-    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
-    computes attention. A `writer` writes the tail where it can, and `products` computes the quantized products that it
-    serves. `make_sampler` replaces `BatchSampler`. The arena has no blocks before `begin`. `Runner` documents the
-    methods.
+    """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
+    `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
+    products that it serves. `make_sampler` replaces `BatchSampler`. The arena has no blocks before `begin`.
+    `Runner` documents the methods.
     """
 
     def __init__(
@@ -64,40 +64,44 @@ class ModelRunner:
         self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = {}
         self._vocab_size = vocab_size
         self._attend = attend
-        own = own_caches(model)
-        self._caches = {leaf: LayerCache(leaf, self._fetch) for leaf, c in enumerate(own) if not is_state(c)}
-        self._feed = Feed()
-        self.states = StateStore({leaf: len(c.cache) for leaf, c in enumerate(own) if is_state(c)}, self._feed)
+        own = mlx_lm_caches(model)
+        self._caches = {
+            leaf: LayerCache(leaf, self._update_and_fetch) for leaf, c in enumerate(own) if not is_recurrent_cache(c)
+        }
+        self._feed = EarlyEvaluator()
+        self.states = StateStore(
+            {leaf: len(c.cache) for leaf, c in enumerate(own) if is_recurrent_cache(c)}, self._feed
+        )
         self.memory = PagedMemory(groups, block_size, self.states)
         arena = self.memory.arena
         self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
-        self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
+        self._arranged = group_by_layer(model, [every[leaf] for leaf in range(len(own))])
         self._senders = [leaf for leaf in every.values() if leaf.sends]
-        self._logit_rows = LogitRows(model, lazy_pass)
+        self._logit_rows = LogitRows(model, build_lazy_logits)
         self._writer = writer
         if writer is not None:
-            writer.follow(model)
+            writer.track_model(model)
         self._angles = share_angles(model)
         swiglu.install()
         self.products = products
         if products is not None:
             products.install(model)
-        self.adapters = ServedAdapters(model, self._logit_rows.lazy)
+        self.adapters = ServedAdapters(model, self._logit_rows.build_lazy_pass)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._prepared: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
-        self._derived: tuple[Derived, ...] = ()
-        self._writes: list[LazyWrite] = []
+        self._derived: tuple[StepDerivedData, ...] = ()
+        self._writes: list[ArenaWriteIndex] = []
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._started = 0.0
         self._logits: mx.array | None = None
         self._kept: KeptStates | None = None
-        self._in_flight: deque[Pending] = deque()
-        self._newest: Sampled | None = None
-        self._command_buffers: tuple[Counts, CommandBuffers] | None = None
+        self._in_flight: deque[PendingStep] = deque()
+        self._newest: SampledTokens | None = None
+        self._command_buffers: tuple[GroupCounts, CommandBuffers] | None = None
 
     def close(self) -> None:
         """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
@@ -109,50 +113,52 @@ class ModelRunner:
             vars(self).clear()
             memory.close()
 
-    def ends_body(self) -> bool:
-        """Return whether the model's last hidden states are known: see `LogitRows.ends_body`."""
-        return self._logit_rows.ends_body()
+    def has_hidden_states(self) -> bool:
+        """Return whether the model's last hidden states can be had: see `LogitRows.has_hidden_states`."""
+        return self._logit_rows.has_hidden_states()
 
-    def attend_by(self, attend: Attend) -> None:
+    def set_attention(self, attend: Attend) -> None:
         """Compute attention by another function from now on. Nothing may be in flight."""
         self._attend = attend
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    @refusable
+    @return_refusals
     def dispatch(self, plan: StepPlan) -> None:
-        """Build and start one step.
+        """Build and start one step: its forward pass and the choice of its tokens.
 
         A plan with `flush`, `loads`, `copies` or kind MIXED writes the arena: everything dispatched before must have
         been collected. Raises KVBlockError if it would read or write outside the arena.
         """
         started, fed = time.perf_counter(), self._feed.waited
-        self._start(self._pass(plan) + self._choose(None), started, fed)
+        self._start_evaluation(self._begin_pass(plan) + self._begin_choice(None), started, fed)
 
-    @refusable
+    @return_refusals
     def prepare(self, plan: StepPlan) -> None:
-        """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward` of
-        the same object must be the next call, and leaves them out. Nothing may be in flight. It is a call of its own
-        since a rank must not wait in a collective for one that was refused memory.
+        """Carry out the memory operations of a step (`prepare_memory`) before its pass, as a call of its own. The next
+        call must be `dispatch` or `forward` of the same object, which leaves them out. Nothing may be in flight. It
+        is a call of its own since a rank must not wait in a collective for one that was refused memory.
         """
-        self._prepare(plan)
+        self._prepare_memory(plan)
         self._prepared = plan
 
-    @refusable
+    @return_refusals
     def forward(self, plan: StepPlan) -> None:
         """Build and start the forward pass of a step: see `dispatch`."""
         started, fed = time.perf_counter(), self._feed.waited
-        results = self._pass(plan)
-        self._start(results if self._logits is None else [*results, self._logits], started, fed)
+        results = self._begin_pass(plan)
+        self._start_evaluation(results if self._logits is None else [*results, self._logits], started, fed)
 
-    @refusable
+    @return_refusals
     def choose(self, mask: TokenMask | None = None) -> None:
         """Build and start the choice of the step's tokens."""
         started, fed = time.perf_counter(), self._feed.waited
-        self._start(self._choose(mask), started, fed)
+        self._start_evaluation(self._begin_choice(mask), started, fed)
 
-    def _start(self, results: list[mx.array], started: float, fed: float) -> None:
-        """Start to compute results. Their graph was begun at `started`, when the feed had waited for `fed` seconds."""
+    def _start_evaluation(self, results: list[mx.array], started: float, fed: float) -> None:
+        """Start to compute the `results` of a graph. It was begun at `started`, when the feed had waited for `fed`
+        seconds.
+        """
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -160,13 +166,15 @@ class ModelRunner:
         self.build_seconds += built - started - fed
         self.wait_seconds += time.perf_counter() - built + fed  # handing over blocks while too much is queued
 
-    def _pass(self, plan: StepPlan) -> list[mx.array]:
-        """Prepare the memory of a step, and build its forward pass as a graph. Return the arrays to compute."""
+    def _begin_pass(self, plan: StepPlan) -> list[mx.array]:
+        """Carry out the memory operations of a step, and build its forward pass as a graph. Return the arrays to
+        compute.
+        """
         self._started = time.perf_counter()
         if plan.kind is StepKind.DECODE and plan.groups is None:  # within a window the arena stays as it is
             return self.build_pass(plan)
         if plan is not self._prepared:
-            self._prepare(plan)
+            self._prepare_memory(plan)
         self._prepared = None
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
@@ -174,12 +182,13 @@ class ModelRunner:
         self._plan, self._logits, self._kept = plan, None, None
         return []
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare_memory(self, plan: StepPlan) -> None:
+        """Carry out the memory operations of a step, after all work in flight if they write the arena."""
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
             if plan.flush is None:
-                self.memory.watch.look(self.arena)
-        prepare(plan, self.memory)
+                self.memory.watch.measure_scratch_write(self.arena)
+        prepare_memory(plan, self.memory)
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
         """Build a forward pass as a graph. Only what goes through the feed is computed. Return the arrays to
@@ -187,11 +196,11 @@ class ModelRunner:
         """
         self._plan = plan
         if plan.groups is not None:
-            self.memory.check(plan.groups)
+            self.memory.check_blocks(plan.groups)
             self._groups = plan.groups
-            self._derived = tuple(Derived() for _ in plan.groups)
+            self._derived = tuple(StepDerivedData() for _ in plan.groups)
             arena = self.memory.arena
-            self._writes = [LazyWrite(write, arena, group) for group, write in enumerate(plan.writes)]
+            self._writes = [ArenaWriteIndex(write, arena, group) for group, write in enumerate(plan.writes)]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
         positions = mx.array(plan.positions)
         for cache in self._caches.values():
@@ -203,24 +212,26 @@ class ModelRunner:
             else:
                 self._writer.end()
         if self.states.leaves:
-            self.states.begin(plan)
+            self.states.begin_step(plan)
         logits, kept = self._forward(plan)
         self._logits = logits if len(plan.logit_rows) else None
         self._kept = None if kept is None else KeptStates(kept, plan, self._logit_rows, self._vocab_size)
-        results = self.states.end() if self.states.leaves else []
+        results = self.states.end_step() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
-        return results + take_sent(self._senders) if self._senders else results
+        return results + take_pending_sends(self._senders) if self._senders else results
 
-    def _choose(self, mask: TokenMask | None) -> list[mx.array]:
+    def _begin_choice(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
         sampled = self.build_choice(mask)
-        self._in_flight.append(Pending(sampled, self._started, None if self._kept is None else self._kept.results))
+        self._in_flight.append(
+            PendingStep(sampled, self._started, None if self._kept is None else self._kept.compute_results)
+        )
         self._kept = None  # it holds arrays as large as a prompt
         return [] if sampled is None else sampled.arrays()
 
-    def build_choice(self, mask: TokenMask | None = None) -> Sampled | None:
-        """Return the choice of tokens as a graph; None if the step has no logits."""
+    def build_choice(self, mask: TokenMask | None = None) -> SampledTokens | None:
+        """Build the choice of the step's tokens as a graph; None if the step has no logits."""
         plan, logits = self._plan, self._logits
         assert plan is not None
         self._newest = self._logits = None
@@ -236,18 +247,18 @@ class ModelRunner:
         self._newest = self._sampler(logits, plan.token_index, live, mask)
         return self._newest
 
-    @refusable
+    @return_refusals
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and bring its results to the host."""
         started, pending = time.perf_counter(), self._in_flight.popleft()
         if pending.sampled is None:
             mx.eval(self.arena.arrays() + self.states.arrays())
-        result = read(pending)
+        result = read_result(pending)
         self.wait_seconds += time.perf_counter() - started
         return result
 
     def reset(self) -> None:
-        """Forget the tail and everything of the last step, when there is nothing left to do or a step has failed."""
+        """Drop the tail and all data of the last step, when there is nothing left to do or a step has failed."""
         self.memory.tail.clear()
         self._newest = self._sampler = self._plan = self._prepared = self._logits = self._kept = None
         self._groups = self._derived = ()
@@ -268,16 +279,18 @@ class ModelRunner:
         if self.products is not None:
             self.products.reconsider()
 
-    @refusable
+    @return_refusals
     def settle(self, ops: StateOps) -> None:
-        """Carry out `ops` without a step, and `reset`."""
+        """Carry out the operations on recurrent states without a step, and `reset`."""
         self.states.carry_out(ops)
         self.reset()
 
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
     def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
-        """Return the logits `[n, vocab]` of the tokens that need them, and what is kept of prompts' tokens."""
+        """Build the forward pass of a step. Return the logits `[n, vocab]` of the tokens that need them, and the kept
+        hidden states of prompts' tokens.
+        """
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
@@ -286,15 +299,15 @@ class ModelRunner:
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         products = nullcontext() if self.products is None else self.products.step()
-        adapters = nullcontext() if plan.adapters is None else self.adapters.step(plan, self.states.step)
-        with swiglu.by_powers_of_two(), products, adapters:
+        adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
+        with swiglu.use_powers_of_two(), products, adapters:
             if plan.kind is StepKind.MIXED and (kept := kept_rows(plan)) is not None:
                 return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, kept)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
 
-    def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """Put a layer's new keys and values `[T, kv_heads, 1, dim]` into the arena or the tail. Return where attention
-        finds all keys and values.
+    def _update_and_fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
+        """Write a layer's new keys and values to the arena or the tail, and return where attention finds all of them.
+        They are `[T, kv_heads, 1, dim]`.
 
         Without `values`, the values are part of the keys. Keys and values are quantized only here. From then on they
         are moved as codes.
@@ -309,20 +322,20 @@ class ModelRunner:
         group, written = arena.group_of[layer], None
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]
-            arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
+            arena.write(layer, write.where, *(write.pad(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
-        elif self._writer is not None and (written := self._written(layer, keys, values)) is not None:
+        elif self._writer is not None and (written := self._write_tail(layer, keys, values)) is not None:
             tail = self.memory.tail[layer] = written.tail
         else:
             tail = self.memory.write_tail(layer, plan.column, plan.columns, new)
         step, derived = self._groups[group], self._derived[group]
         kv = PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
         if written is not None:
-            kv.queries_for = written.queries_for
+            kv.replace_queries = written.replace_queries
         return kv
 
-    def _written(self, layer: int, keys: mx.array, values: mx.array | None) -> Written | None:
-        """Let the writer write a decode step's keys and values; None if it leaves them."""
+    def _write_tail(self, layer: int, keys: mx.array, values: mx.array | None) -> WrittenTail | None:
+        """Have the `TailWriter` write a decode step's keys and values; None if it does not serve them."""
         plan = self._plan
         if self._writer is None or plan is None or self._forms[layer] is not None:
             return None
@@ -336,8 +349,8 @@ class ModelRunner:
         return self.memory.arena
 
     @property
-    def blocks(self) -> Counts:
-        """See `Runner`, as for all further methods."""
+    def blocks(self) -> GroupCounts:
+        """How many blocks each layer group has in the arena."""
         return self.memory.blocks
 
     @property
@@ -347,54 +360,54 @@ class ModelRunner:
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """See `Runner`."""
+        """The command buffers that a decode step takes on the GPU; None on a CPU."""
         if self.computes_at_dispatch:
             return None
         if self._command_buffers is None or self._command_buffers[0] != self.blocks:
             slabs = {layer: sum(a.size for a in self.arena.slab(layer)) for layer in self.arena.group_of}
-            limits = limits_of(str(mx.device_info(mx.gpu).get("architecture", "")), os.environ)
-            self._command_buffers = self.blocks, command_buffers(bound_elements(self.model, slabs), limits)
+            limits = command_buffer_limits(str(mx.device_info(mx.gpu).get("architecture", "")), os.environ)
+            self._command_buffers = self.blocks, count_command_buffers(count_bound_elements(self.model, slabs), limits)
         return self._command_buffers[1]
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
-        """The shapes of what `copy_out` returns for a block of each layer group."""
+        """The shapes of the arrays that `copy_out` returns for a block of each layer group."""
         return self.memory.shapes
 
-    @refusable
-    def begin(self, blocks: Counts) -> None:
-        """Begin with an empty arena."""
+    @return_refusals
+    def begin(self, blocks: GroupCounts) -> None:
+        """Allocate an empty arena of `blocks` blocks."""
         self.memory.begin(blocks)
 
-    def can_resize(self, blocks: Counts) -> bool:
-        """Return whether the system would give the memory now. An arena without blocks has nothing to lose: it is to be
-        made, and a refusal counts as that of a step, which is tried again.
+    def can_resize(self, blocks: GroupCounts) -> bool:
+        """Return whether the system would give the memory now, or the arena has no blocks to lose. An arena without
+        blocks has to be made, and a refusal counts as that of a step, which is tried again.
         """
         return not min(self.blocks) or self.arena.can_resize(blocks)
 
-    @refusable
-    def resize(self, blocks: Counts) -> None:
-        """Give each layer group its number of blocks."""
+    @return_refusals
+    def resize(self, blocks: GroupCounts) -> None:
+        """Resize the arena to `blocks` blocks per layer group."""
         self.memory.resize(blocks)
 
-    @refusable
+    @return_refusals
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks."""
+        """Copy blocks within the arena."""
         mx.synchronize()
         self.memory.copy(copies)
 
-    @refusable
+    @return_refusals
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
-        one that does not exist. Nothing may be in flight.
+        """Return NumPy copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None
+        for one that does not exist. Nothing may be in flight.
         """
         return self.memory.copy_out(group, names)
 
     def release(self) -> None:
-        """Give the arena back, also after a step that failed while it wrote."""
+        """Free the arena, also after a step that failed while it wrote."""
         self.arena.release()
         self.trim()
 
     def trim(self) -> None:
-        """Give back the memory that MLX keeps of deleted arrays."""
+        """Free the memory that MLX caches of deleted arrays."""
         mx.clear_cache()

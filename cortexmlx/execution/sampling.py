@@ -27,29 +27,30 @@ from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
     draw,
-    log_total,
-    masked,
+    log_sum_exp,
+    mask_logits,
     nucleus_threshold,
     row_sum,
+    token_uniforms,
     top_tokens,
-    uniforms,
 )
 from cortexmlx.execution.prompt_scores import PromptResults
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import SamplingRow
-from cortexmlx.system.machine import is_refusal
+from cortexmlx.system.machine import is_memory_refusal
 from cortexmlx.types.arrays import TokenList, dtype_name
 from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams, TokenBiases
 
 TokenIndex = npt.NDArray[np.integer[Any]]
 
-_SMALLEST = 1e-30  # keeps float32 quotients by a temperature finite and products with top_p positive
+_MIN_POSITIVE = 1e-30  # keeps float32 quotients by a temperature finite and products with top_p positive
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """The lazy outcome of one step. Log-probabilities are those of the model's own logits, before penalties, filters
-    and temperature. Rows that did not ask for them hold NaN and -1.
+class SampledTokens:
+    """The chosen tokens of one step, with log-probabilities if rows asked for them, as lazy arrays. Log-probabilities
+    are those of the model's own logits, before penalties, filters and temperature. Rows that did not ask for them
+    hold NaN and -1.
     """
 
     tokens: mx.array
@@ -64,39 +65,40 @@ class Sampled:
     """What the processors of single rows raised. The tokens of these rows are meaningless."""
 
     def arrays(self) -> list[mx.array]:
-        """Return all arrays, for one `mx.async_eval`."""
+        """Return all arrays that are not None, for one `mx.async_eval`."""
         return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A step in flight: its lazy results, and `asked`, which computes what is asked of prompts' tokens besides."""
+class PendingStep:
+    """A step in flight: its lazy tokens, and a function that computes its results for prompts."""
 
-    sampled: Sampled | None
+    sampled: SampledTokens | None
     started: float
-    asked: Callable[[], PromptResults] | None = None
+    compute_prompt_results: Callable[[], PromptResults] | None = None
 
 
-def read(pending: Pending) -> StepResult:
+def read_result(pending: PendingStep) -> StepResult:
     """Wait for the results of a step, and return them on the host."""
     sampled = pending.sampled
-    asked = PromptResults() if pending.asked is None else pending.asked()
+    asked = PromptResults() if pending.compute_prompt_results is None else pending.compute_prompt_results()
     if sampled is None:
         return StepResult(time.perf_counter() - pending.started, scores=asked.scores, pooled=asked.pooled)
     mx.eval(sampled.arrays())
     return StepResult(
         time.perf_counter() - pending.started,
-        _host(sampled.tokens),
-        None if sampled.logprobs is None else _host(sampled.logprobs),
-        None if sampled.top_ids is None else _host(sampled.top_ids),
-        None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
+        _to_list(sampled.tokens),
+        None if sampled.logprobs is None else _to_list(sampled.logprobs),
+        None if sampled.top_ids is None else _to_list(sampled.top_ids),
+        None if sampled.top_logprobs is None else _to_list(sampled.top_logprobs),
         asked.scores,
         sampled.failures,
         asked.pooled,
     )
 
 
-def _host(array: mx.array) -> Any:
+def _to_list(array: mx.array) -> Any:
+    """Return an array as a Python list on the host."""
     return array.tolist()
 
 
@@ -109,7 +111,7 @@ class Sampler(Protocol):
         token_index: TokenIndex,
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
-    ) -> Sampled: ...
+    ) -> SampledTokens: ...
 
 
 MakeSampler = Callable[[Sequence[SamplingRow], int, Mapping[JobId, Sequence[LogitsProcessor]]], Sampler]
@@ -117,7 +119,7 @@ MakeSampler = Callable[[Sequence[SamplingRow], int, Mapping[JobId, Sequence[Logi
 
 
 class BatchSampler:
-    """Chooses the next token of every row, for any number of steps with the same rows in the same order.
+    """Chooses the next token of every row, for a batch of rows that stays the same from step to step.
 
     The order is that of mlx-lm: logit bias, repetition penalty, presence and frequency penalties, the row's own
     processors, the mask of allowed tokens; then top-p, min-p and top-k on the probabilities at temperature 1; then the
@@ -131,17 +133,19 @@ class BatchSampler:
         `vocab_size`. `processors` are the functions of the jobs that rows name as `processed_for`.
         """
         params = [row.params for row in rows]
-        self._bias = _bias(rows)
-        self._histories = [history for make in (_repetition, _counts) if (history := make(rows)) is not None]
+        self._bias = _make_logit_bias(rows)
+        self._histories = [
+            history for make in (_make_repetition_penalty, _make_count_penalty) if (history := make(rows)) is not None
+        ]
         self._processors: LogitsProcessors | None = None
         functions = [() if row.processed_for is None else processors[row.processed_for] for row in rows]
         if any(functions):
             tokens = [[*row.prompt, *row.output] if own else () for row, own in zip(rows, functions, strict=True)]
             self._processors = LogitsProcessors(functions, tokens)
-        self._groups = _groups(rows, vocab_size)
+        self._groups = _group_rows(rows, vocab_size)
         order = np.concatenate([group.rows for group in self._groups])
         self._original_order = mx.array(np.argsort(order).astype(np.int32))
-        self._logprobs = _Logprobs(params) if any(p.logprobs is not None for p in params) else None
+        self._logprobs = _LogprobReader(params) if any(p.logprobs is not None for p in params) else None
 
     def __call__(
         self,
@@ -149,28 +153,29 @@ class BatchSampler:
         token_index: TokenIndex,
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         """Choose one token per row, out of those that `mask` allows.
 
         `logits [R, V]` have any float dtype, lazy or not. `token_index [R]` is how many tokens each row has generated
         before this one. The penalties of the next call count the returned tokens, too. Rows that are not `live` are
         computed and ignored: their processors are not called.
         """
-        adjusted = self._adjusted(logits)
+        adjusted = self._apply_changes(logits)
         failures: Mapping[int, CortexError] = {}
         if self._processors is not None:
             adjusted, failures = self._processors.apply(adjusted, live)
         if mask is not None:
-            adjusted = masked(adjusted, mask)
+            adjusted = mask_logits(adjusted, mask)
         tokens = self._choose(adjusted, token_index)
         for history in self._histories:
-            history.change.append(history.of(tokens))
+            history.change.append(history.select(tokens))
         if self._processors is not None:
             self._processors.append(tokens)
-        sampled = Sampled(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
+        sampled = SampledTokens(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
         return replace(sampled, failures=failures) if failures else sampled
 
-    def _adjusted(self, logits: mx.array) -> mx.array:
+    def _apply_changes(self, logits: mx.array) -> mx.array:
+        """Return the logits after bias and penalties."""
         if self._bias is None and not self._histories and self._processors is None:
             return logits
         logits = logits.astype(mx.float32)
@@ -181,45 +186,47 @@ class BatchSampler:
         return logits
 
     def _choose(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
+        """Choose a token for every row, group by group."""
         if len(self._groups) == 1:
             return self._groups[0].choose(logits, token_index)
         chosen = [group.choose(logits[group.rows_on_device], token_index[group.rows]) for group in self._groups]
         return mx.concatenate(chosen)[self._original_order]
 
 
-class _Choice(Protocol):
-    """One way to choose, for its own rows only: `logits [n, V]`, `token_index [n]` -> tokens `[n] int32`."""
+class _TokenChooser(Protocol):
+    """Chooses tokens for its own rows only: `logits [n, V]`, `token_index [n]` -> tokens `[n] int32`."""
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array: ...
 
 
 @dataclass(frozen=True)
-class _Group:
+class _RowGroup:
     """The rows of the batch whose tokens are chosen in the same way."""
 
     rows: npt.NDArray[np.int32]
     rows_on_device: mx.array
-    choose: _Choice
+    choose: _TokenChooser
 
 
-def _groups(rows: Sequence[SamplingRow], vocab_size: int) -> list[_Group]:
-    makers: dict[Callable[[list[SamplingRow]], _Choice], list[int]] = {}
+def _group_rows(rows: Sequence[SamplingRow], vocab_size: int) -> list[_RowGroup]:
+    """Group rows by the way their tokens are chosen: greedy, top-k, or from the whole vocabulary."""
+    makers: dict[Callable[[list[SamplingRow]], _TokenChooser], list[int]] = {}
     for index, row in enumerate(rows):
         p = row.params
         if p.temperature == 0.0:
-            makers.setdefault(_Greedy, []).append(index)
+            makers.setdefault(_GreedyChooser, []).append(index)
         elif 0 < p.top_k < vocab_size:
-            makers.setdefault(_FromShortlist, []).append(index)
+            makers.setdefault(_TopKChooser, []).append(index)
         else:
-            makers.setdefault(_FromVocabulary, []).append(index)
+            makers.setdefault(_FullVocabularyChooser, []).append(index)
     return [
-        _Group(np.array(members, np.int32), mx.array(members), make([rows[i] for i in members]))
+        _RowGroup(np.array(members, np.int32), mx.array(members), make([rows[i] for i in members]))
         for make, members in makers.items()
     ]
 
 
-class _Greedy:
-    """Rows at temperature 0: the best token, with the lowest id among equals."""
+class _GreedyChooser:
+    """Chooses for rows at temperature 0: the best token, with the lowest id among equals."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         pass
@@ -230,17 +237,19 @@ class _Greedy:
         return mx.where(a_number, best, NO_TOKEN)[:, 0]
 
 
-class _FromShortlist:
-    """Rows with top-k: only their k best tokens are looked at, in order."""
+class _TopKChooser:
+    """Chooses for rows with top-k: only their k best tokens are looked at, in order."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         params = [row.params for row in rows]
-        self._seeds = _seeds(rows)
+        self._seeds = _seed_array(rows)
         self._width = max(p.top_k for p in params)
         self._within_k = mx.array(np.arange(self._width) < np.array([[p.top_k] for p in params]))
-        self._top_p = _column([max(p.top_p, _SMALLEST) for p in params]) if any(p.top_p < 1.0 for p in params) else None
+        self._top_p = (
+            _to_column([max(p.top_p, _MIN_POSITIVE) for p in params]) if any(p.top_p < 1.0 for p in params) else None
+        )
         self._all_mass = mx.array([[p.top_p == 1.0] for p in params])
-        self._min_bits = _min_bits(params)
+        self._min_bits = _min_p_bits(params)
         self._inverse_temperature = _inverse_temperature(params)
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
@@ -255,44 +264,45 @@ class _FromShortlist:
             keep = keep & (bits >= mx.min(mx.where(inside, bits, 0.0), axis=-1, keepdims=True))
         if self._min_bits is not None:
             keep = keep & (bits >= self._min_bits)
-        weights = mx.where(keep, exp2(_scaled(bits, self._inverse_temperature)), 0.0)
-        position = draw(weights, mx.array(uniforms(self._seeds, token_index)))
+        weights = mx.where(keep, exp2(_scale(bits, self._inverse_temperature)), 0.0)
+        position = draw(weights, mx.array(token_uniforms(self._seeds, token_index)))
         return mx.where(position < 0, NO_TOKEN, mx.take_along_axis(ids, position[:, None], axis=1)[:, 0])
 
 
-class _FromVocabulary:
-    """Rows without top-k: any token of the vocabulary that passes top-p and min-p."""
+class _FullVocabularyChooser:
+    """Chooses for rows without top-k: any token of the vocabulary that passes top-p and min-p."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         params = [row.params for row in rows]
-        self._seeds = _seeds(rows)
+        self._seeds = _seed_array(rows)
         self._nucleus = np.array([i for i, p in enumerate(params) if p.top_p < 1.0], np.int32)
-        self._top_p = _column([max(params[i].top_p, _SMALLEST) for i in self._nucleus])
+        self._top_p = _to_column([max(params[i].top_p, _MIN_POSITIVE) for i in self._nucleus])
         # Where each row finds its threshold behind the leading zero of the rows that keep everything.
         self._threshold_of = np.zeros(len(params), np.int32)
         self._threshold_of[self._nucleus] = np.arange(1, len(self._nucleus) + 1)
-        self._min_bits = _min_bits(params)
+        self._min_bits = _min_p_bits(params)
         self._inverse_temperature = _inverse_temperature(params)
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
         bits = bits_below_max(logits.astype(mx.float32))
-        weights = exp2(_scaled(bits, self._inverse_temperature))
+        weights = exp2(_scale(bits, self._inverse_temperature))
         if len(self._nucleus):
             plain = weights if self._inverse_temperature is None else exp2(bits)
-            weights = mx.where(plain >= self._thresholds(plain), weights, 0.0)
+            weights = mx.where(plain >= self._nucleus_thresholds(plain), weights, 0.0)
         if self._min_bits is not None:
             weights = mx.where(bits >= self._min_bits, weights, 0.0)
-        return draw(weights, mx.array(uniforms(self._seeds, token_index)))
+        return draw(weights, mx.array(token_uniforms(self._seeds, token_index)))
 
-    def _thresholds(self, weights: mx.array) -> mx.array:
+    def _nucleus_thresholds(self, weights: mx.array) -> mx.array:
+        """Return the smallest weight that each row keeps, `[n, 1]`: 0 for rows without top-p."""
         if len(self._nucleus) == weights.shape[0]:
             return nucleus_threshold(weights, self._top_p)
         found = nucleus_threshold(weights[mx.array(self._nucleus)], self._top_p)
         return mx.concatenate([mx.zeros((1, 1)), found])[mx.array(self._threshold_of)]
 
 
-class _Logprobs:
-    """Log-probabilities of the chosen and of the likeliest tokens, for the rows that asked for them."""
+class _LogprobReader:
+    """Computes log-probabilities of the chosen and of the likeliest tokens, for the rows that asked for them."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
         asking = [i for i, p in enumerate(params) if p.logprobs is not None]
@@ -303,48 +313,51 @@ class _Logprobs:
         row_among_asking[asking] = np.arange(len(asking))
         self._row_among_asking = mx.array(row_among_asking)
 
-    def __call__(self, logits: mx.array, tokens: mx.array) -> Sampled:
+    def __call__(self, logits: mx.array, tokens: mx.array) -> SampledTokens:
         chosen = tokens if self._all else tokens[self._asking]
         logits = (logits if self._all else logits[self._asking]).astype(mx.float32)
-        total = log_total(logits)
-        logprobs = self._placed((mx.take_along_axis(logits, chosen[:, None], axis=1) - total)[:, 0], mx.nan)
+        total = log_sum_exp(logits)
+        logprobs = self._spread((mx.take_along_axis(logits, chosen[:, None], axis=1) - total)[:, 0], mx.nan)
         if self._count == 0:
-            return Sampled(tokens, logprobs)
+            return SampledTokens(tokens, logprobs)
         best, ids = top_tokens(logits, min(self._count, logits.shape[-1]))
-        return Sampled(tokens, logprobs, self._placed(ids, -1), self._placed(best - total, mx.nan))
+        return SampledTokens(tokens, logprobs, self._spread(ids, -1), self._spread(best - total, mx.nan))
 
-    def _placed(self, values: mx.array, missing: float) -> mx.array:
-        """Spread values of the asking rows to all rows, with `missing` for the others."""
+    def _spread(self, values: mx.array, missing: float) -> mx.array:
+        """Spread the values of the asking rows over all rows, with `missing` for the others."""
         if self._all:
             return values
         return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
 
 
-def _bias(rows: Sequence[SamplingRow]) -> RowSubset[LogitBias] | None:
+def _make_logit_bias(rows: Sequence[SamplingRow]) -> SubsetChange[LogitBias] | None:
+    """Return the bias of the rows that have one; None if there are none."""
     asking = [i for i, row in enumerate(rows) if row.params.logit_bias]
-    return RowSubset(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
+    return SubsetChange(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
 
 
-def _repetition(rows: Sequence[SamplingRow]) -> RowSubset[RepetitionPenalty] | None:
+def _make_repetition_penalty(rows: Sequence[SamplingRow]) -> SubsetChange[RepetitionPenalty] | None:
+    """Return the repetition penalty of the rows that have one; None if there are none."""
     asking = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
     if not asking:
         return None
     params = [rows[i].params for i in asking]
     contexts = [p.repetition_context for p in params]
-    tails = [_tail(rows[i], count) for i, count in zip(asking, contexts, strict=True)]
-    return RowSubset(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
+    tails = [_last_tokens(rows[i], count) for i, count in zip(asking, contexts, strict=True)]
+    return SubsetChange(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
 
 
-def _counts(rows: Sequence[SamplingRow]) -> RowSubset[CountPenalty] | None:
+def _make_count_penalty(rows: Sequence[SamplingRow]) -> SubsetChange[CountPenalty] | None:
+    """Return the presence and frequency penalties of the rows that have some; None if there are none."""
     asking = [i for i, row in enumerate(rows) if row.params.presence_penalty or row.params.frequency_penalty]
     if not asking:
         return None
     params, outputs = [rows[i].params for i in asking], [rows[i].output for i in asking]
     presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
-    return RowSubset(CountPenalty(outputs, presence, frequency), asking, len(rows))
+    return SubsetChange(CountPenalty(outputs, presence, frequency), asking, len(rows))
 
 
-def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
+def _last_tokens(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
     """Return the last `count` tokens of prompt and output."""
     output = np.asarray(row.output[-count:], np.int32)
     missing = count - len(output)
@@ -352,30 +365,33 @@ def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
     return np.concatenate([prompt, output])
 
 
-def _seeds(rows: Sequence[SamplingRow]) -> npt.NDArray[np.uint64]:
+def _seed_array(rows: Sequence[SamplingRow]) -> npt.NDArray[np.uint64]:
+    """Return the seed of each row as 64 bits."""
     return np.array([row.seed % (1 << 64) for row in rows], np.uint64)
 
 
-def _column(values: Sequence[float]) -> mx.array:
+def _to_column(values: Sequence[float]) -> mx.array:
+    """Return one value per row as `[n, 1] float32`."""
     return mx.array(np.array(values, np.float32)[:, None])
 
 
-def _min_bits(params: Sequence[SamplingParams]) -> mx.array | None:
-    """Return how far min-p reaches down from the best token, in powers of two, `[n, 1]`; None if no row uses it."""
+def _min_p_bits(params: Sequence[SamplingParams]) -> mx.array | None:
+    """Return the base-2 log of each row's min-p, `[n, 1]`; None if no row uses it."""
     if all(p.min_p == 0.0 for p in params):
         return None
     with np.errstate(divide="ignore"):
-        return _column(np.log2([p.min_p for p in params]).tolist())
+        return _to_column(np.log2([p.min_p for p in params]).tolist())
 
 
 def _inverse_temperature(params: Sequence[SamplingParams]) -> mx.array | None:
-    """Return `[n, 1]`, or None if every row is at temperature 1."""
+    """Return 1 / temperature of each row, `[n, 1]`; None if every row is at temperature 1."""
     if all(p.temperature == 1.0 for p in params):
         return None
-    return _column([1.0 / max(p.temperature, _SMALLEST) for p in params])
+    return _to_column([1.0 / max(p.temperature, _MIN_POSITIVE) for p in params])
 
 
-def _scaled(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
+def _scale(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
+    """Return `bits` divided by the temperature of each row."""
     return bits if inverse_temperature is None else bits * inverse_temperature
 
 
@@ -389,19 +405,19 @@ def _scaled(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
 # filled up with their own entries.
 
 
-C = TypeVar("C", bound="Change")
+C = TypeVar("C", bound="LogitChange")
 
 
-class Change(Protocol):
-    """A change to the logits of rows."""
+class LogitChange(Protocol):
+    """A change to the logits of a batch's rows, such as a bias or a penalty."""
 
     def apply(self, logits: mx.array) -> mx.array:
-        """Return `logits [R, V] float32`, changed."""
+        """Return the changed logits `[R, V] float32`."""
 
 
-class RowSubset(Generic[C]):
-    """A change to some rows of a batch. The other rows cost nothing: lists are as wide as that of the longest changed
-    row.
+class SubsetChange(Generic[C]):
+    """Applies a change to some rows of a batch only. The other rows cost nothing: lists are as wide as that of the
+    longest changed row.
     """
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
@@ -410,15 +426,15 @@ class RowSubset(Generic[C]):
         self._rows = None if len(rows) == total else mx.array(list(rows))
 
     def apply(self, logits: mx.array) -> mx.array:
-        """Return `logits [R, V] float32` with those rows changed."""
+        """Return `logits [R, V] float32` with the change applied to its rows."""
         if self._rows is None:
             return self.change.apply(logits)
         changed = logits[:]
         changed[self._rows] = self.change.apply(logits[self._rows])
         return changed
 
-    def of(self, tokens: mx.array) -> mx.array:
-        """Return the tokens of these rows out of `tokens [R]`."""
+    def select(self, tokens: mx.array) -> mx.array:
+        """Return the tokens of the changed rows out of `tokens [R]`."""
         return tokens if self._rows is None else tokens[self._rows]
 
 
@@ -429,8 +445,8 @@ class LogitBias:
         plain = [bias if isinstance(bias, TokenBiases) else TokenBiases(bias) for bias in biases]
         tokens = [np.frombuffer(bias.ids, np.int32) for bias in plain]
         values = [np.frombuffer(bias.amounts, np.float32) for bias in plain]
-        self._tokens = mx.array(_rectangle(tokens, np.int32))
-        self._values = mx.array(_rectangle(values, np.float32))
+        self._tokens = mx.array(_pad_rows(tokens, np.int32))
+        self._values = mx.array(_pad_rows(values, np.float32))
 
     def apply(self, logits: mx.array) -> mx.array:
         """Return `logits [R, V] float32` with the biases added."""
@@ -484,8 +500,8 @@ class CountPenalty:
             np.unique(np.asarray(output if asked else (), np.int32), return_counts=True)
             for output, asked in zip(outputs, wanted, strict=True)
         ]
-        self._tokens = mx.array(_rectangle([tokens for tokens, _ in counted], np.int32))
-        self._counts = mx.array(_rectangle([counts for _, counts in counted], np.int32))
+        self._tokens = mx.array(_pad_rows([tokens for tokens, _ in counted], np.int32))
+        self._counts = mx.array(_pad_rows([counts for _, counts in counted], np.int32))
         self._presence = mx.array(np.array(presence, np.float32)[:, None])
         self._frequency = mx.array(np.array(frequency, np.float32)[:, None])
 
@@ -505,8 +521,8 @@ class CountPenalty:
         self._counts = mx.concatenate([counts, seen], axis=1)
 
 
-def _rectangle(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """Return rows of different lengths as `[R, width >= 1]`, filled up with their first entry, or with zeros."""
+def _pad_rows(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Stack rows of different lengths as `[R, width >= 1]`, padded with their first entry, or with zeros."""
     filled = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype)
     for line, row in zip(filled, rows, strict=True):
         if len(row):
@@ -525,24 +541,24 @@ def _rectangle(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) ->
 # request's functions are called in their order, after its bias and penalties.
 
 
-_LARGEST = 1e38
+_LARGEST_LOGIT = 1e38
 """Replaces +inf, with which a processor chooses a token: differences of infinities are NaN."""
 
 
 class LogitsProcessors:
-    """The processors of the rows of a batch, and the tokens of those rows."""
+    """The callers' own logits processors for the rows of a batch, and the tokens of those rows."""
 
     def __init__(self, processors: Sequence[Sequence[LogitsProcessor]], tokens: Sequence[Sequence[int]]) -> None:
         """`processors` are the functions of each row, and `tokens` the tokens of the rows that have functions."""
         asking = {index: functions for index, functions in enumerate(processors) if functions}
-        self._rows = {index: _Row(functions, tokens[index]) for index, functions in asking.items()}
+        self._rows = {index: _ProcessedRow(functions, tokens[index]) for index, functions in asking.items()}
 
     def apply(
         self, logits: mx.array, live: Sequence[bool] | None = None
     ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
-        """Return `logits [R, V] float32` with each live row changed by its processors, and the errors, by row. A row
-        with an error keeps its logits. The processors of a row that is not `live`, or has failed before, are not
-        called.
+        """Call the processors of each live row. Return the changed logits `[R, V] float32`, and the errors, by row. A
+        row with an error keeps its logits. The processors of a row that is not `live`, or has failed before, are
+        not called.
         """
         # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
@@ -551,9 +567,9 @@ class LogitsProcessors:
             if row.failed or (live is not None and not live[index]):
                 continue
             try:
-                processed = row.processed(logits[index : index + 1])
+                processed = row.process(logits[index : index + 1])
             except LogitsProcessorError as error:
-                failures[index] = _without_frames(error)
+                failures[index] = _drop_frames(error)
                 row.failed = True
                 continue
             parts += [logits[end:index], processed]
@@ -566,8 +582,10 @@ class LogitsProcessors:
             row.newer.append(tokens[index : index + 1])
 
 
-class _Row:
-    """One row: its functions, the tokens that were known at first, and those sampled since, each `[1]`."""
+class _ProcessedRow:
+    """A row with logits processors: its functions, the tokens that were known at first, and those sampled since, each
+    `[1]`.
+    """
 
     def __init__(self, functions: Sequence[LogitsProcessor], tokens: Sequence[int]) -> None:
         self.functions = functions
@@ -575,9 +593,9 @@ class _Row:
         self.newer: list[mx.array] = []
         self.failed = False
 
-    def processed(self, logits: mx.array) -> mx.array:
-        """Return `logits [1, V] float32` after all functions. Raises LogitsProcessorError. A refusal of memory is
-        raised unchanged, so that the step begins again with less.
+    def process(self, logits: mx.array) -> mx.array:
+        """Return `logits [1, V] float32` after all of the row's functions. Raises LogitsProcessorError. A refusal of
+        memory is raised unchanged, so that the step begins again with less.
         """
         for function in self.functions:
             name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -585,11 +603,11 @@ class _Row:
             try:
                 # An array of its own for each call, which it may change.
                 result = function(mx.concatenate([self.known, *self.newer]), logits[:])
-                _check(result, logits.shape)
-                result = mx.minimum(result.astype(mx.float32), _LARGEST)
+                _check_logits(result, logits.shape)
+                result = mx.minimum(result.astype(mx.float32), _LARGEST_LOGIT)
                 mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
             except BaseException as error:  # whatever it is, it is of this row alone
-                if is_refusal(error):
+                if is_memory_refusal(error):
                     raise
                 raise LogitsProcessorError(
                     f"logits processor {name} failed after {before} tokens: {type(error).__name__}: {error}"
@@ -598,9 +616,9 @@ class _Row:
         return logits
 
 
-def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
-    """Return the error with its traceback as a note. Frames hold the step, its arrays and the model, and would keep
-    them as long as the caller keeps the error.
+def _drop_frames(error: LogitsProcessorError) -> LogitsProcessorError:
+    """Turn the error's traceback into a note, and return the error. Frames hold the step, its arrays and the model,
+    and would keep them as long as the caller keeps the error.
     """
     assert error.__cause__ is not None
     error.add_note("".join(format_exception(error.__cause__)).rstrip())
@@ -609,7 +627,8 @@ def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
     return error
 
 
-def _check(result: object, shape: tuple[int, ...]) -> None:
+def _check_logits(result: object, shape: tuple[int, ...]) -> None:
+    """Raise TypeError or ValueError unless a processor returned float logits of this shape."""
     wanted = f"it must return float logits of shape {list(shape)}, as it was given"
     if not isinstance(result, mx.array):
         raise TypeError(f"{wanted}, but returned {type(result).__name__}")

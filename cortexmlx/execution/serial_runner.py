@@ -15,36 +15,38 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.mlx_lm_hook import leaves_of, own_caches
+from cortexmlx.attention.mlx_lm_hook import flatten_caches, mlx_lm_caches
 from cortexmlx.disk.tier import DiskLoad
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.boundary import MemoryInUse, StepResult, TokenMask, TokenScores, refusable
-from cortexmlx.execution.prompt_scores import PromptResults, rows_at_once, scores_of
-from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
+from cortexmlx.execution.boundary import MemoryInUse, StepResult, TokenMask, TokenScores, return_refusals
+from cortexmlx.execution.prompt_scores import PromptResults, rows_at_once, score_tokens
+from cortexmlx.execution.sampling import BatchSampler, PendingStep, SampledTokens, read_result
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.prefix import Match
+from cortexmlx.kv.prefix import PrefixMatch
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
+from cortexmlx.kv.spec import GroupCounts, KVSpec, LayerGroup, group_layers
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
-from cortexmlx.system.machine import obtainable
+from cortexmlx.system.machine import can_allocate
 from cortexmlx.types.arrays import dtype_name
 from cortexmlx.types.sampling_params import LogitsProcessor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_GROWN = 256
+_CLEAR_INTERVAL = 256
 """After this many tokens, mlx-lm's buffers have been replaced by longer ones, and MLX would keep the memory of the old
 ones.
 """
 
 
-def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Concatenate[SerialRunner, P], T]:
-    """Wrap `work` so that the caches keep nothing after it fails."""
+def _empty_caches_on_failure(
+    work: Callable[Concatenate[SerialRunner, P], T],
+) -> Callable[Concatenate[SerialRunner, P], T]:
+    """Decorate `work` so that the caches are emptied if it fails."""
 
     @wraps(work)
     def done(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -58,13 +60,13 @@ def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Conc
 
 
 class SerialRunner:
-    """Turns plans of a single row into tokens, as mlx-lm's `generate_step` does. Prompts are computed in pieces `[1,
-    count]`. The last token of a prompt is a pass of its own, because only its logits are wanted. Further tokens are
-    `[1, 1]`. Tokens to be scored are a pass for every few rows of logits.
+    """Runs planned steps of a single row on mlx-lm's own caches, as mlx-lm's `generate_step` does. Prompts are
+    computed in pieces `[1, count]`. The last token of a prompt is a pass of its own, because only its logits are
+    wanted. Further tokens are `[1, 1]`. Tokens to be scored are a pass for every few rows of logits.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int) -> None:
-        self.arena = OwnCaches(model, groups, block_size)
+        self.arena = SequenceCaches(model, groups, block_size)
         self._model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
         self.build_seconds = 0.0
@@ -76,8 +78,8 @@ class SerialRunner:
         self._plan: StepPlan | None = None
         self._logits: mx.array | None = None
         self._scores: TokenScores | None = None
-        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
-        self._newest: Sampled | None = None
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._newest: SampledTokens | None = None
 
     def close(self) -> None:
         """Free the model and the caches. The runner cannot be used afterwards. Safe to call again."""
@@ -88,84 +90,84 @@ class SerialRunner:
     # -- memory: blocks only count tokens -----------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> Counts:
-        """How many blocks the caches may fill."""
+    def blocks(self) -> GroupCounts:
+        """How many blocks the caches may fill. Blocks only count tokens here."""
         return self.arena.blocks
 
     @property
     def bytes(self) -> MemoryInUse:
-        """The bytes in use now. All of a row's tokens are outside of blocks, as those of a tail."""
+        """The bytes in use now. The whole row counts as tail, since nothing is in blocks."""
         kept = self.arena.nbytes
         return MemoryInUse(kept, kept, 0, mx.get_active_memory(), mx.get_peak_memory())
 
     @property
     def command_buffers(self) -> None:
-        """They are mlx-lm's own."""
+        """None: they are not known for mlx-lm's own caches."""
         return None
 
-    def begin(self, blocks: Counts) -> None:
-        """Begin with new caches, which keep nothing, and count `blocks` blocks."""
-        self.arena = OwnCaches(self._model, self.arena.groups, self.arena.block_size)
+    def begin(self, blocks: GroupCounts) -> None:
+        """Begin with new, empty caches that may fill `blocks` blocks."""
+        self.arena = SequenceCaches(self._model, self.arena.groups, self.arena.block_size)
         self.arena.resize(blocks)
 
     def rewind(self, tokens: int) -> bool:
-        """Cut the caches back to the first `tokens` tokens: see `OwnCaches.rewind`."""
+        """Cut the caches back to the first `tokens` tokens: see `SequenceCaches.rewind`."""
         return self.arena.rewind(tokens)
 
-    def can_resize(self, blocks: Counts) -> bool:
+    def can_resize(self, blocks: GroupCounts) -> bool:
         """Return whether the system would give the memory now."""
         return self.arena.can_resize(blocks)
 
-    def resize(self, blocks: Counts) -> None:
-        """Count `blocks` blocks."""
+    def resize(self, blocks: GroupCounts) -> None:
+        """Let the caches fill up to `blocks` blocks."""
         self.arena.resize(blocks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Do nothing, since nothing is stored in blocks."""
 
     def release(self) -> None:
-        """Drop what the caches keep."""
+        """Empty the caches, and free their memory."""
         self.arena.rewind(0)
         self.trim()
 
     def trim(self) -> None:
-        """Give back the memory that MLX keeps of deleted arrays."""
+        """Free the memory that MLX caches of deleted arrays."""
         mx.clear_cache()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    @refusable
-    @_or_forget
+    @return_refusals
+    @_empty_caches_on_failure
     def dispatch(self, plan: StepPlan) -> None:
         """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches do not end where the
         step begins. Whatever it raises, the caches are emptied.
         """
         started = time.perf_counter()
-        self._start(self._pass(plan) + self._choose(None), started)
+        self._start_evaluation(self._begin_pass(plan) + self._begin_choice(None), started)
 
-    @refusable
-    @_or_forget
+    @return_refusals
+    @_empty_caches_on_failure
     def forward(self, plan: StepPlan) -> None:
         """Build and start the forward pass of a step."""
         started = time.perf_counter()
-        results = self._pass(plan)
-        self._start(results if self._logits is None else [*results, self._logits], started)
+        results = self._begin_pass(plan)
+        self._start_evaluation(results if self._logits is None else [*results, self._logits], started)
 
-    @refusable
-    @_or_forget
+    @return_refusals
+    @_empty_caches_on_failure
     def choose(self, mask: TokenMask | None = None) -> None:
         """Build and start the choice of the step's token."""
         started = time.perf_counter()
-        self._start(self._choose(mask), started)
+        self._start_evaluation(self._begin_choice(mask), started)
 
-    def _start(self, results: list[mx.array], started: float) -> None:
-        """Start to compute results. Their graph was begun at `started`."""
+    def _start_evaluation(self, results: list[mx.array], started: float) -> None:
+        """Start to compute the `results` of a graph that was begun at `started`."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
         self.wait_seconds += time.perf_counter() - built
 
-    def _pass(self, plan: StepPlan) -> list[mx.array]:
+    def _begin_pass(self, plan: StepPlan) -> list[mx.array]:
         """Build the forward pass of a step as a graph. Return the arrays to compute."""
         self._started, self._plan, self._logits, self._scores = time.perf_counter(), plan, None, None
         if plan.blocks != self.arena.blocks:
@@ -176,7 +178,7 @@ class SerialRunner:
         self._logits, self._scores = self._forward(plan, segment)
         return self.arena.arrays() if plan.kind is StepKind.MIXED else []
 
-    def _choose(self, mask: TokenMask | None) -> list[mx.array]:
+    def _begin_choice(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of the step's token as a graph. The step is in flight from now on."""
         plan, logits, scores = self._plan, self._logits, self._scores
         assert plan is not None
@@ -187,12 +189,12 @@ class SerialRunner:
             assert self._sampler is not None
             sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
         self._newest, self._logits, self._scores = sampled, None, None
-        pending = Pending(sampled, self._started, None if scores is None else lambda: PromptResults(scores))
+        pending = PendingStep(sampled, self._started, None if scores is None else lambda: PromptResults(scores))
         self._in_flight.append((plan, pending))
         return [] if sampled is None else sampled.arrays()
 
-    @refusable
-    @_or_forget
+    @return_refusals
+    @_empty_caches_on_failure
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight, and bring its results to the host. If it failed, the caches are
         emptied.
@@ -201,38 +203,38 @@ class SerialRunner:
         plan, pending = self._in_flight.popleft()
         if plan.kind is StepKind.MIXED:
             mx.eval(self.arena.arrays())
-        result = read(pending)
-        if any((s.first + s.count) % _GROWN == 0 or s.count > 1 for s in plan.segments):
+        result = read_result(pending)
+        if any((s.first + s.count) % _CLEAR_INTERVAL == 0 or s.count > 1 for s in plan.segments):
             mx.clear_cache()
         self.wait_seconds += time.perf_counter() - started
         return result
 
     def reset(self) -> None:
-        """Forget the last step. The caches keep their content, since the next prompt may begin with it."""
+        """Drop the data of the last step. The caches keep their content, since the next prompt may begin with it."""
         self._newest = self._sampler = self._plan = self._logits = self._scores = None
 
     def forget(self) -> None:
-        """Forget everything after a step that failed, the content of the caches included."""
+        """Drop everything after a step that failed, the content of the caches included."""
         self._in_flight.clear()
         self.reset()
         self.arena.rewind(0)
 
     def settle(self, ops: StateOps) -> None:
-        """`reset`. The row's state is in mlx-lm's caches."""
+        """Call `reset`. The row's recurrent state stays in mlx-lm's caches."""
         self.reset()
 
     def _forward(self, plan: StepPlan, segment: Segment) -> tuple[mx.array | None, TokenScores | None]:
-        """Return the logits `[1, vocab]` of the step's last token, if they are wanted, and the scores, if there are
-        any.
+        """Compute a segment. Return the logits `[1, vocab]` of its last token, if they are wanted, and the scores of
+        its tokens, if there are any.
         """
         if segment.first != self.arena.length:
             raise KVBlockError(
                 f"a step begins at token {segment.first}, but the caches have {self.arena.length}: this is a fault of "
                 "the scheduler, please report it"
             )
-        tokens = self._tokens(plan)[None]
+        tokens = self._input_tokens(plan)[None]
         if plan.scoring is None:
-            return self._run(tokens, bool(segment.logits)), None
+            return self._run_tokens(tokens, bool(segment.logits)), None
         before, end = int(plan.scoring.rows[0]), int(plan.scoring.rows[-1]) + 1
         if before:
             self.arena.run(tokens[:, :before])
@@ -242,12 +244,13 @@ class SerialRunner:
             logits[:] = [self.arena.run(tokens[:, before:end][:, part])]
             return logits[0][0]
 
-        scores = scores_of(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
+        scores = score_tokens(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
         if end < segment.count:
-            return self._run(tokens[:, end:], bool(segment.logits)), scores
+            return self._run_tokens(tokens[:, end:], bool(segment.logits)), scores
         return logits[0][:, -1] if bool(segment.logits) else None, scores
 
-    def _run(self, tokens: mx.array, needs_logits: bool) -> mx.array | None:
+    def _run_tokens(self, tokens: mx.array, needs_logits: bool) -> mx.array | None:
+        """Run the model over tokens `[1, count]`. Return the last token's logits, if they are needed."""
         if not needs_logits:
             self.arena.run(tokens)
             return None
@@ -255,7 +258,8 @@ class SerialRunner:
             self.arena.run(tokens[:, :-1])
         return self.arena.run(tokens[:, -1:])[:, -1]
 
-    def _tokens(self, plan: StepPlan) -> mx.array:
+    def _input_tokens(self, plan: StepPlan) -> mx.array:
+        """Return a step's input tokens: those of the plan, or the newest sampled one."""
         if plan.tokens is not None:
             return mx.array(plan.tokens)
         assert self._newest is not None
@@ -265,26 +269,26 @@ class SerialRunner:
 # mlx-lm's own caches in place of an arena: their size, and how far they can be cut back.
 
 
-_CUT_EXACTLY = (PlainCache, RotatingKVCache)
+_EXACTLY_TRIMMABLE = (PlainCache, RotatingKVCache)
 """The classes whose caches are exact after `trim`, if they say that they can be trimmed. Others that say so are not:
 one forgets the length and keeps the tokens, another has dropped the tokens of the chunk before.
 """
 
-_MORE = 256
+_GROWTH_TOKENS = 256
 """By how many tokens a cache of unknown kind is grown to measure its size: a step of mlx-lm's buffers."""
 
-_LOOKED_AT = 8
+_PROBE_TOKENS = 8
 """Tokens of a prompt whose first token must not see the others."""
 
-_ROUNDING = 0.5
+_MAX_ROUNDING = 0.5
 """How much two computations of the same logits may differ, as a part of how much these differ from each other."""
 
-_SPARE = 64 << 20
+_SPARE_BYTES = 64 << 20
 """Bytes that must be left for a step when the caches grow."""
 
 
-class OwnCaches:
-    """What mlx-lm's model keeps of the sequence that runs, or ran last: its first `length` tokens.
+class SequenceCaches:
+    """mlx-lm's own caches of the one sequence that runs, or ran last: its first `length` tokens.
 
     To the engine this is an arena of `blocks` blocks of `block_size` tokens, but the blocks only count tokens. Nothing
     is allocated beforehand. mlx-lm's buffers grow with the sequence, by up to 256 tokens at a time, and `groups` say
@@ -294,14 +298,14 @@ class OwnCaches:
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks: Counts = (0,)
+        self.blocks: GroupCounts = (0,)
         self.length = 0
         self._model = model
         self._caches: list[Any] = make_prompt_cache(model)
 
     def run(self, tokens: mx.array) -> mx.array:
-        """Return the model's logits `[1, count, vocab]` for the next tokens `[1, count]`, which the caches keep from
-        now on.
+        """Run the model over the next tokens `[1, count]`, which the caches keep from now on. Return the logits `[1,
+        count, vocab]`.
         """
         logits: mx.array = self._model(tokens, cache=self._caches)
         self.length += tokens.shape[1]
@@ -314,10 +318,10 @@ class OwnCaches:
         surplus = self.length - tokens
         if not tokens:
             self._caches, self.length = make_prompt_cache(self._model), 0
-        elif surplus < 0 or (surplus and not all(map(_can_be_cut, leaves_of(self._caches)))):
+        elif surplus < 0 or (surplus and not all(map(_can_trim, flatten_caches(self._caches)))):
             return False
         elif surplus:
-            for leaf in leaves_of(self._caches):
+            for leaf in flatten_caches(self._caches):
                 leaf.trim(surplus)
             self.length = tokens
         return True
@@ -326,74 +330,74 @@ class OwnCaches:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of mlx-lm's buffers now."""
+        """Bytes of the caches' buffers now."""
         return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
         """Return all arrays of the caches, for evaluation."""
-        return [array for leaf in leaves_of(self._caches) for array in _arrays(leaf)]
+        return [array for leaf in flatten_caches(self._caches) for array in _cache_arrays(leaf)]
 
-    def can_resize(self, blocks: Counts) -> bool:
-        """Return whether the system has the memory now that a sequence of `blocks` blocks takes, beside what it has
-        already.
-        """
+    def can_resize(self, blocks: GroupCounts) -> bool:
+        """Return whether the system would give the memory now that a sequence of `blocks` blocks lacks."""
         wanted = sequence_bytes(self.groups, blocks[0] * self.block_size)
-        return obtainable(max(wanted - self.nbytes, 0) + _SPARE)
+        return can_allocate(max(wanted - self.nbytes, 0) + _SPARE_BYTES)
 
-    def resize(self, blocks: Counts) -> None:
-        """Count `blocks` blocks. A longer sequence is forgotten."""
+    def resize(self, blocks: GroupCounts) -> None:
+        """Let the caches fill up to `blocks` blocks. A longer sequence is dropped."""
         self.blocks = blocks
         if self.length > blocks[0] * self.block_size:
             self.rewind(0)
 
     def close(self) -> None:
-        """Forget the model, too. It cannot be used afterwards."""
+        """Drop the caches and the model. It cannot be used afterwards."""
         self.__dict__.pop("_model", None)
         self._caches = []
 
 
-def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
-    """Return what mlx-lm's own caches of a model keep, found by forward passes of one sequence that are never
-    evaluated. Raises whatever the model's code raises.
+def find_own_groups(model: nn.Module) -> tuple[LayerGroup, ...]:
+    """Return the layer groups of mlx-lm's own caches of a model, found by forward passes that are never evaluated.
+    Raises whatever the model's code raises.
     """
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
-    specs = [_spec_of(leaf) for leaf in leaves_of(caches)]
+    specs = [_cache_spec(leaf) for leaf in flatten_caches(caches)]
     if None in specs:
-        before = [_nbytes(leaf) for leaf in leaves_of(caches)]
-        model(mx.zeros((1, _MORE), mx.int32), cache=caches)
-        measured = (_spec_by_growth(size, _nbytes(leaf)) for size, leaf in zip(before, leaves_of(caches), strict=True))
+        before = [_cache_bytes(leaf) for leaf in flatten_caches(caches)]
+        model(mx.zeros((1, _GROWTH_TOKENS), mx.int32), cache=caches)
+        measured = (
+            _spec_by_growth(size, _cache_bytes(leaf)) for size, leaf in zip(before, flatten_caches(caches), strict=True)
+        )
         return group_layers([known or grown for known, grown in zip(specs, measured, strict=True)])
     return group_layers([spec for spec in specs if spec is not None])
 
 
-def sees_ahead(model: nn.Module) -> bool:
-    """Return whether a token of a prompt has other logits if tokens follow it. Then an answer would depend on how its
-    prompt is cut. It computes two short forward passes, and raises whatever they raise.
+def sees_later_tokens(model: nn.Module) -> bool:
+    """Return whether the logits of a prompt's token depend on the tokens after it. Then an answer would depend on how
+    its prompt is cut. It computes two short forward passes, and raises whatever they raise.
 
     Differences by rounding, or by another expert chosen because of it, are far smaller than the differences among one
     token's logits.
     """
-    tokens = mx.arange(_LOOKED_AT)[None]
+    tokens = mx.arange(_PROBE_TOKENS)[None]
     crowd, alone = (model(t, cache=make_prompt_cache(model))[0, 0].astype(mx.float32) for t in (tokens, tokens[:, :1]))
     some = mx.isfinite(crowd) & mx.isfinite(alone)
     crowd, alone = (mx.where(some, logits, 0.0) for logits in (crowd, alone))
-    return bool((mx.linalg.norm(crowd - alone) > _ROUNDING * mx.linalg.norm(alone - mx.mean(alone))).item())
+    return bool((mx.linalg.norm(crowd - alone) > _MAX_ROUNDING * mx.linalg.norm(alone - mx.mean(alone))).item())
 
 
-def not_always_cut(model: nn.Module) -> list[str]:
-    """Return the names of the model's cache classes that cannot be cut back to fewer tokens, or not once a window is
-    full.
+def untrimmable_caches(model: nn.Module) -> list[str]:
+    """Return the class names of a model's caches that cannot always be cut back to fewer tokens. Some cannot once a
+    window is full.
     """
-    return sorted({type(leaf).__name__ for leaf in own_caches(model) if type(leaf) is not PlainCache})
+    return sorted({type(leaf).__name__ for leaf in mlx_lm_caches(model) if type(leaf) is not PlainCache})
 
 
-def _spec_of(leaf: Any) -> KVSpec | None:
+def _cache_spec(leaf: Any) -> KVSpec | None:
     """Return the spec of a cache with keys and values `[1, heads, tokens, dim]`, or with arrays that do not grow; None
     for any other.
     """
     if isinstance(leaf, ArraysCache):
-        return KVSpec(0, 0, 0, "float32", row_bytes=_nbytes(leaf))
+        return KVSpec(0, 0, 0, "float32", row_bytes=_cache_bytes(leaf))
     keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
     if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
         return None
@@ -402,38 +406,43 @@ def _spec_of(leaf: Any) -> KVSpec | None:
 
 
 def _spec_by_growth(before: int, after: int) -> KVSpec:
-    """Return the spec of a cache that has `before` bytes with one token and `after` bytes with `_MORE` more, in numbers
-    of two bytes.
+    """Return the spec of a cache of unknown kind, from its bytes with one token and with `_GROWTH_TOKENS` more. It
+    counts numbers of two bytes.
     """
-    numbers = -(-(after - before) // (2 * _MORE))
+    numbers = -(-(after - before) // (2 * _GROWTH_TOKENS))
     return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(before - 2 * numbers, 0))
 
 
-def _can_be_cut(leaf: Any) -> bool:
-    return type(leaf) in _CUT_EXACTLY and bool(leaf.is_trimmable())
+def _can_trim(leaf: Any) -> bool:
+    """Return whether a cache can be cut back to fewer tokens now, with an exact result."""
+    return type(leaf) in _EXACTLY_TRIMMABLE and bool(leaf.is_trimmable())
 
 
-def _nbytes(leaf: Any) -> int:
-    return sum(array.nbytes for array in _arrays(leaf))
+def _cache_bytes(leaf: Any) -> int:
+    """Return the bytes of one of mlx-lm's caches."""
+    return sum(array.nbytes for array in _cache_arrays(leaf))
 
 
-def _arrays(leaf: Any) -> list[mx.array]:
+def _cache_arrays(leaf: Any) -> list[mx.array]:
+    """Return the arrays of one of mlx-lm's caches."""
     return [part for _, part in tree_flatten(leaf.state) if isinstance(part, mx.array)]
 
 
 # A KVCache of one sequence whose keys and values are in mlx-lm's own caches.
 
 
-COUNTED = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
+COUNTING_GROUPS = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
 """The one group of its pools. Its blocks take no memory: they only count tokens."""
 
 
-class OneSequence(KVCache):
-    """A `KVCache` for one sequence at a time. Its blocks only count tokens; the keys and values are in mlx-lm's caches.
+class SingleSequenceCache(KVCache):
+    """A `KVCache` for one sequence at a time. Its blocks only count tokens; the keys and values are in mlx-lm's
+    caches.
 
     Only the last sequence is kept, and a new one that begins like it takes it over. `rewind(tokens)` cuts mlx-lm's
     caches back to the first `tokens` tokens, or returns False if they cannot be cut. Then the new sequence begins
-    empty. `rewind(0)` empties the caches. `kept` is what the model's layers keep, and `pools` have the group `COUNTED`.
+    empty. `rewind(0)` empties the caches. `kept` is what the model's layers keep, and `pools` have the group
+    `COUNTING_GROUPS`.
     """
 
     def __init__(self, kept: Sequence[LayerGroup], pools: BlockPools, rewind: Callable[[int], bool]) -> None:
@@ -443,8 +452,8 @@ class OneSequence(KVCache):
         self._rewind = rewind
 
     @property
-    def grows(self) -> bool:
-        """Always: mlx-lm's caches take memory for every token, though the blocks do not."""
+    def uses_token_memory(self) -> bool:
+        """True: mlx-lm's caches take memory for every token, though the blocks do not."""
         return True
 
     @property
@@ -457,7 +466,7 @@ class OneSequence(KVCache):
         seq: int,
         tokens: int,
         headroom: int = 0,
-        match: Match | None = None,
+        match: PrefixMatch | None = None,
         load: DiskLoad | None = None,
         transient: bool = False,
     ) -> tuple[BlockCopy, ...]:
@@ -466,7 +475,7 @@ class OneSequence(KVCache):
         Nothing is copied. Raises KVCacheFull; then the caches have not changed.
         """
         super().allocate_for(seq, tokens, headroom, match)
-        self.let_go_sources()  # nothing is copied, and a held source would stay cached after its text is gone
+        self.release_copy_sources()  # nothing is copied, and a held source would stay cached after its text is gone
         if not self._rewind(self.tables.length(seq)):
             assert match is not None
             self.free(seq)

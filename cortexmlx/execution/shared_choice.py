@@ -13,14 +13,16 @@ from dataclasses import replace
 import mlx.core as mx
 
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.sampling import BatchSampler, Sampled, Sampler, TokenIndex
+from cortexmlx.execution.sampling import BatchSampler, SampledTokens, Sampler, TokenIndex
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import LogitsProcessor
 
 
-class SharedChoice:
-    """Makes the samplers of one rank of a group. Every rank must call its sampler in every step that has logits."""
+class SharedSamplerFactory:
+    """Makes the samplers of one rank of a group, of which rank 0 chooses for all. Every rank must call its sampler in
+    every step that has logits.
+    """
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self._group = group
@@ -33,12 +35,12 @@ class SharedChoice:
     ) -> Sampler:
         """Return the sampler of some rows: see `BatchSampler`."""
         if self._group.rank() == 0:
-            return _Choosing(BatchSampler(rows, vocab_size, processors), self._group)
-        return _Following(self._group)
+            return _LeaderSampler(BatchSampler(rows, vocab_size, processors), self._group)
+        return _FollowerSampler(self._group)
 
 
-class _Choosing:
-    """Chooses, and tells the other ranks."""
+class _LeaderSampler:
+    """The sampler of rank 0: chooses tokens, and sends them to the other ranks."""
 
     def __init__(self, sampler: BatchSampler, group: mx.distributed.Group) -> None:
         self._sampler, self._group = sampler, group
@@ -49,14 +51,14 @@ class _Choosing:
         token_index: TokenIndex,
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         sampled = self._sampler(logits, token_index, live, mask)
         return replace(sampled, tokens=mx.distributed.all_sum(sampled.tokens, group=self._group))
 
 
-class _Following:
-    """Learns what rank 0 chooses. The sum depends on this rank's logits, although it has no use for them: rank 0's need
-    this rank in every collective that comes before.
+class _FollowerSampler:
+    """The sampler of any other rank: receives the tokens that rank 0 chooses. The sum depends on this rank's logits,
+    although it has no use for them: rank 0's need this rank in every collective that comes before.
     """
 
     def __init__(self, group: mx.distributed.Group) -> None:
@@ -68,6 +70,6 @@ class _Following:
         token_index: TokenIndex,
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         nothing = mx.depends(mx.zeros(logits.shape[:1], mx.int32), logits)
-        return Sampled(mx.distributed.all_sum(nothing, group=self._group))
+        return SampledTokens(mx.distributed.all_sum(nothing, group=self._group))

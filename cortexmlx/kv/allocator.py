@@ -1,4 +1,4 @@
-"""Which blocks of the KV arena are free: contiguous runs of blocks, handed out and taken back in constant time.
+"""The free-block index of the KV arena: contiguous runs of blocks, allocated and freed in constant time.
 
 Two ideas make it fast. The free runs are sorted by length (`freeruns`), so that the shortest run that fits is found
 without a scan. Neighbouring free runs are always merged. For that, each free run carries its length at both ends
@@ -32,7 +32,7 @@ class KVHandle:
 
 
 class KVBlockAllocator:
-    """Hands out contiguous runs of KV blocks. It knows neither sequences nor tensors.
+    """Allocates contiguous runs of KV blocks. It knows neither sequences nor tensors.
 
     The cost of `allocate`, `extend`, `trim` and `free` does not depend on the number of blocks or free runs, except
     that a byte per block of the run is set and checked at memory speed. The same calls in the same order always give
@@ -46,7 +46,7 @@ class KVBlockAllocator:
     def __init__(self, total_blocks: int) -> None:
         """Start with `total_blocks` free blocks, numbered from 0. Raises KVBlockError for less than one."""
         self._lock = threading.Lock()
-        self._free_runs = FreeRuns()
+        self._free_runs = FreeRunIndex()
         # One more flag than blocks, always used: it ends the last run, and as flags[-1] it is also what block 0 finds
         # to its left.
         self._flags = bytearray(_USED_FLAG)
@@ -56,43 +56,45 @@ class KVBlockAllocator:
 
     @property
     def total_blocks(self) -> int:
-        """Blocks in the arena."""
+        """The number of blocks in the arena."""
         return self._total_blocks
 
     @property
     def free_blocks(self) -> int:
-        """Free blocks in all runs together."""
+        """The number of free blocks, in all runs together."""
         return self._free_blocks
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that are allocated."""
+        """The number of allocated blocks."""
         with self._lock:
             return self._total_blocks - self._free_blocks
 
     @property
     def largest_free_run(self) -> int:
-        """The largest n for which `allocate(n)` succeeds; 0 when nothing is free."""
+        """The length of the longest free run, which is the largest n for which `allocate(n)` succeeds; 0 if nothing is
+        free.
+        """
         with self._lock:
-            return self._free_runs.longest()
+            return self._free_runs.longest_length()
 
     @property
     def free_blocks_at_end(self) -> int:
-        """The largest n for which the arena's last n blocks are free. `shrink` can drop that many."""
+        """The number of free blocks at the end of the arena, which `shrink` can drop."""
         with self._lock:
             return self._free_at_end()
 
     def allocate(self, n: int) -> KVHandle:
-        """Take a run of n blocks, out of the shortest free run that is long enough.
+        """Allocate a run of n blocks from the shortest free run that is long enough.
 
         Raises KVCacheFull if no free run has n blocks (then nothing is taken), KVBlockError if n is less than one.
         """
-        n = _at_least_one(n, "allocate")
+        n = _require_positive(n, "allocate")
         with self._lock:
-            start = self._free_runs.shortest_of(n) if n <= self._free_blocks else NONE
-            if start == NONE:
-                raise self._full(n)
-            self._take(start, n)
+            start = self._free_runs.find_best_fit(n) if n <= self._free_blocks else NO_RUN
+            if start == NO_RUN:
+                raise self._cache_full_error(n)
+            self._mark_used(start, n)
             return KVHandle(start, n)
 
     def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
@@ -101,56 +103,56 @@ class KVBlockAllocator:
 
         Raises KVBlockError if n is less than one, or if the handle is empty or names blocks that are not allocated.
         """
-        n = _at_least_one(n, "extend")
+        n = _require_positive(n, "extend")
         with self._lock:
-            start, stop = self._allocated(handle)
+            start, stop = self._require_allocated(handle)
             if start == stop:
                 raise KVBlockError(f"cannot extend the empty run at block {start}: allocate a new run instead")
             if self._flags[stop] == _USED or self._free_runs.length_at(stop) < n:
                 return None
-            self._take(stop, n)
+            self._mark_used(stop, n)
             return KVHandle(start, stop - start + n)
 
     def trim(self, handle: KVHandle, keep: int) -> KVHandle:
-        """Give back all but the first `keep` blocks of a run, and return the shorter run (empty for `keep` 0).
+        """Free all but the first `keep` blocks of a run, and return the shorter run (empty for `keep` 0).
 
         Raises KVBlockError when the handle names blocks that are not allocated, or has less than `keep` of them.
         """
         keep = index(keep)
         with self._lock:
-            start, stop = self._allocated(handle)
+            start, stop = self._require_allocated(handle)
             if not 0 <= keep <= stop - start:
                 raise KVBlockError(
                     f"cannot keep {keep} of {stop - start} blocks: keep 0 to {stop - start}, or extend the run"
                 )
-            self._give_back(start + keep, stop)
+            self._mark_free(start + keep, stop)
             return KVHandle(start, keep)
 
     def free(self, handle: KVHandle) -> None:
-        """Give back a run of allocated blocks: a whole run, a part of one, or several neighbouring runs together.
+        """Free a run of allocated blocks: a whole run, a part of one, or several neighbouring runs together.
 
         Raises KVBlockError, and frees nothing, if one of the blocks is not allocated (freed before, or never taken).
         """
         with self._lock:
-            start, stop = self._allocated(handle)
-            self._give_back(start, stop)
+            start, stop = self._require_allocated(handle)
+            self._mark_free(start, stop)
 
     def grow(self, n: int) -> None:
         """Add n free blocks at the end. Raises KVBlockError when n is less than one."""
-        n = _at_least_one(n, "add")
+        n = _require_positive(n, "add")
         with self._lock:
             old = self._total_blocks
             self._free_runs.resize(old + n)
             self._flags[old:old] = _USED_FLAG * n
             self._total_blocks = old + n
-            self._give_back(old, old + n)
+            self._mark_free(old, old + n)
 
     def shrink(self, n: int) -> None:
         """Drop the last n blocks; at least one block stays.
 
         Raises KVBlockError, and drops nothing, when one of them is allocated or n is not in 1 .. total_blocks - 1.
         """
-        n = _at_least_one(n, "drop")
+        n = _require_positive(n, "drop")
         with self._lock:
             if n >= self._total_blocks:
                 raise KVBlockError(f"cannot drop {n} of {self._total_blocks} blocks: at least one has to stay")
@@ -161,21 +163,22 @@ class KVBlockAllocator:
                     f"drop at most those or free the others first"
                 )
             total = self._total_blocks - n
-            self._take(self._total_blocks - tail, tail)
+            self._mark_used(self._total_blocks - tail, tail)
             del self._flags[total : self._total_blocks]
             self._free_runs.resize(total)
             self._total_blocks = total
-            self._give_back(total - (tail - n), total)
+            self._mark_free(total - (tail - n), total)
 
     def fragmentation(self) -> float:
         """Return `1 - largest_free_run / free_blocks`: 0.0 if the free blocks are one run or none is free, near 1.0 if
         they are scattered.
         """
         with self._lock:
-            return 1.0 - self._free_runs.longest() / self._free_blocks if self._free_blocks else 0.0
+            return 1.0 - self._free_runs.longest_length() / self._free_blocks if self._free_blocks else 0.0
 
     def block_map(self, width: int | None = None) -> str:
-        """One character per block, '.' free and 'X' used; with `width`, in lines of that many blocks.
+        """Return the arena as text with one character per block, '.' free and 'X' used; with `width`, in lines of that
+        many blocks.
 
         Raises KVBlockError when `width` is less than one.
         """
@@ -184,25 +187,27 @@ class KVBlockAllocator:
         text = blocks.translate(bytes.maketrans(bytes([_FREE, _USED]), b".X")).decode("ascii")
         if width is None:
             return text
-        width = _at_least_one(width, "draw")
+        width = _require_positive(width, "draw")
         return "\n".join(text[at : at + width] for at in range(0, len(text), width))
 
     def free_runs(self) -> list[KVHandle]:
-        """All free runs in the order of their blocks, for statistics and debugging (costs a pass over the arena)."""
+        """Return all free runs in the order of their blocks, for statistics and debugging (costs a pass over the
+        arena).
+        """
         with self._lock:
-            return self._runs_in_flags()
+            return self._scan_free_runs()
 
     def check_invariants(self) -> None:
-        """Recompute everything from the block flags alone. Raises AssertionError that says what disagrees."""
+        """Raise AssertionError if the free runs disagree with the block flags, from which everything is recomputed."""
         with self._lock:
-            total, runs = self._total_blocks, self._runs_in_flags()
+            total, runs = self._total_blocks, self._scan_free_runs()
             require(len(self._flags) == total + 1, f"{len(self._flags)} flags for {total} blocks and an end mark")
             require(self._flags[total] == _USED, "the end mark is gone")
             free = self._flags.count(_FREE)
             require(self._free_blocks == free, f"counted {self._free_blocks} free blocks, the flags say {free}")
-            self._free_runs.check({run.start: run.count for run in runs}, total)
+            self._free_runs.check_invariants({run.start: run.count for run in runs}, total)
 
-    def _allocated(self, handle: KVHandle) -> tuple[int, int]:
+    def _require_allocated(self, handle: KVHandle) -> tuple[int, int]:
         """Return (start, stop) of a run. Raises KVBlockError unless all its blocks are allocated."""
         start, count = index(handle.start), index(handle.count)
         stop, total = start + count, self._total_blocks
@@ -219,7 +224,7 @@ class KVBlockAllocator:
             )
         return start, stop
 
-    def _take(self, start: int, n: int) -> None:
+    def _mark_used(self, start: int, n: int) -> None:
         """Mark the first n blocks of the free run at `start` as used. The others stay free."""
         length = self._free_runs.remove(start)
         if length > n:
@@ -227,8 +232,8 @@ class KVBlockAllocator:
         self._flags[start : start + n] = _USED_FLAG * n
         self._free_blocks -= n
 
-    def _give_back(self, start: int, stop: int) -> None:
-        """Mark used blocks as free, merged with the free runs on both sides."""
+    def _mark_free(self, start: int, stop: int) -> None:
+        """Mark used blocks as free, and merge them with the free runs on both sides."""
         if start == stop:
             return
         self._flags[start:stop] = bytes(stop - start)
@@ -241,10 +246,12 @@ class KVBlockAllocator:
         self._free_runs.insert(start, stop - start)
 
     def _free_at_end(self) -> int:
+        """Return the length of the free run at the end of the arena."""
         last = self._total_blocks - 1
         return self._free_runs.length_at(last) if self._flags[last] == _FREE else 0
 
-    def _runs_in_flags(self) -> list[KVHandle]:
+    def _scan_free_runs(self) -> list[KVHandle]:
+        """Return the free runs, found by a scan of the block flags."""
         runs = []
         start = self._flags.find(_FREE)
         while start != -1:
@@ -253,7 +260,8 @@ class KVBlockAllocator:
             start = self._flags.find(_FREE, stop)
         return runs
 
-    def _full(self, n: int) -> KVCacheFull:
+    def _cache_full_error(self, n: int) -> KVCacheFull:
+        """Return the error for a request of n blocks that cannot be allocated."""
         total, free = self._total_blocks, self._free_blocks
         if n > total:
             advice = "the arena can never hold it, so raise the KV memory (--kv-memory) or shorten the prompt"
@@ -263,11 +271,12 @@ class KVBlockAllocator:
             advice = "take several shorter runs, free blocks in between, or raise the KV memory (--kv-memory)"
         return KVCacheFull(
             f"asked for a run of {n} KV blocks, {free} of {total} are free and the longest free run has "
-            f"{self._free_runs.longest()}: {advice}"
+            f"{self._free_runs.longest_length()}: {advice}"
         )
 
 
-def _at_least_one(n: int, verb: str) -> int:
+def _require_positive(n: int, verb: str) -> int:
+    """Return n as an int. Raises KVBlockError if it is less than one."""
     n = index(n)
     if n < 1:
         raise KVBlockError(f"cannot {verb} {n} blocks: ask for at least 1")
@@ -282,13 +291,13 @@ def _at_least_one(n: int, verb: str) -> int:
 # is rounded or scanned, and a run of n blocks is found exactly when there is one.
 
 
-NONE = -1  # no run: the end of a list, or nothing long enough
+NO_RUN = -1  # no run: the end of a list, or nothing long enough
 _GROUP_BITS = 10  # the coarse bitmap has one bit per 1,024 neighbouring lengths, a fine bitmap one per length
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
 
 
-class FreeRuns:
-    """Runs of free blocks in one doubly linked list per length, the newest first. Not thread-safe.
+class FreeRunIndex:
+    """The free runs by length, one doubly linked list per length with the newest first. Not thread-safe.
 
     Two levels of bitmaps say which lists are not empty. Links and lengths are in flat arrays indexed by block, so a run
     needs no object of its own.
@@ -305,28 +314,28 @@ class FreeRuns:
         self._coarse = 0  # bit g: entry g of _fine is not 0
 
     def resize(self, total_blocks: int) -> None:
-        """Make room for `total_blocks` blocks. Blocks that are cut off must not be in a free run."""
+        """Make room in the index for `total_blocks` blocks. Blocks that are cut off must not be in a free run."""
         for per_block in (self._next, self._previous, self._length):
             del per_block[total_blocks:]
-            per_block.extend(array("i", [NONE]) * (total_blocks - len(per_block)))
+            per_block.extend(array("i", [NO_RUN]) * (total_blocks - len(per_block)))
         groups = (total_blocks >> _GROUP_BITS) + 1
         del self._fine[groups:]
         self._fine.extend([0] * (groups - len(self._fine)))
 
     def length_at(self, block: int) -> int:
-        """Return the length of the run that begins or ends with this block."""
+        """Return the length of the free run that begins or ends with this block."""
         return self._length[block]
 
-    def longest(self) -> int:
-        """Return the length of the longest run, 0 without runs."""
+    def longest_length(self) -> int:
+        """Return the length of the longest free run; 0 if there is none."""
         if not self._coarse:
             return 0
         group = self._coarse.bit_length() - 1
         return (group << _GROUP_BITS) + self._fine[group].bit_length() - 1
 
-    def shortest_of(self, n: int) -> int:
-        """Return the first block of the shortest run of at least n blocks, the newest such run; NONE if no run is that
-        long. n is at most the arena's number of blocks.
+    def find_best_fit(self, n: int) -> int:
+        """Return the first block of the shortest free run of at least n blocks; NO_RUN if none is that long. n is at
+        most the arena's number of blocks.
         """
         group = n >> _GROUP_BITS
         fine = self._fine[group] >> (n & _GROUP_MASK)
@@ -334,17 +343,18 @@ class FreeRuns:
             return self._first[n + _lowest_bit(fine)]
         coarse = self._coarse >> (group + 1)
         if not coarse:
-            return NONE
+            return NO_RUN
         group += 1 + _lowest_bit(coarse)
         return self._first[(group << _GROUP_BITS) + _lowest_bit(self._fine[group])]
 
     def insert(self, start: int, length: int) -> None:
+        """Add the free run that begins at `start`."""
         self._length[start] = self._length[start + length - 1] = length
-        older = self._first.get(length, NONE)
+        older = self._first.get(length, NO_RUN)
         self._next[start] = older
-        self._previous[start] = NONE
+        self._previous[start] = NO_RUN
         self._first[length] = start
-        if older != NONE:
+        if older != NO_RUN:
             self._previous[older] = start
             return
         group = length >> _GROUP_BITS
@@ -352,13 +362,13 @@ class FreeRuns:
         self._coarse |= 1 << group
 
     def remove(self, start: int) -> int:
-        """Take the run that begins at `start` out of its list, and return its length."""
+        """Remove the free run that begins at `start`, and return its length."""
         length, older, newer = self._length[start], self._next[start], self._previous[start]
-        if older != NONE:
+        if older != NO_RUN:
             self._previous[older] = newer
-        if newer != NONE:
+        if newer != NO_RUN:
             self._next[newer] = older
-        elif older != NONE:
+        elif older != NO_RUN:
             self._first[length] = older
         else:
             del self._first[length]
@@ -368,14 +378,14 @@ class FreeRuns:
                 self._coarse ^= 1 << group
         return length
 
-    def check(self, expected: dict[int, int], total_blocks: int) -> None:
+    def check_invariants(self, expected: dict[int, int], total_blocks: int) -> None:
         """Raise AssertionError unless lists, lengths and bitmaps agree with the expected runs (start -> length)."""
         sizes = {len(per_block) for per_block in (self._next, self._previous, self._length)}
         require(sizes == {total_blocks}, f"links and tags for {sizes} blocks, the arena has {total_blocks}")
         found: dict[int, int] = {}
         for length, first in self._first.items():
-            newer, run = NONE, first
-            while run != NONE:
+            newer, run = NO_RUN, first
+            while run != NO_RUN:
                 require(run not in found, f"the free run at {run} is listed twice")
                 require(self._previous[run] == newer, f"the free run at {run} does not link back to {newer}")
                 found[run] = length
@@ -394,6 +404,7 @@ class FreeRuns:
 
 
 def _lowest_bit(bits: int) -> int:
+    """Return the position of the lowest set bit."""
     return (bits & -bits).bit_length() - 1
 
 

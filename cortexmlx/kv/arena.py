@@ -23,18 +23,18 @@ import numpy as np
 from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, of_each
-from cortexmlx.system.machine import is_refusal, obtainable
+from cortexmlx.kv.spec import GroupCounts, KVSpec, LayerGroup, blocks_per_group
+from cortexmlx.system.machine import can_allocate, is_memory_refusal
 
 Slab = tuple[mx.array, ...]
 
-PARTS = 3
+QUANTIZED_PARTS = 3
 """Arrays of quantized keys, or values: codes, scales, biases."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`. A code has `bits`
+    """How keys and values are quantized, in MLX's affine format `number = scale * code + bias`. A code has `bits`
     bits, 8 or 4, and `group` numbers along a head share a scale and a bias.
 
     A quantized slab has six arrays: codes `[kv_heads, slots, dim * bits / 32]` uint32, scales and biases `[kv_heads,
@@ -47,24 +47,26 @@ class Quantization:
     group: int
 
     def quantize(self, *numbers: mx.array) -> tuple[mx.array, ...]:
-        """Return codes, scales and biases of each array `[..., dim]`, one array after the other."""
+        """Quantize arrays `[..., dim]`: return codes, scales and biases of each, one array after the other."""
         return tuple(part for array in numbers for part in mx.quantize(array, group_size=self.group, bits=self.bits))
 
     def dequantize(self, parts: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """Return the numbers `[..., dim]` of arrays that `quantize` returned, in the dtype of the scales."""
-        each = zip(parts[::PARTS], parts[1::PARTS], parts[2::PARTS], strict=True)
+        """Return the dequantized numbers `[..., dim]` of arrays that `quantize` returned, in the dtype of the
+        scales.
+        """
+        each = zip(parts[::QUANTIZED_PARTS], parts[1::QUANTIZED_PARTS], parts[2::QUANTIZED_PARTS], strict=True)
         return tuple(mx.dequantize(c, s, b, group_size=self.group, bits=self.bits) for c, s, b in each)
 
 
-_SPARE = 256 << 20
+_STEP_RESERVE_BYTES = 256 << 20
 """The arena takes bytes only if as many again, up to this number, are left for the steps: logits, activations,
 copies.
 """
 
 
 class KVArena:
-    """The owner of all layers' slabs, with `blocks` blocks of `block_size` tokens: one number for all layer groups, or
-    one for each. None takes no memory, as after `release`.
+    """The memory of the KV cache: all layers' slabs, with `blocks` blocks of `block_size` tokens; one number for all
+    layer groups, or one for each. None takes no memory, as after `release`.
 
     Raises MemoryRefused if the system does not give the memory.
     """
@@ -82,32 +84,32 @@ class KVArena:
         }
         """Slabs without slots, made in advance: to give memory back must not take any."""
         self._slabs: dict[int, Slab] = {}
-        self.blocks: Counts
+        self.blocks: GroupCounts
         self.release()
         if blocks is None:
             return
-        self.blocks = of_each(groups, blocks)
-        size = sum(group.bytes_per_token * self.slots(g) for g, group in enumerate(self.groups))
-        if not obtainable(size + min(size, _SPARE)):
-            raise _refused(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
+        self.blocks = blocks_per_group(groups, blocks)
+        size = sum(group.bytes_per_token * self.slots_per_slab(g) for g, group in enumerate(self.groups))
+        if not can_allocate(size + min(size, _STEP_RESERVE_BYTES)):
+            raise _memory_refused_error(size, "free memory, or choose a smaller model or KV memory (--kv-memory)")
         for layer, g in self.group_of.items():
-            spec, slots = self.groups[g].spec, self.slots(g)
+            spec, slots = self.groups[g].spec, self.slots_per_slab(g)
             self._slabs[layer] = tuple(
                 mx.zeros((spec.kv_heads, slots, width), getattr(mx, dtype)) for width, dtype in spec.slab_arrays
             )
         mx.eval(self.arrays())
 
     def null_block(self, group: int) -> int:
-        """Return the block of zeros that padding entries of block tables point to."""
+        """Return the block of zeros that pads block tables."""
         return self.blocks[group]
 
-    def slots(self, group: int) -> int:
-        """Return the tokens per slab, the null and the scratch block included."""
+    def slots_per_slab(self, group: int) -> int:
+        """Return the number of slots (tokens) in a slab of a group, the null and the scratch block included."""
         return (self.blocks[group] + 2) * self.block_size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slabs."""
+        """The bytes of all slabs."""
         return sum(a.nbytes for a in self.arrays())
 
     def arrays(self) -> list[mx.array]:
@@ -115,7 +117,7 @@ class KVArena:
         return [a for slab in self._slabs.values() for a in slab]
 
     def spec(self, layer: int) -> KVSpec:
-        """Return what a layer keeps."""
+        """Return the KVSpec of a layer."""
         return self.groups[self.group_of[layer]].spec
 
     def quantization(self, layer: int) -> Quantization | None:
@@ -126,19 +128,18 @@ class KVArena:
         return Quantization(spec.kv_bits, spec.kv_group_size)
 
     def value_in_key(self, layer: int) -> int | None:
-        """Return how many of a key's first numbers are the value; None if values are stored beside the keys."""
+        """Return how many of a key's first numbers are the value; None if values are stored separately."""
         spec = self.spec(layer)
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of `Quantization`.
-        Drop the reference before the next write.
+        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of
+        `Quantization`. Drop the reference before the next write.
         """
         return self._slabs[layer]
 
     def view(self, layer: int, run: KVHandle, tokens: int) -> Slab:
-        """Return the first `tokens` tokens of a run as (keys, values), each `[kv_heads, tokens, dim]`: slices, no
-        copies.
+        """Return the first `tokens` tokens of a run as (keys, values), each `[kv_heads, tokens, dim]`, without a copy.
 
         A view that still exists at the next write makes MLX copy the whole slab.
         """
@@ -147,15 +148,14 @@ class KVArena:
         start = run.start * self.block_size
         return tuple([a[:, start : start + tokens] for a in self._slabs[layer]])
 
-    def blocks_of(self, layer: int) -> Slab:
-        """Return the slab as matrices for `gather_mm`, `[kv_heads * all blocks, block_size, dim]`. Block b of head h is
-        matrix `h * all blocks + b`.
+    def slab_as_blocks(self, layer: int) -> Slab:
+        """Return a layer's slab as matrices for `gather_mm`, `[kv_heads * all blocks, block_size, dim]`. Block b of
+        head h is matrix `h * all blocks + b`.
         """
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
     def check_slots(self, group: int, slots: np.ndarray) -> None:
-        """Raise KVBlockError unless every slot (`[n]` int) belongs to a block that can be handed out, or is -1, the
-        last slot.
+        """Raise KVBlockError unless every slot (`[n]` int) belongs to an allocatable block, or is -1, the last slot.
 
         MLX checks no index: it reads and writes whatever is there.
         """
@@ -166,7 +166,7 @@ class KVArena:
             )
 
     def check_blocks(self, group: int, blocks: np.ndarray) -> None:
-        """Raise KVBlockError unless every block (int) can be handed out, or is the null block."""
+        """Raise KVBlockError unless every block number is that of an allocatable block or of the null block."""
         if blocks.size and not 0 <= blocks.min() <= blocks.max() <= self.null_block(group):
             raise KVBlockError(
                 f"blocks {blocks.min()} to {blocks.max()} do not all lie in the arena, which has {self.blocks[group]}: "
@@ -174,8 +174,8 @@ class KVArena:
             )
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
-        """Write one `[kv_heads, tokens, dim]` for each array of the slab to `slots` (`[tokens]` int32, or a slice). It
-        is lazy, and nothing else may be in flight.
+        """Write new values to `slots` (`[tokens]` int32, or a slice), one `[kv_heads, tokens, dim]` for each array of
+        the slab. It is lazy, and nothing else may be in flight.
         """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
@@ -189,19 +189,19 @@ class KVArena:
                 array[:, -1:] = 0
 
     def can_resize(self, blocks: int | Sequence[int]) -> bool:
-        """Return whether the system has enough memory now to resize the arena to `blocks` blocks, with what that takes
-        on the way.
+        """Return whether the system has enough memory now to resize the arena to `blocks` blocks, including the
+        temporary copy.
         """
-        wanted = of_each(self.groups, blocks)
+        wanted = blocks_per_group(self.groups, blocks)
         if wanted == self.blocks:
             return True
         slots = [(min(pair) + 2) * self.block_size for pair in zip(wanted, self.blocks, strict=True)]
         slab = max(g.spec.bytes_per_token * n for g, n in zip(self.groups, slots, strict=True))
-        growth = self._growth(wanted)
-        return obtainable(slab + growth + min(growth, _SPARE))
+        growth = self._growth_bytes(wanted)
+        return can_allocate(slab + growth + min(growth, _STEP_RESERVE_BYTES))
 
     def resize(self, blocks: int | Sequence[int]) -> None:
-        """Resize the arena to `blocks` blocks. The content of the blocks that stay is kept. Waits for all work in
+        """Resize the arena to `blocks` blocks, and keep the content of the blocks that stay. Waits for all work in
         flight.
 
         Layers are resized one after the other, so at most one slab exists twice. Raises MemoryRefused if the system
@@ -209,33 +209,33 @@ class KVArena:
         given all bytes back, as after `release`: there are never layers of different sizes. That is also its last
         resort if the memory for the old sizes is refused.
         """
-        wanted = of_each(self.groups, blocks)
+        wanted = blocks_per_group(self.groups, blocks)
         mx.synchronize()
         if not self.can_resize(wanted):
-            raise self._stays(wanted)
+            raise self._resize_error(wanted)
         try:
-            self._bring_slabs_to(wanted)
+            self._resize_slabs(wanted)
         except BaseException as error:
-            if not (is_refusal(error) and self._bring_back()):
+            if not (is_memory_refusal(error) and self._restore_slab_sizes()):
                 self.release()
                 raise
-            raise self._stays(wanted) from error
+            raise self._resize_error(wanted) from error
         self.blocks = wanted
 
     def release(self) -> None:
-        """Give all bytes back, with their content, also after a step that failed while it wrote. The arena has no
-        blocks until `resize`.
+        """Free all memory, and with it all content, also after a failed write. The arena has no blocks until
+        `resize`.
         """
         self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 
     def close(self) -> None:
-        """Give all bytes back for good."""
+        """Free all memory for good. The arena cannot be used again."""
         self._slabs.clear()
 
-    def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
-        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones. How many
-        it has is its own matter: an attempt that failed may have left some slabs shorter, and others longer.
+    def _resize_slabs(self, blocks: Sequence[int]) -> None:
+        """Resize every slab of another size to `blocks` blocks, and keep the content of the first ones. An attempt
+        that failed may have left slabs of different sizes.
 
         MLX's cache is cleared first each time. It has the slab of the layer before, and buffers of other sizes. MLX
         copies an array at a write if its buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives
@@ -245,29 +245,31 @@ class KVArena:
             mx.clear_cache()
             slots, others = (blocks[self.group_of[layer]] + 2) * self.block_size, 2 * self.block_size
             self._slabs[layer] = tuple(
-                a if a.shape[1] == slots else _resized(a, slots, max(0, min(slots, a.shape[1]) - others)) for a in slab
+                a if a.shape[1] == slots else _resize_array(a, slots, max(0, min(slots, a.shape[1]) - others))
+                for a in slab
             )
         for layer, slab in self._slabs.items():
             if any(a.shape[1] != (blocks[self.group_of[layer]] + 2) * self.block_size for a in slab):
                 raise KVBlockError(f"the slabs of layer {layer} have other sizes than its group: please report it")
 
-    def _bring_back(self) -> bool:
-        """Bring all slabs back to the size of before, and return whether the system gave the memory for that."""
+    def _restore_slab_sizes(self) -> bool:
+        """Resize all slabs back to the current number of blocks. Return whether the system gave the memory for that."""
         try:
-            self._bring_slabs_to(self.blocks)
+            self._resize_slabs(self.blocks)
         except Exception:
             return False
         return True
 
-    def _growth(self, blocks: Sequence[int]) -> int:
+    def _growth_bytes(self, blocks: Sequence[int]) -> int:
         """Return how many bytes more than now `blocks` blocks take, at least 0."""
         more = [max(wanted - have, 0) for wanted, have in zip(blocks, self.blocks, strict=True)]
         return sum(n * self.block_size * g.bytes_per_token for n, g in zip(more, self.groups, strict=True))
 
-    def _stays(self, blocks: Sequence[int]) -> MemoryRefused:
+    def _resize_error(self, blocks: Sequence[int]) -> MemoryRefused:
+        """Return the error for a resize that the system refuses."""
         counts = " and ".join(str(n) for n in dict.fromkeys(self.blocks))
-        return _refused(
-            self._growth(blocks),
+        return _memory_refused_error(
+            self._growth_bytes(blocks),
             f"it stays at {counts} blocks of {self.block_size} tokens for now; free memory and ask again",
         )
 
@@ -288,9 +290,7 @@ class KVArena:
             self.write(layer, target, *each)
 
     def fill(self, group: int, slots: np.ndarray, value: float) -> None:
-        """Set every number of `slots` (`[n]` int) to `value`. The debug mode uses it to make memory that must not be
-        read visible.
-        """
+        """Set every number of `slots` (`[n]` int) to `value`, so that the debug mode notices reads of unused memory."""
         if not slots.size:
             return
         where = mx.array(slots.astype(np.int32))
@@ -300,11 +300,12 @@ class KVArena:
         mx.eval(self.arrays())
 
     def _block_slots(self, blocks: np.ndarray) -> mx.array:
+        """Return the slots of all tokens of blocks."""
         offsets = np.arange(self.block_size, dtype=np.int32)
         return mx.array((blocks.astype(np.int32)[:, None] * self.block_size + offsets).reshape(-1))
 
 
-def _resized(array: mx.array, slots: int, keep: int) -> mx.array:
+def _resize_array(array: mx.array, slots: int, keep: int) -> mx.array:
     """Return a copy with `slots` slots: the first `keep` of the array, then zeros."""
     copy = mx.zeros((array.shape[0], slots, array.shape[2]), array.dtype)
     if keep:
@@ -313,5 +314,6 @@ def _resized(array: mx.array, slots: int, keep: int) -> mx.array:
     return copy
 
 
-def _refused(size: int, then: str) -> MemoryRefused:
+def _memory_refused_error(size: int, then: str) -> MemoryRefused:
+    """Return the error for a refused allocation of `size` bytes."""
     return MemoryRefused(f"the system refuses {format_bytes(size)} for the KV cache: {then}")

@@ -1,4 +1,5 @@
-"""Who owns which block: the coordinator of block pools, block tables and the prefix cache. Without mlx.
+"""The KV cache: which sequence owns which block. It coordinates block pools, block tables and the prefix cache.
+Without mlx.
 
 Every layer group has its own pool of blocks, and its own block table per sequence. `KVCache` allocates in all groups
 or in none. A block is shared when its reference count is above one. A shared block is never written: `fork` shares full
@@ -17,18 +18,18 @@ from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, Salt, predecessor
-from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.snapshots import SequenceStates, parting
-from cortexmlx.kv.spec import Counts
-from cortexmlx.kv.step import BlockCopy, copies_of
+from cortexmlx.kv.prefix import GONE, Key, PrefixEntry, PrefixMatch, PrefixNode, Salt, predecessor
+from cortexmlx.kv.sizing import max_row_blocks
+from cortexmlx.kv.snapshots import SequenceStates, first_branching_entry
+from cortexmlx.kv.spec import GroupCounts
+from cortexmlx.kv.step import BlockCopy, make_copies
 from cortexmlx.kv.table import SequenceBlocks
 from cortexmlx.types.arrays import IntArray
 
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Blocks and sequences, summed over all layer groups."""
+    """Counts of blocks and sequences in the KV cache, summed over all layer groups."""
 
     total_blocks: int
     used_blocks: int
@@ -46,7 +47,9 @@ class CacheStats:
 
 
 class KVCache:
-    """The KV blocks of all sequences, in all layer groups at once. The caller chooses the number of a sequence."""
+    """Allocates, shares and frees the KV blocks of all sequences, in all layer groups at once. The caller chooses the
+    number of a sequence.
+    """
 
     def __init__(self, pools: BlockPools) -> None:
         self.pools = pools
@@ -56,47 +59,49 @@ class KVCache:
         self.tables = SequenceTables(pools)
         self._sequences = self.tables.sequences
         self.states = SequenceStates(pools.block_size, pools.snapshots, self._sequences)
-        self.needs_ends = self.states.needed
+        self.needs_ends = self.states.has_states
         """Whether a text that another sequence left can be of use only to one that continues at its end."""
         self.disk_tier: DiskTier | None = None
 
     @property
-    def grows(self) -> bool:
-        """Whether a token takes memory: some layer keeps its keys and values."""
+    def uses_token_memory(self) -> bool:
+        """Whether each token takes memory, because some layer keeps its keys and values."""
         return any(group.layers for group in self.groups)
 
     @property
     def bytes_limit(self) -> int:
-        """Bytes that keys and values can take."""
+        """The most bytes that keys and values can take."""
         return self.pools.bytes_limit
 
     # -- what is cached -----------------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> Match:
-        """Return the cached beginning of `tokens` under `salt`, at most `max_tokens` of them, at whose end a sequence
-        can begin. `keys` are `prefix.keys(tokens, salt)`.
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> PrefixMatch:
+        """Return the longest cached prefix of `tokens` under `salt` after which a sequence can begin, at most
+        `max_tokens` tokens. `keys` are `prefix.keys(tokens, salt)`.
         """
         match = self.prefix.match(tokens, keys, max_tokens, salt)
-        return self.states.resume_point(match, tokens, max_tokens, self.last_missing_block)
+        return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
-    def last_missing_block(self, match: Match, tokens: int) -> int | None:
-        """Return the index of a block that is no longer cached, but that the token after the first `tokens` tokens of a
-        match sees. It is the last such block of its group. Return None if all blocks that the token sees are cached.
+    def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
+        """Return the index of the last block of a match that the token after its first `tokens` tokens sees but that
+        is no longer cached; None if all are cached.
         """
         for group in self.tables.windowed:
-            for index in range(self.tables.blocks_for(tokens) - 1, self.tables.front(group, tokens) - 1, -1):
-                if match.block(index).blocks[group] == GONE:
+            for index in range(
+                self.tables.blocks_for(tokens) - 1, self.tables.first_visible_block(group, tokens) - 1, -1
+            ):
+                if match.entry_at(index).blocks[group] == GONE:
                     return index
         return None
 
-    def blocks_needed(self, tokens: int, match: Match | None) -> list[int]:
-        """Return how many blocks of each group a sequence of `tokens` tokens takes that begins with `match`. Blocks of
-        the match that belong to a running sequence take no memory.
+    def blocks_needed(self, tokens: int, match: PrefixMatch | None) -> list[int]:
+        """Return how many blocks of each group a sequence of `tokens` tokens takes that begins with `match`. Blocks
+        that a running sequence shares are not counted.
         """
-        matched, entries = (0, ()) if match is None else (match.tokens(self.block_size), match.entries)
+        matched, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
         needed = []
         for group, (pool, most) in enumerate(zip(self.pools, self.tables.most_blocks, strict=True)):
-            front = self.tables.front(group, matched)
+            front = self.tables.first_visible_block(group, matched)
             count = self.tables.blocks_for(tokens) - front
             shared = sum(bool(pool.ref_counts[entry.blocks[group]]) for entry in entries[front:])
             needed.append((count if most is None else min(count, most)) - shared)
@@ -109,7 +114,7 @@ class KVCache:
         seq: int,
         tokens: int,
         headroom: int = 0,
-        match: Match | None = None,
+        match: PrefixMatch | None = None,
         load: DiskLoad | None = None,
         transient: bool = False,
     ) -> tuple[BlockCopy, ...]:
@@ -124,29 +129,30 @@ class KVCache:
         transient: the sequence evicts nothing but what transient sequences have cached, and what it caches is evicted
             before what others have. It copies a partial block, so that the next one finds it, too.
 
-        Return the copies that the caller must make in the arena. Their sources stay cached until `let_go_sources`.
+        Return the copies that the caller must make in the arena. Their sources stay cached until
+        `release_copy_sources`.
         Raises KVCacheFull. Then nothing has changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         sequence.transient = transient
-        copied, taken_over = (None, None) if match is None else self._adopt(sequence, match, load)
+        copied, taken_over = (None, None) if match is None else self._share_matched_blocks(sequence, match, load)
         sources = () if copied is None else zip(self.pools, copied.blocks, strict=True)
-        held = [(pool, block) for pool, block in sources if pool.hold_source(block)]
+        held = [(pool, block) for pool, block in sources if pool.hold_copy_source(block)]
         try:
             counts = (self.tables.blocks_for(max(tokens, sequence.length)), self.tables.blocks_for(tokens + headroom))
-            need, want = (self.tables.ends_within(sequence, count) for count in counts)
-            self._grow(sequence, need, want)
+            need, want = (self.tables.table_ends(sequence, count) for count in counts)
+            self._extend_tables(sequence, need, want)
         except KVCacheFull:
             self.free(seq, again=True)
             for pool, block in held:
-                pool.let_go_source(block)
+                pool.release_copy_source(block)
             if copied is None or match is None:
-                self.pools.keep_spare()
+                self.pools.evict_for_transient()
                 raise
             # There is no room for both the partial block and its copy.
-            without_partial = self.states.resume_point_of_blocks(match, self.last_missing_block)
+            without_partial = self.states.longest_resumable_blocks(match, self.last_missing_block)
             return self.allocate_for(seq, tokens, headroom, without_partial, transient=transient)
         self.states.begin(sequence, match, taken_over)
         if taken_over is not None:
@@ -154,43 +160,49 @@ class KVCache:
         if copied is None:
             return ()
         full = sequence.length // self.block_size
-        return tuple(BlockCopy(g, copied.blocks[g], t.at(full)) for g, t in enumerate(sequence.tables))
+        return tuple(BlockCopy(g, copied.blocks[g], t.block_at(full)) for g, t in enumerate(sequence.tables))
 
-    def _adopt(
-        self, sequence: SequenceBlocks, match: Match, load: DiskLoad | None
-    ) -> tuple[Entry | None, Entry | None]:
+    def _share_matched_blocks(
+        self, sequence: SequenceBlocks, match: PrefixMatch, load: DiskLoad | None
+    ) -> tuple[PrefixEntry | None, PrefixEntry | None]:
         """Give a new sequence the blocks of a match.
 
         Return the entry of the partial block: first in the pair if its block must be copied, second if the sequence has
         taken over the block.
         """
         sequence.registered = len(match.entries)
-        sequence.parent = match.last
-        sequence.length = match.tokens(self.block_size) if load is None else load.loaded * self.block_size
+        sequence.parent = match.last_node
+        sequence.length = (
+            match.matched_tokens(self.block_size) if load is None else load.loaded_blocks * self.block_size
+        )
         partial = match.partial
         takes_over = partial is not None and len(partial.tokens) < self.block_size and not self._in_use(partial)
         takes_over = takes_over and not sequence.transient
         for entry in () if sequence.transient else match.entries:
-            self.pools.keep_for_chats(entry)
+            self.pools.clear_transient(entry)
         for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
-            table.first = self.tables.front(group, sequence.length)
+            table.first = self.tables.first_visible_block(group, sequence.length)
             for index in range(table.first, len(match.entries) + takes_over):
-                pool.share(table, match.block(index).blocks[group])
+                pool.share(table, match.entry_at(index).blocks[group])
         return (None, partial) if takes_over else (partial, None)
 
-    def let_go_sources(self) -> None:
-        """Let the sources of all copies be evicted again, since what is planned from now on runs after the copies."""
+    def release_copy_sources(self) -> None:
+        """Make the source blocks of all planned copies evictable again, since what is planned from now on runs after
+        the copies.
+        """
         for pool in self.pools:
             for block in list(pool.sources):
-                pool.let_go_source(block)
+                pool.release_copy_source(block)
 
-    def _in_use(self, entry: Entry) -> bool:
+    def _in_use(self, entry: PrefixEntry) -> bool:
         """Return whether an entry's block belongs to a sequence, or is the source of a copy, in any group."""
         pairs = zip(self.pools, entry.blocks, strict=True)
         return any(block != GONE and (pool.ref_counts[block] or block in pool.sources) for pool, block in pairs)
 
-    def load(self, seq: int, load: DiskLoad, tokens: Sequence[int], keys: Sequence[Key]) -> tuple[PieceLoad, ...]:
-        """Cache the blocks that a sequence of `tokens` gets from disk, as if it had computed them.
+    def cache_loaded_blocks(
+        self, seq: int, load: DiskLoad, tokens: Sequence[int], keys: Sequence[Key]
+    ) -> tuple[PieceLoad, ...]:
+        """Cache the blocks that a sequence gets from disk, as if it had computed them.
 
         The sequence has begun by `allocate_for` with the tokens of this load. Return the pieces that the caller must
         load into the arena before the next step.
@@ -199,41 +211,44 @@ class KVCache:
         assert tier is not None
         first, loads = sequence.registered, []
         for group, table in enumerate(sequence.tables):
-            indices = range(max(table.first, first), load.loaded)
-            loads += [PieceLoad(group, table.at(index), load.piece(index, group)) for index in indices]
+            indices = range(max(table.first, first), load.loaded_blocks)
+            loads += [PieceLoad(group, table.block_at(index), load.piece(index, group)) for index in indices]
         if tier.states:
-            sequence.snapshot = self.states.make(seq, sequence.length)
+            sequence.snapshot = self.states.make_snapshot(seq, sequence.length)
             assert sequence.snapshot is not None  # without snapshots nothing is loaded
-            loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.loaded - 1, STATE)))
+            loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.loaded_blocks - 1, STATE)))
         self.register(seq, tokens, sequence.length, keys)
         entry = sequence.parent
         for _ in range(sequence.registered - first):
-            assert isinstance(entry, Entry)  # as many predecessors as registered blocks
+            assert isinstance(entry, PrefixEntry)  # as many predecessors as registered blocks
             for group, _piece in tuple(tier.unstored_pieces(entry)):
                 tier.mark_stored(entry, group)
             entry = entry.parent
         return tuple(loads)
 
     def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
-        """Cache the full blocks among the first `stored` tokens of a sequence, so that others can share them.
+        """Add a sequence's full blocks, among its first `stored` tokens, to the prefix cache, so that others can share
+        them.
 
         These tokens are in the arena, or will be before anyone reads them. `keys` are the known keys of its blocks.
         """
         sequence = self._sequences[seq]
         for index in range(sequence.registered, stored // self.block_size):
             content = tokens[index * self.block_size : (index + 1) * self.block_size]
-            cached = self._cache(sequence, index, content, keys[index] if index < len(keys) else None)
+            cached = self._cache_block(sequence, index, content, keys[index] if index < len(keys) else None)
             if cached is None:
                 return
             sequence.parent = cached
             sequence.registered = index + 1
-            self.states.attach(sequence, cached, index)
+            self.states.move_to_entry(sequence, cached, index)
             if self.disk_tier is not None and not sequence.transient:
                 self.disk_tier.on_cached(cached)
 
-    def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:
-        """Return the entry for a sequence's block with the tokens `content`, new or already cached. None if another
-        text has the same key.
+    def _cache_block(
+        self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None
+    ) -> PrefixEntry | None:
+        """Return the prefix cache's entry for a sequence's block with the tokens `content`, new or already cached.
+        None if another text has the same key.
 
         A cached entry that lacks blocks of some groups gets the sequence's.
         """
@@ -251,7 +266,7 @@ class KVCache:
                 return entry
         entry = self.prefix.find(sequence.parent, content)
         if entry is not None and not sequence.transient:
-            self.pools.keep_for_chats(entry)
+            self.pools.clear_transient(entry)
         if entry is not None and GONE in entry.blocks:
             filled = list(entry.blocks)
             for group, (pool, block) in enumerate(pairs):
@@ -261,63 +276,63 @@ class KVCache:
             entry.blocks = tuple(filled)
         return entry
 
-    def release_blocks(
+    def cache_and_free(
         self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = (), passed: bool = False
     ) -> None:
-        """Cache all blocks of a sequence's first `stored` tokens, the partial one too, then `free` the sequence."""
+        """Cache all blocks of a sequence's first `stored` tokens, the partial one too, then free the sequence."""
         self.register(seq, tokens, stored, keys)
         sequence = self._sequences[seq]
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
-        last: Node | None = sequence.parent
+        last: PrefixNode | None = sequence.parent
         if rest and sequence.registered == full:
-            last = self._cache(sequence, full, rest, None)
-            self.states.attach(sequence, last if isinstance(last, Entry) else None, full)
+            last = self._cache_block(sequence, full, rest, None)
+            self.states.move_to_entry(sequence, last if isinstance(last, PrefixEntry) else None, full)
         if passed:
-            self._give_points_up(sequence)
+            self._discard_window_points(sequence)
         elif last is not None and sequence.registered == full:
             self.pools.points.add(last, stored)
         self.free(seq, passed)
 
-    def _give_points_up(self, sequence: SequenceBlocks) -> None:
-        """Give up the resume points of the blocks that a sequence has in its windows."""
+    def _discard_window_points(self, sequence: SequenceBlocks) -> None:
+        """Discard the resume points at the blocks that a sequence has in its windows."""
         fronts = [sequence.tables[group].first for group in self.tables.windowed]
         node = sequence.parent
         for _ in range(sequence.registered - min(fronts, default=sequence.registered)):
-            assert isinstance(node, Entry)
+            assert isinstance(node, PrefixEntry)
             self.pools.points.discard(node)
             node = node.parent
 
     # -- where texts can be continued ---------------------------------------------------------------------------------
 
-    def keep_window(self, seq: int, tokens: int, spare: bool = False) -> None:
-        """Keep the blocks that windows see after the last whole block of a sequence's first `tokens` tokens. `spare` is
-        that of `WindowPoints.add`.
+    def add_resume_point(self, seq: int, tokens: int, spare: bool = False) -> None:
+        """Add a resume point after the last whole block of a sequence's first `tokens` tokens, which keeps the blocks
+        that windows see there. A `spare` one is given up early.
         """
         sequence, index = self._sequences[seq], tokens // self.block_size
         if self.tables.windowed and 0 < index <= sequence.registered:
             last = predecessor(sequence.parent, sequence.registered - index)
             self.pools.points.add(last, index * self.block_size, spare)
 
-    def continue_text(self, match: Match, anchor: int) -> None:
-        """Order the resume points of a text that continues after a match, and of which the next turn keeps `anchor`
-        tokens: see `PointOrder.continue_text`.
+    def reorder_resume_points(self, match: PrefixMatch, anchor: int) -> None:
+        """Reorder the resume points of a text that continues after a match: older ones are given up first. The next
+        turn is expected to continue after `anchor` tokens.
         """
-        if self.states.needed or self.tables.windowed:
-            parted = parting(match, self.block_size)
-            self.states.continue_text(match, (anchor, anchor - 1), parted)
+        if self.states.has_states or self.tables.windowed:
+            parted = first_branching_entry(match, self.block_size)
+            self.states.supersede_older(match, (anchor, anchor - 1), parted)
             ends = [place // self.block_size * self.block_size for place in (anchor, anchor - 1)]
-            self.pools.points.continue_text(match, ends, parted)
+            self.pools.points.supersede_older(match, ends, parted)
 
     # -- room for a sequence ------------------------------------------------------------------------------------------
 
     def reserve(self, seq: int, tokens: int) -> None:
-        """Make room for `tokens` tokens in all. The last run grows in place, or runs are added.
+        """Make room for a sequence to have `tokens` tokens in total. The last run grows in place, or runs are added.
 
         Blocks that windows have passed are given up. Raises KVCacheFull; then nothing else has changed.
         """
         sequence = self._sequences[seq]
-        self._pass_by(sequence)
+        self._free_passed_blocks(sequence)
         self._reserve(sequence, tokens)
 
     def append(self, seq: int, tokens: int) -> None:
@@ -339,32 +354,33 @@ class KVCache:
             )
         sequence.length = tokens
 
-    def room(self, seq: int) -> int:
-        """Return how many tokens a sequence can have in all before another sequence must give up blocks."""
+    def max_tokens_without_preemption(self, seq: int) -> int:
+        """Return how many tokens a sequence can have before another sequence must give up blocks."""
         sequence = self._sequences[seq]
-        self._pass_by(sequence)
-        return min(t.end + self.pools.obtainable(g) for g, t in enumerate(sequence.tables)) * self.block_size
+        self._free_passed_blocks(sequence)
+        return min(t.end + self.pools.obtainable_blocks(g) for g, t in enumerate(sequence.tables)) * self.block_size
 
-    def _pass_by(self, sequence: SequenceBlocks) -> None:
-        """Give up the blocks that no later token of the sequence sees."""
+    def _free_passed_blocks(self, sequence: SequenceBlocks) -> None:
+        """Give up the blocks that no later token of the sequence sees, because its windows have passed them."""
         for group in self.tables.windowed:
-            passed = sequence.tables[group].pass_by(self.tables.front(group, sequence.length))
-            self.pools[group].give_up(passed, passed=True)
+            passed = sequence.tables[group].remove_before(self.tables.first_visible_block(group, sequence.length))
+            self.pools[group].drop_owner(passed, passed=True)
 
-    def give_back(self, seq: int, tokens: int = 0) -> int:
-        """Give back the blocks beyond a sequence's length, or beyond `tokens` tokens if that is more. Return how many
+    def free_spare_blocks(self, seq: int, tokens: int = 0) -> int:
+        """Free a sequence's blocks beyond its length, or beyond `tokens` tokens if that is more. Return how many
         blocks became free.
         """
         sequence = self._sequences[seq]
         keep = self.tables.blocks_for(max(sequence.length, tokens))
-        return sum(p.give_up(table.cut(keep)) for p, table in zip(self.pools, sequence.tables, strict=True))
+        return sum(p.drop_owner(table.remove_from(keep)) for p, table in zip(self.pools, sequence.tables, strict=True))
 
     def can_fork(self, parent: int, tokens: int) -> bool:
         """Return whether the parent still has the blocks and the state that a fork after `tokens` tokens needs."""
-        return not self.tables.passed(parent, tokens) and self.states.can_fork(parent, tokens)
+        return not self.tables.has_passed(parent, tokens) and self.states.can_fork(parent, tokens)
 
     def fork(self, parent: int, child: int, tokens: int | None = None) -> tuple[BlockCopy, ...]:
-        """Begin `child` with the first `tokens` tokens of `parent` (None: all of them).
+        """Begin the sequence `child` with the first `tokens` tokens of `parent` (None: all of them), whose blocks it
+        shares.
 
         Full blocks are shared, the partial block is copied. Return the copies that the caller must make when the
         parent's tokens are in the arena. Raises KVCacheFull; then nothing has changed.
@@ -375,7 +391,7 @@ class KVCache:
             raise ValueError(f"sequence {child} already has blocks")
         if not 0 <= length <= source.length:
             raise ValueError(f"sequence {parent} has {source.length} tokens and cannot be forked at {length}")
-        if self.tables.passed(parent, length):
+        if self.tables.has_passed(parent, length):
             raise ValueError(f"sequence {parent} has {source.length} tokens, and windows have passed those at {length}")
         full, rest = divmod(length, self.block_size)
         sequence = self._sequences[child] = SequenceBlocks(len(self.groups), source.parent)
@@ -384,9 +400,9 @@ class KVCache:
         sequence.registered = min(full, source.registered)
         sequence.parent = predecessor(source.parent, source.registered - sequence.registered)
         for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
-            table.first = self.tables.front(group, length)
+            table.first = self.tables.first_visible_block(group, length)
             for index in range(table.first, full):
-                pool.share(table, source.tables[group].at(index))
+                pool.share(table, source.tables[group].block_at(index))
         try:
             self._reserve(sequence, length)
         except KVCacheFull:
@@ -395,11 +411,11 @@ class KVCache:
         if not rest:
             return ()
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
-        return copies_of([{old: new} for old, new in pairs])
+        return make_copies([{old: new} for old, new in pairs])
 
     def free(self, seq: int, passed: bool = False, again: bool = False) -> None:
-        """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again or
-        evicted, and any other block becomes free.
+        """End a sequence, and take one owner from each of its blocks. A block without owners stays cached until it is
+        evicted, or becomes free if it is not cached.
 
         With `passed`, its text continues elsewhere without these tokens. Then its cached blocks are evicted before all
         others, and before the arena grows, the last block first. `again`: it begins again with the same match at once.
@@ -407,14 +423,14 @@ class KVCache:
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
+            pool.drop_owner(table.blocks[::-1] if passed else table.blocks, passed)
             if passed and self.disk_tier is not None:
-                self.disk_tier.on_passed(pool.passed[block] for block in table.blocks if block in pool.passed)
+                self.disk_tier.remove_queued(pool.passed[block] for block in table.blocks if block in pool.passed)
         if not again:
-            self.pools.keep_spare()
+            self.pools.evict_for_transient()
 
     def compact(self) -> tuple[BlockCopy, ...]:
-        """Move all used blocks to the front, in their order. Runs stay runs, and the free blocks become one run.
+        """Move all used blocks to the front, in their order, so that the free blocks become one run.
 
         Return the copies that the caller must make in the arena before the next step, in this order. No copy moves a
         block to a higher number.
@@ -423,8 +439,8 @@ class KVCache:
         for sequence in self._sequences.values():
             for table, new_numbers in zip(sequence.tables, moved, strict=True):
                 table.blocks = [new_numbers[b] for b in table.blocks]
-        self.prefix.move(moved)
-        return copies_of(moved)
+        self.prefix.renumber_blocks(moved)
+        return make_copies(moved)
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
@@ -440,7 +456,7 @@ class KVCache:
             free_blocks=total - used,
             sequences=len(sequences),
             tokens=sum(sequence.length for sequence in sequences),
-            single_run_sequences=sum(sequence.single_run() for sequence in sequences),
+            single_run_sequences=sum(sequence.is_single_run() for sequence in sequences),
             fragmentation=self.pools.fragmentation,
         )
 
@@ -452,23 +468,26 @@ class KVCache:
     # -- blocks in and out --------------------------------------------------------------------------------------------
 
     def _reserve(self, sequence: SequenceBlocks, tokens: int) -> None:
+        """Extend a sequence's tables for `tokens` tokens, if they are too short."""
         end = -(-tokens // self.block_size)
         for table in sequence.tables:
             if table.first + len(table.blocks) < end:  # `table.end` without a call: this runs for each row in each step
-                self._grow(sequence, need := [end] * len(self.groups), need)
+                self._extend_tables(sequence, need := [end] * len(self.groups), need)
                 return
 
-    def _grow(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
-        """Extend every table to the end `need`, or to `want` if one run holds all of it: in all groups or in none."""
+    def _extend_tables(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
+        """Extend a sequence's table in each group to the end `need`, or to `want` if one run holds all of it: in all
+        groups or in none.
+        """
         before = [table.end for table in sequence.tables]
         try:
             for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
                 if need[group] > table.end:
                     self.pools.make_room(group, need[group] - table.end, sequence.transient)
-                    pool.extend(table, need[group], max(need[group], want[group]))
+                    pool.extend_table(table, need[group], max(need[group], want[group]))
         except KVCacheFull:
             for pool, table, end in zip(self.pools, sequence.tables, before, strict=True):
-                pool.give_up(table.cut(end))
+                pool.drop_owner(table.remove_from(end))
             raise
 
 
@@ -480,7 +499,8 @@ _UNLIMITED = 1 << 40
 
 
 class SequenceTables:
-    """The sequences of a cache, each with a block table per layer group. Their blocks are those of `pools`.
+    """The block tables of all sequences of a cache, one per layer group, and what a step reads of them. Their blocks
+    are those of `pools`.
 
     The caller chooses the number of a sequence. `KVCache` begins, grows and ends sequences.
     """
@@ -490,7 +510,7 @@ class SequenceTables:
         self._block_size = pools.block_size
         self.sequences: dict[int, SequenceBlocks] = {}
         """The tables of each sequence, by its number."""
-        self.most_blocks = [row_blocks(group.spec.attention_window, self._block_size) for group in pools.groups]
+        self.most_blocks = [max_row_blocks(group.spec.attention_window, self._block_size) for group in pools.groups]
         """How many blocks of each group a sequence can have; None in a group that sees all tokens."""
         self.windowed = [group for group, most in enumerate(self.most_blocks) if most is not None]
         """The groups that see a window of the tokens."""
@@ -499,9 +519,9 @@ class SequenceTables:
         """Return the number of blocks that hold `tokens` tokens: `ceil(tokens / block_size)`."""
         return -(-tokens // self._block_size)
 
-    def front(self, group: int, position: int) -> int:
+    def first_visible_block(self, group: int, position: int) -> int:
         """Return the index of the first block that a query at `position` sees."""
-        return self._pools.groups[group].spec.attention_window.first_block(position, self._block_size)
+        return self._pools.groups[group].spec.attention_window.first_visible_block(position, self._block_size)
 
     # -- one sequence -------------------------------------------------------------------------------------------------
 
@@ -511,43 +531,43 @@ class SequenceTables:
 
     def block_table(self, seq: int, group: int) -> IntArray:
         """Return a sequence's blocks in token order, `[blocks]` int32. A windowed group has given up the first ones."""
-        return self.sequences[seq].tables[group].array()
+        return self.sequences[seq].tables[group].to_array()
 
-    def row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
+    def table_row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
         """Return the blocks of tokens `begin .. tokens`, `[blocks]` int32, with the null block for each block that was
         given up. `begin` is the first token of a block.
         """
         table = self.sequences[seq].tables[group]
-        return table.row(begin // self._block_size, self.blocks_for(tokens), self._pools.null_block(group))
+        return table.table_row(begin // self._block_size, self.blocks_for(tokens), self._pools.null_block(group))
 
-    def run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
-        """Return the one run that holds tokens `begin .. tokens`, or None if they are in several runs.
+    def find_run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
+        """Return the run that holds tokens `begin .. tokens`, or None if they are in several runs.
 
         A run may begin with blocks that the sequence has given up. They belong to others, and must not be read.
         """
-        return self.sequences[seq].tables[group].run(begin // self._block_size, self.blocks_for(tokens))
+        return self.sequences[seq].tables[group].find_run(begin // self._block_size, self.blocks_for(tokens))
 
     def slots(self, seq: int, group: int, start: int, count: int) -> IntArray:
-        """Return the flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32. A
+        """Return the arena slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32. A
         token whose block was given up has a slot of the null block.
         """
         null = self._pools.null_block(group)
         return self.sequences[seq].tables[group].slots(start, count, self._block_size, null)
 
-    def passed(self, seq: int, tokens: int) -> bool:
+    def has_passed(self, seq: int, tokens: int) -> bool:
         """Return whether a window has given up blocks that the token after a sequence's first `tokens` tokens sees."""
         tables = self.sequences[seq].tables
-        return any(tables[group].first > self.front(group, tokens) for group in self.windowed)
+        return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed)
 
-    def ends_within(self, sequence: SequenceBlocks, end: int) -> list[int]:
-        """Return the end that each group's table gets for a sequence of `end` blocks: less in a windowed group, since
-        no sequence has more than `most_blocks` there.
+    def table_ends(self, sequence: SequenceBlocks, end: int) -> list[int]:
+        """Return the end of each group's table for a sequence of `end` blocks: less in a windowed group, since no
+        sequence has more than `most_blocks` there.
         """
         pairs = zip(sequence.tables, self.most_blocks, strict=True)
         return [end if most is None else min(end, table.first + most) for table, most in pairs]
 
     def describe(self, seq: int) -> str:
-        """Return a sequence's blocks as text for people: its runs as `start+count`, with a bar between groups."""
+        """Return a sequence's blocks as text: its runs as `start+count`, with a bar between groups."""
         return self.sequences[seq].describe()
 
     # -- room for others ----------------------------------------------------------------------------------------------
@@ -555,12 +575,14 @@ class SequenceTables:
     def can_obtain(
         self, blocks: Sequence[int], promised: Mapping[int, int] | None = None, transient: bool = False
     ) -> bool:
-        """Return whether a new sequence can get `blocks` blocks of each group; see `obtainable_beside`."""
-        counts = self.obtainable_beside(promised or {}, transient)
+        """Return whether a new sequence can get `blocks` blocks of each group. The parameters are those of
+        `obtainable_blocks`.
+        """
+        counts = self.obtainable_blocks(promised or {}, transient)
         return all(needed <= n for needed, n in zip(blocks, counts, strict=True))
 
-    def obtainable_beside(self, promised: Mapping[int, int], transient: bool = False) -> list[int]:
-        """Return how many blocks of each group a new sequence can get if sequences give back spare blocks.
+    def obtainable_blocks(self, promised: Mapping[int, int], transient: bool = False) -> list[int]:
+        """Return how many blocks of each group a new sequence can get if the others give back spare blocks.
 
         A `transient` one evicts nothing that others have cached. `promised` has the tokens for which a sequence keeps
         room. It gives back the blocks beyond these tokens and beyond its length.
@@ -570,20 +592,23 @@ class SequenceTables:
         for group in range(len(self._pools.groups)):
             tables = ((self.sequences[seq].tables[group], end) for seq, end in kept.items())
             spare = sum(min(max(0, table.end - end), len(table.blocks)) for table, end in tables)
-            counts.append(self._pools.obtainable(group, transient) + spare)
+            counts.append(self._pools.obtainable_blocks(group, transient) + spare)
         return counts
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one sequence alone could have now. The system may refuse the cache more memory for a while."""
-        return self._tokens_in(self._pools.max_blocks)
+        """The most tokens that one sequence alone could have now. The system may refuse the cache more memory for a
+        while.
+        """
+        return self._capacity_of(self._pools.max_blocks)
 
     @property
     def configured_tokens(self) -> int:
-        """Tokens that one sequence alone could have if the system gives the memory."""
-        return self._tokens_in(self._pools.configured_blocks)
+        """The most tokens that one sequence alone could have if the system gives all configured memory."""
+        return self._capacity_of(self._pools.configured_blocks)
 
-    def _tokens_in(self, blocks: Counts) -> int:
+    def _capacity_of(self, blocks: GroupCounts) -> int:
+        """Return the most tokens that one sequence can have in `blocks` blocks of each group."""
         pairs = zip(blocks, self.most_blocks, strict=True)
         counts = (_UNLIMITED if most is not None and most <= n else n * self._block_size for n, most in pairs)
         return min(counts)

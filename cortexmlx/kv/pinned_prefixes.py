@@ -10,25 +10,25 @@ from cortexmlx.errors import InvalidRequest, PinRefused
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, Salt
 
-SHARE = 0.5
+MAX_PINNED_SHARE = 0.5
 """The share of a group's blocks, and of the snapshots, that pins may have. Rows need the others."""
 
 
 @dataclass(frozen=True)
 class PinnedKeys:
-    """The keys of the whole blocks of a pinned text."""
+    """The cache keys of the whole blocks of a pinned text."""
 
     keys: tuple[Key, ...]
     """All of them, in order."""
-    of_groups: tuple[tuple[Key, ...], ...]
+    group_keys: tuple[tuple[Key, ...], ...]
     """For each group, those that the last token of these blocks sees. A prompt that ends there computes that token
     again.
     """
 
 
 class PinnedPrefixes:
-    """The pins of a cache. A pin names blocks by their keys. So it also holds blocks that are computed later, or again
-    after they were evicted.
+    """The pinned texts of a cache. A pin names blocks by their keys, so it also holds blocks that are computed later,
+    or again after they were evicted.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -42,7 +42,7 @@ class PinnedPrefixes:
 
     @property
     def blocks(self) -> int:
-        """Pinned blocks of all groups that are cached now."""
+        """The number of pinned blocks of all groups that are cached now."""
         return self._cache.pools.pinned_blocks
 
     def add(self, tokens: Sequence[int], salt: Salt) -> tuple[int, int]:
@@ -55,18 +55,19 @@ class PinnedPrefixes:
         if not keys:
             raise InvalidRequest(f"a pin holds whole blocks of {size} tokens, and this has {len(tokens)} tokens")
         last = len(keys) * size - 1
-        fronts = (group.spec.attention_window.first_block(last, size) for group in self._cache.groups)
+        fronts = (group.spec.attention_window.first_visible_block(last, size) for group in self._cache.groups)
         chain = PinnedKeys(keys, tuple(keys[front:] for front in fronts))
-        self._check(chain)
+        self._require_room(chain)
         number = next(self._numbers)
-        self._add(number, chain)
+        self._pin_blocks(number, chain)
         return number, len(keys) * size
 
-    def _check(self, chain: PinnedKeys) -> None:
+    def _require_room(self, chain: PinnedKeys) -> None:
+        """Raise PinRefused if the pins would exceed their share of blocks or snapshots with this one."""
         cache = self._cache
-        for group, keys in enumerate(chain.of_groups):
+        for group, keys in enumerate(chain.group_keys):
             have, of_group = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]
-            most = int(of_group * SHARE)
+            most = int(of_group * MAX_PINNED_SHARE)
             new = len(set(keys) - have)
             if new and len(have) + new > most:
                 raise PinRefused(
@@ -75,47 +76,48 @@ class PinnedPrefixes:
                     "(--kv-memory)"
                 )
         snapshots = cache.states.snapshots
-        if snapshots is not None and len(self._chains) >= (most := int(snapshots.most * SHARE)):
+        if snapshots is not None and len(self._chains) >= (most := int(snapshots.most * MAX_PINNED_SHARE)):
             raise PinRefused(
                 f"{len(self._chains)} texts are pinned, and the memory for recurrent states has room for {most}: unpin "
                 "something, or raise the KV memory (--kv-memory)"
             )
 
-    def _add(self, number: int, chain: PinnedKeys) -> None:
+    def _pin_blocks(self, number: int, chain: PinnedKeys) -> None:
+        """Pin the blocks of a text in all groups, under a pin's number."""
         self._chains[number] = chain
-        for group, keys in enumerate(chain.of_groups):
+        for group, keys in enumerate(chain.group_keys):
             self._cache.pools.pin(group, keys)
 
-    def settle(self, number: int) -> None:
-        """Pin the last recurrent state of a pin's text, because the text has been computed."""
+    def pin_state(self, number: int) -> None:
+        """Pin the last recurrent state of a pin's text, after the text has been computed."""
         snapshots, chain = self._cache.states.snapshots, self._chains.get(number)
         entry = None if chain is None else self._cache.prefix.get(chain.keys[-1])
         if snapshots is not None and entry is not None and entry.states:
             self._snapshots[number] = entry.states[max(entry.states)]
             snapshots.order.pin(self._snapshots[number])
 
-    def settle_again(self) -> None:
-        """Pin the states of texts whose states were dropped, and have been computed again."""
+    def pin_recomputed_states(self) -> None:
+        """Pin the recurrent states that were dropped and have been computed again."""
         snapshots = self._cache.states.snapshots
         if snapshots is not None and self._chains:
-            there = snapshots.all()
+            there = snapshots.numbers()
             for number in self._chains:
                 if self._snapshots.get(number) not in there:
-                    self.settle(number)
+                    self.pin_state(number)
 
     def remove(self, number: int) -> None:
         """Remove a pin. Does nothing if it does not exist."""
         chain = self._chains.pop(number, None)
-        for group, keys in enumerate(chain.of_groups if chain is not None else ()):
+        for group, keys in enumerate(chain.group_keys if chain is not None else ()):
             self._cache.pools.unpin(group, keys)
         snapshot = self._snapshots.pop(number, None)
         snapshots = self._cache.states.snapshots
         if snapshots is not None and snapshot is not None and snapshot not in self._snapshots.values():
             snapshots.order.unpin(snapshot)
 
-    def move_to(self, cache: KVCache) -> None:
-        """Make the same pins in a cache that begins empty."""
+    def move_to_cache(self, cache: KVCache) -> None:
+        """Make the same pins in a new, empty cache."""
         self._cache = cache
         self._snapshots.clear()
         for number, chain in self._chains.items():
-            self._add(number, chain)
+            self._pin_blocks(number, chain)

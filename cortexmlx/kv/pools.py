@@ -1,4 +1,4 @@
-"""The block pools of all layer groups together: growing, shrinking, pins, and making room by eviction.
+"""The block pools of all layer groups: growing, shrinking, pins, and making room by eviction.
 
 Groups that see equally far always need equally many blocks, so they have equally many. A group that sees a window needs
 few blocks, however long the sequences are.
@@ -13,10 +13,10 @@ import numpy as np
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, PrefixCache
-from cortexmlx.kv.snapshots import PointOrder, Snapshots
-from cortexmlx.kv.spec import Counts, LayerGroup, of_each
-from cortexmlx.kv.table import BlockTable, SequenceBlocks, runs_of
+from cortexmlx.kv.prefix import GONE, Key, PrefixCache, PrefixEntry, PrefixMatch, PrefixNode
+from cortexmlx.kv.snapshots import ResumePointOrder, SnapshotRegistry
+from cortexmlx.kv.spec import GroupCounts, LayerGroup, blocks_per_group
+from cortexmlx.kv.table import BlockTable, SequenceBlocks, split_into_runs
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 
@@ -35,8 +35,8 @@ class BlockPools:
         *,
         max_blocks: int | Sequence[int] | None = None,
         prefix: PrefixCache | None = None,
-        snapshots: Snapshots | None = None,
-        may_resize: Callable[[Counts], bool] = lambda blocks: True,
+        snapshots: SnapshotRegistry | None = None,
+        may_resize: Callable[[GroupCounts], bool] = lambda blocks: True,
     ) -> None:
         """Begin with `blocks` blocks in each group, one number for all groups or one for each, all of them free.
 
@@ -45,21 +45,21 @@ class BlockPools:
         """
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.blocks = of_each(groups, blocks)
-        limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
-        self.configured_blocks: Counts = tuple(map(max, self.blocks, limits))
+        self.blocks = blocks_per_group(groups, blocks)
+        limits = blocks_per_group(groups, self.blocks if max_blocks is None else max_blocks)
+        self.configured_blocks: GroupCounts = tuple(map(max, self.blocks, limits))
         """How many blocks each group may have if the system gives the memory."""
         self.max_blocks = self.configured_blocks
         """How many it may have now: less after the system has refused more."""
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self.snapshots = snapshots
-        self.spare: Counts = tuple(0 for _ in groups)
-        """Blocks of each group, within its limit, in which nothing is kept for chats: see `keep_spare`."""
-        self._given_back: Counts = tuple(0 for _ in groups)
+        self.spare: GroupCounts = tuple(0 for _ in groups)
+        """Blocks of each group, within its limit, in which nothing is kept for chats: see `evict_for_transient`."""
+        self._given_back: GroupCounts = tuple(0 for _ in groups)
         self._look_suffices = True
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
-        self.points = WindowPoints(groups, self._pools, block_size)
+        self.points = WindowResumePoints(groups, self._pools, block_size)
         windows = [group.spec.attention_window for group in groups]
         self._alike = [{g for g, other in enumerate(windows) if other == window} for window in windows]
         self._widest = max(range(len(groups)), key=lambda g: windows[g].tokens or float("inf"))
@@ -72,38 +72,42 @@ class BlockPools:
 
     @property
     def unused_entries(self) -> int:
-        """Cached entries that no sequence uses and no pin names, counted in the group that sees the most tokens."""
+        """The number of cached entries that no sequence uses and no pin names, counted in the group that sees the most
+        tokens.
+        """
         pool = self._pools[self._widest]
         return pool.evictable - len(pool.pinned)
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
-        """Used, cached and free blocks as in `CacheStats`, in a time that does not depend on their number."""
+        """The used, cached and free blocks as in `CacheStats`, in constant time."""
         used = sum(pool.owned for pool in self._pools)
         return used, sum(pool.evictable for pool in self._pools), sum(self.blocks) - used
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of the blocks that belong to sequences. Cached blocks that no sequence uses do not count."""
+        """The bytes of the blocks that belong to sequences. Cached blocks that no sequence uses do not count."""
         return sum(p.owned * self.block_size * g.bytes_per_token for p, g in zip(self._pools, self.groups, strict=True))
 
     @property
     def bytes_limit(self) -> int:
-        """Bytes of the blocks of all groups at their limits."""
+        """The bytes of the blocks of all groups at their limits."""
         pairs = zip(self.max_blocks, self.groups, strict=True)
         return sum(count * self.block_size * group.bytes_per_token for count, group in pairs)
 
     @property
     def fragmentation(self) -> float:
-        """`1 - longest free run / free blocks` of the group in which it is largest."""
+        """`1 - longest free run / free blocks` of the most fragmented group."""
         return max(pool.allocator.fragmentation() for pool in self._pools)
 
     def null_block(self, group: int) -> int:
-        """Return the arena's block of zeros, which pads block tables: the first one after the blocks of a group."""
+        """Return the block of zeros that pads a group's block tables: the first one after the group's blocks."""
         return self.blocks[group]
 
     def block_map(self) -> BlockMap:
-        """Return the state of every block. Costs a pass over all counts and all cached blocks."""
+        """Return the state of every block (free, cached, stored, used or shared). Costs a pass over all counts and all
+        cached blocks.
+        """
         pictures = []
         for group, (layers, pool, limit) in enumerate(zip(self.groups, self._pools, self.max_blocks, strict=True)):
             states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
@@ -119,87 +123,97 @@ class BlockPools:
 
     def grow(self, blocks: int | Sequence[int]) -> None:
         """Grow each group to `blocks` blocks if it has fewer. The arena must be resized before the next step."""
-        for pool, count, have in zip(self._pools, of_each(self.groups, blocks), self.blocks, strict=True):
+        for pool, count, have in zip(self._pools, blocks_per_group(self.groups, blocks), self.blocks, strict=True):
             if count > have:
                 pool.grow(count - have)
-        self._count()
+        self._update_counts()
 
     def shrink(self, least: int | Sequence[int]) -> int:
-        """Give up free blocks at the end of each group, down to `least` blocks. Return how many were given up in all.
+        """Drop free blocks at the end of each group, down to `least` blocks. Return how many were dropped in all.
 
         The arena must be resized before the next step.
         """
-        floors = of_each(self.groups, least)
+        floors = blocks_per_group(self.groups, least)
         ends = [pool.allocator.free_blocks_at_end for pool in self._pools]
         spare = [min(have - n, end) for have, n, end in zip(self.blocks, floors, ends, strict=True)]
         less = [max(0, min(spare[g] for g in alike)) for alike in self._alike]
         if not any(less) or not self._may_resize(tuple(b - n for b, n in zip(self.blocks, less, strict=True))):
             return 0
-        self._shrink_by(less)
+        self._drop_end_blocks(less)
         return sum(less)
 
-    def stay(self, blocks: Sequence[int]) -> None:
-        """Keep the arena's `blocks` blocks as the limit, because it could not grow. No sequence may have blocks."""
+    def cap_at(self, blocks: Sequence[int]) -> None:
+        """Set the pools, and their limits, to the arena's `blocks` blocks, because the arena could not grow. No
+        sequence may have blocks.
+        """
         self.grow(blocks)
-        self._shrink_by([have - count for have, count in zip(self.blocks, blocks, strict=True)])
+        self._drop_end_blocks([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
         self._look_suffices = False
 
-    def give_all_back(self) -> None:
-        """Shrink to one block in each group, after the arena was given back. No sequence may have blocks."""
-        self.note_given_back()
-        self._shrink_by([have - 1 for have in self.blocks])
+    def shrink_to_minimum(self) -> None:
+        """Shrink to one block in each group, after the arena's memory was released. No sequence may have blocks."""
+        self.record_release()
+        self._drop_end_blocks([have - 1 for have in self.blocks])
 
-    def note_given_back(self) -> None:
-        """Note that the arena has all of these blocks, and gives some of them back because memory is short."""
+    def record_release(self) -> None:
+        """Record the current size before the arena releases memory because the system is short of it, so that growing
+        back is recognized.
+        """
         self._given_back = tuple(map(max, self._given_back, self.blocks))
 
     @property
-    def grows_back(self) -> bool:
-        """Whether the pools have no more blocks than were given back, so that the arena once had as many."""
+    def is_growing_back(self) -> bool:
+        """Whether the pools are no larger than before memory was released, so that the arena once had as many
+        blocks.
+        """
         return all(have <= given for have, given in zip(self.blocks, self._given_back, strict=True))
 
-    def ask_again(self) -> None:
-        """Allow growth to the configured blocks again, even if the system has refused it since: memory may be free by
+    def reset_limits(self) -> None:
+        """Allow growth to the configured blocks again, although the system has refused it: memory may be free by
         now.
         """
         self.max_blocks = self.configured_blocks
         self._look_suffices = True
 
-    def look_again(self) -> None:
-        """`ask_again` if that costs nothing: since the last time, `may_resize` has known of each refusal in advance."""
+    def reset_limits_if_cheap(self) -> None:
+        """Allow growth again if a new refusal would cost nothing: `may_resize` has known of each refusal in advance
+        since the last time.
+        """
         if self._look_suffices:
-            self.ask_again()
+            self.reset_limits()
 
-    def _shrink_by(self, less: Sequence[int]) -> None:
-        """Take so many blocks from the end of each group. All of them must be free."""
+    def _drop_end_blocks(self, less: Sequence[int]) -> None:
+        """Drop `less` blocks from the end of each group. All of them must be free."""
         for pool, count in zip(self._pools, less, strict=True):
             if count:
                 pool.shrink(count)
-        self._count()
+        self._update_counts()
 
-    def _count(self) -> None:
+    def _update_counts(self) -> None:
+        """Update the number of blocks of each group."""
         self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)
 
     # -- pins ---------------------------------------------------------------------------------------------------------
 
     def pin(self, group: int, keys: Sequence[Key]) -> None:
-        """Evict the blocks of a group that have these keys, or will have them, after all others."""
+        """Pin keys in a group: their blocks, present or future, are evicted after all others."""
         self._pools[group].pins.update(keys)
-        self._sort(group, keys)
+        self._requeue(group, keys)
 
     def unpin(self, group: int, keys: Sequence[Key]) -> None:
         """Undo one `pin` of these keys."""
         pool = self._pools[group]
         pool.pins -= Counter(keys)
-        self._sort(group, keys)
+        self._requeue(group, keys)
 
-    def _sort(self, group: int, keys: Sequence[Key]) -> None:
+    def _requeue(self, group: int, keys: Sequence[Key]) -> None:
+        """Move the unowned blocks of these keys to the eviction queue where they belong now."""
         pool = self._pools[group]
         for entry in map(self.prefix.get, reversed(keys)):
             if entry is not None and entry.blocks[group] != GONE and not pool.ref_counts[entry.blocks[group]]:
                 pool.hold(entry.blocks[group])
-                pool.let_go(entry.blocks[group])
+                pool.make_evictable(entry.blocks[group])
 
     def pinned_keys(self, group: int) -> set[Key]:
         """Return the keys that are pinned in a group."""
@@ -207,41 +221,41 @@ class BlockPools:
 
     @property
     def pinned_blocks(self) -> int:
-        """Pinned blocks of all groups that are cached now."""
+        """The number of pinned blocks of all groups that are cached now."""
         pairs = ((group, self.prefix.get(key)) for group, pool in enumerate(self._pools) for key in pool.pins)
         return sum(entry is not None and entry.blocks[group] != GONE for group, entry in pairs)
 
     # -- making room --------------------------------------------------------------------------------------------------
 
-    def obtainable(self, group: int, transient: bool = False) -> int:
-        """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to. If it is
-        transient, it evicts only what transient sequences have cached.
+    def obtainable_blocks(self, group: int, transient: bool = False) -> int:
+        """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to. A
+        transient one evicts only what transient sequences have cached.
         """
         pool = self._pools[group]
         evictable = len(pool.transient) if transient else pool.evictable
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
-    def keep_spare(self) -> None:
-        """Evict what chats have cached, the least recently used first and pinned blocks never, until as much room as
-        `spare` says is left for transient sequences, beside the blocks that have owners.
+    def evict_for_transient(self) -> None:
+        """Evict unused blocks that chats have cached until `spare` blocks are left for transient sequences. The least
+        recently used goes first; pinned blocks stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
                 if not pool.passed and not pool.unused:
-                    self.points.give_way(group)
+                    self.points.discard_until_evictable(group)
                 entry = next(iter((pool.passed or pool.unused).values()), None)
                 if entry is None:
                     break
                 self._evict_entry(group, entry)
 
-    def keep_for_chats(self, entry: Entry) -> None:
-        """Keep an entry as those that chats have cached, because a sequence uses it that is not transient."""
+    def clear_transient(self, entry: PrefixEntry) -> None:
+        """Mark an entry as no longer transient, because a sequence uses it that is not transient."""
         if entry.transient:
             entry.transient = False
             for pool, block in zip(self._pools, entry.blocks, strict=True):
                 if block in pool.transient:
                     pool.hold(block)
-                    pool.let_go(block)
+                    pool.make_evictable(block)
 
     def drop_cached(self, entries: int | None = None) -> int:
         """Evict unused cached blocks, the least recently used first. Return how many were evicted.
@@ -258,9 +272,9 @@ class BlockPools:
         return dropped
 
     def make_room(self, group: int, blocks: int, transient: bool = False) -> None:
-        """Make `blocks` blocks of a group free. First evict blocks that windows have passed, then grow towards the
-        limit, then evict other unused cached blocks. For a `transient` sequence evict nothing but what such sequences
-        have cached. Raises KVCacheFull.
+        """Make `blocks` blocks of a group free: evict blocks that windows have passed, then grow towards the limit,
+        then evict other unused blocks. For a `transient` sequence evict only what such sequences have cached.
+        Raises KVCacheFull.
         """
         pool = self._pools[group]
         allocator = pool.allocator
@@ -268,16 +282,16 @@ class BlockPools:
             return
         while pool.passed and not transient and allocator.free_blocks < blocks:
             self._evict(group)
-        if allocator.free_blocks < blocks <= self.obtainable(group, transient):
-            self._grow_by(group, blocks - allocator.free_blocks)
+        if allocator.free_blocks < blocks <= self.obtainable_blocks(group, transient):
+            self._try_grow(group, blocks - allocator.free_blocks)
         if blocks <= allocator.free_blocks + (len(pool.transient) if transient else pool.evictable):
             while allocator.free_blocks < blocks and self._evict(group, transient):
                 pass
         if allocator.free_blocks < blocks:
-            raise pool.full(blocks, self.block_size)
+            raise pool.cache_full_error(blocks, self.block_size)
 
-    def _grow_by(self, group: int, least: int) -> None:
-        """Grow to twice the size, or else by `least` blocks, within the limit.
+    def _try_grow(self, group: int, least: int) -> None:
+        """Grow a group to twice its size, or else by `least` blocks, within the limit.
 
         If the system refuses both, lower the limit to what the group has.
         """
@@ -290,19 +304,19 @@ class BlockPools:
         self.max_blocks = tuple(have if g in self._alike[group] else n for g, n in enumerate(self.max_blocks))
 
     def _evict(self, group: int, transient: bool = False) -> bool:
-        """Evict the least recently used cached block of a group; with `transient`, of those that transient sequences
-        have cached. Return False if the group has no such block.
+        """Evict the least recently used cached block of a group; with `transient`, only one that transient sequences
+        have cached. Return False if there is none.
         """
         pool = self._pools[group]
         if not (transient or pool.passed or pool.transient or pool.unused):
-            self.points.give_way(group)
-        entry = next(iter(pool.transient.values()), None) if transient else pool.next_to_go
+            self.points.discard_until_evictable(group)
+        entry = next(iter(pool.transient.values()), None) if transient else pool.next_eviction
         if entry is None:
             return False
         self._evict_entry(group, entry)
         return True
 
-    def _evict_entry(self, group: int, entry: Entry) -> None:
+    def _evict_entry(self, group: int, entry: PrefixEntry) -> None:
         """Evict the block of an entry in a group.
 
         An entry without its block in a group that sees all tokens is useless, so the whole entry goes. Without its
@@ -311,25 +325,26 @@ class BlockPools:
         if self.groups[group].spec.attention_window.tokens is None:
             self.remove(entry)
         else:
-            self._pools[group].forget(entry.blocks[group])
+            self._pools[group].uncache(entry.blocks[group])
             entry.blocks = tuple(GONE if g == group else block for g, block in enumerate(entry.blocks))
             self._prune(entry)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: PrefixEntry) -> None:
         """Remove an entry from the prefix cache, with its blocks in all groups and its snapshots."""
-        self._forget(entry)
+        self._remove_entry(entry)
         for pool, block in zip(self._pools, entry.blocks, strict=True):
             if block != GONE:
-                pool.forget(block)
+                pool.uncache(block)
         self._prune(entry.parent)
 
-    def _prune(self, node: Node) -> None:
-        """Remove the entries at the end of a chain that have no blocks."""
-        while isinstance(node, Entry) and set(node.blocks) == {GONE} and not (node.children or node.forgotten):
-            self._forget(node)
+    def _prune(self, node: PrefixNode) -> None:
+        """Remove the entries at the end of a chain that have no blocks in any group."""
+        while isinstance(node, PrefixEntry) and set(node.blocks) == {GONE} and not (node.children or node.forgotten):
+            self._remove_entry(node)
             node = node.parent
 
-    def _forget(self, entry: Entry) -> None:
+    def _remove_entry(self, entry: PrefixEntry) -> None:
+        """Remove an entry from the prefix cache, with its resume point and its snapshots."""
         self.prefix.remove(entry)
         self.points.discard(entry)
         if self.snapshots is not None:
@@ -346,12 +361,12 @@ class BlockPools:
                 table = sequence.tables[group]
                 assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"
                 assert table.end * self.block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
-                assert table.first * self.block_size <= attention_window.oldest(sequence.length), (
+                assert table.first * self.block_size <= attention_window.oldest_visible(sequence.length), (
                     f"sequence {seq} lacks what it sees"
                 )
                 owners[table.blocks] += 1
             assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
-            free, waiting = pool.list_free(), [block for queue in pool.queues for block in queue]
+            free, waiting = pool.free_block_numbers(), [block for queue in pool.queues for block in queue]
             uses = pool.ref_counts.copy()
             uses[free] += 1
             uses[waiting] += 1
@@ -385,7 +400,8 @@ class BlockPools:
 
 
 class BlockPool:
-    """The blocks of one layer group: an allocator, and a reference count per block in `ref_counts`, `[blocks]` int32.
+    """The blocks of one layer group: an allocator, a reference count per block in `ref_counts` (`[blocks]` int32), and
+    the eviction queues.
 
     A block without owners is either free or cached. The allocator counts a cached block as used. Unowned cached blocks
     wait in one of five queues, and the first block of the first queue that is not empty is evicted next:
@@ -394,12 +410,12 @@ class BlockPool:
       dropped;
     - `transient`: blocks that only transient sequences have used;
     - `unused`: other blocks, the least recently used first;
-    - `needed`: blocks that a resume point of a window needs, by `points`: see `WindowPoints`. One can only be evicted
+    - `needed`: blocks that a resume point of a window needs, by `points`: see `WindowResumePoints`. One can only go
       when no point needs it any more;
     - `pinned`: blocks whose keys are in `pins`.
 
     A block that is the source of a copy is in `sources`, with whether it was `passed`. It is in no queue until
-    `let_go_source`.
+    `release_copy_source`.
     """
 
     __slots__ = (
@@ -410,69 +426,70 @@ class BlockPool:
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
         self.ref_counts = np.zeros(blocks, np.int32)
-        self.cached: dict[int, Entry] = {}
-        self.passed: OrderedDict[int, Entry] = OrderedDict()
-        self.transient: OrderedDict[int, Entry] = OrderedDict()
-        self.unused: OrderedDict[int, Entry] = OrderedDict()
-        self.needed: OrderedDict[int, Entry] = OrderedDict()
-        self.pinned: OrderedDict[int, Entry] = OrderedDict()
+        self.cached: dict[int, PrefixEntry] = {}
+        self.passed: OrderedDict[int, PrefixEntry] = OrderedDict()
+        self.transient: OrderedDict[int, PrefixEntry] = OrderedDict()
+        self.unused: OrderedDict[int, PrefixEntry] = OrderedDict()
+        self.needed: OrderedDict[int, PrefixEntry] = OrderedDict()
+        self.pinned: OrderedDict[int, PrefixEntry] = OrderedDict()
         self.pins: Counter[Key] = Counter()
-        self.points: Counter[Entry] = Counter()
+        self.points: Counter[PrefixEntry] = Counter()
         self.sources: dict[int, bool] = {}
 
     @property
     def evictable(self) -> int:
-        """Cached blocks without owners."""
+        """The number of cached blocks without owners."""
         return sum(map(len, self.queues))
 
     @property
-    def queues(self) -> tuple[OrderedDict[int, Entry], ...]:
-        """The blocks that wait to be evicted, in the order of the queues."""
+    def queues(self) -> tuple[OrderedDict[int, PrefixEntry], ...]:
+        """The eviction queues, in the order in which they are emptied."""
         return self.passed, self.transient, self.unused, self.needed, self.pinned
 
     @property
-    def next_to_go(self) -> Entry | None:
-        """The entry whose block would be evicted next; None if no block can be evicted. No resume point may be all that
-        keeps the others.
-        """
+    def next_eviction(self) -> PrefixEntry | None:
+        """The entry whose block is evicted next; None if no block can be evicted without giving up a resume point."""
         return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
     @property
     def owned(self) -> int:
-        """Blocks that belong to at least one sequence."""
+        """The number of blocks that belong to at least one sequence."""
         return self.allocator.used_blocks - self.evictable
 
     def share(self, table: BlockTable, block: int) -> None:
-        """Give a cached or owned block one more owner, at the end of the owner's table."""
+        """Append a cached or owned block to a table, which becomes one more owner."""
         self.ref_counts[block] += 1
         self.hold(block)
         table.blocks.append(block)
 
     def hold(self, block: int) -> bool:
-        """Keep a cached block from being evicted. Return whether it was in `passed`."""
+        """Take a cached block out of its eviction queue. Return whether it was in `passed`."""
         for waiting in (self.unused, self.needed, self.pinned, self.transient):
             waiting.pop(block, None)
         return self.passed.pop(block, None) is not None
 
-    def let_go(self, block: int, passed: bool = False) -> None:
-        """Let a held block be evicted again if it has no owner, after the blocks that are in its queue already."""
+    def make_evictable(self, block: int, passed: bool = False) -> None:
+        """Put a held block at the end of its eviction queue, if it has no owner."""
         if not self.ref_counts[block]:
-            self._wait(block, self.passed if passed else self.unused)
+            self._enqueue(block, self.passed if passed else self.unused)
 
-    def hold_source(self, block: int) -> bool:
-        """Keep a cached block unchanged until `let_go_source`, also when its owners give it up. Return False if it is
-        held already.
+    def hold_copy_source(self, block: int) -> bool:
+        """Keep a cached block unchanged until it has been copied, also when its owners give it up. Return False if it
+        is held already.
         """
         if block in self.sources:
             return False
         self.sources[block] = self.hold(block)
         return True
 
-    def let_go_source(self, block: int) -> None:
-        """Let the source of a copy be evicted again: the end of `hold_source`."""
-        self.let_go(block, self.sources.pop(block))
+    def release_copy_source(self, block: int) -> None:
+        """Make the source block of a copy evictable again, after the copy."""
+        self.make_evictable(block, self.sources.pop(block))
 
-    def _wait(self, block: int, waiting: OrderedDict[int, Entry]) -> None:
+    def _enqueue(self, block: int, waiting: OrderedDict[int, PrefixEntry]) -> None:
+        """Put an unowned cached block into its eviction queue: `waiting`, unless the entry is pinned, transient, or
+        needed by a resume point.
+        """
         if block in self.sources:
             return
         entry = self.cached[block]
@@ -484,15 +501,17 @@ class BlockPool:
             waiting = self.needed
         waiting[block] = entry
 
-    def need(self, entry: Entry, block: int) -> None:
-        """Keep an entry's block for one more resume point."""
+    def hold_for_point(self, entry: PrefixEntry, block: int) -> None:
+        """Count one more resume point that needs an entry's block."""
         self.points[entry] += 1
         if self.points[entry] == 1 and not self.ref_counts[block] and self.cached.get(block) is entry:
             self.hold(block)
-            self.let_go(block)
+            self.make_evictable(block)
 
-    def need_no_more(self, entry: Entry, block: int) -> None:
-        """Keep an entry's block for one resume point less. If no other needs it, it is evicted before all others."""
+    def release_from_point(self, entry: PrefixEntry, block: int) -> None:
+        """Count one resume point less that needs an entry's block. If no other needs it, it is evicted before all
+        others.
+        """
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -500,7 +519,7 @@ class BlockPool:
                 del self.needed[block]
                 self.passed[block] = entry
 
-    def extend(self, table: BlockTable, need: int, want: int) -> None:
+    def extend_table(self, table: BlockTable, need: int, want: int) -> None:
         """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,
         too.
 
@@ -523,7 +542,7 @@ class BlockPool:
             table.blocks.extend(range(added.start, added.start + added.count))
             have = table.end
 
-    def give_up(self, blocks: list[int], passed: bool = False) -> int:
+    def drop_owner(self, blocks: list[int], passed: bool = False) -> int:
         """Take one owner from each of `blocks`, which are a sequence's blocks in its order. Return how many blocks
         became free.
 
@@ -536,22 +555,22 @@ class BlockPool:
         self.ref_counts[blocks] -= 1
         orphans = [b for b in blocks if not self.ref_counts[b]]
         free = [b for b in orphans if b not in self.cached]
-        for run in runs_of(free):
+        for run in split_into_runs(free):
             self.allocator.free(run)
         waiting = self.passed if passed else self.unused
         for block in orphans if passed else reversed(orphans):
             if block in self.cached:
-                self._wait(block, waiting)
+                self._enqueue(block, waiting)
         return len(free)
 
-    def forget(self, block: int) -> None:
+    def uncache(self, block: int) -> None:
         """Stop caching a block. It becomes free if it has no owner."""
         self.hold(block)
         del self.cached[block]
         if not self.ref_counts[block]:
             self.allocator.free(KVHandle(block, 1))
 
-    def full(self, blocks: int, block_size: int) -> KVCacheFull:
+    def cache_full_error(self, blocks: int, block_size: int) -> KVCacheFull:
         """Return the error for a caller who needs `blocks` more blocks."""
         return KVCacheFull(
             f"the KV cache is full: {blocks} more blocks of {block_size} tokens are needed, "
@@ -569,13 +588,13 @@ class BlockPool:
         self.allocator.shrink(less)
         self.ref_counts = self.ref_counts[:-less].copy()
 
-    def list_free(self) -> list[int]:
+    def free_block_numbers(self) -> list[int]:
         """Return the numbers of the free blocks."""
         return [b for run in self.allocator.free_runs() for b in range(run.start, run.stop)]
 
     def compact(self) -> dict[int, int]:
         """Renumber the used blocks from 0, in their order. Return the new number of each."""
-        blocks, free = len(self.ref_counts), set(self.list_free())
+        blocks, free = len(self.ref_counts), set(self.free_block_numbers())
         kept = [b for b in range(blocks) if b not in free]
         counts = np.zeros(blocks, np.int32)
         counts[: len(kept)] = self.ref_counts[kept]
@@ -598,13 +617,13 @@ class BlockPool:
 # mlx.
 
 
-Needed = tuple[tuple[int, Entry], ...]
+NeededBlocks = tuple[tuple[int, PrefixEntry], ...]
 """Blocks, each by its group and its entry."""
 
 
-class WindowPoints:
-    """The resume points of the windowed groups among `groups`, whose blocks are in `pools`. A point is named by the
-    entry of the last block before it. Without windows there are none.
+class WindowResumePoints:
+    """The resume points of windowed layer groups: places in cached texts whose windows' blocks are kept together. A
+    point is named by the entry of the last block before it.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], block_size: int) -> None:
@@ -613,63 +632,65 @@ class WindowPoints:
         }
         self._pools = pools
         self._block_size = block_size
-        self._order: PointOrder[Entry] = PointOrder()
-        self._needed: dict[Entry, Needed] = {}
+        self._order: ResumePointOrder[PrefixEntry] = ResumePointOrder()
+        self._needed: dict[PrefixEntry, NeededBlocks] = {}
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, node: Node, tokens: int, spare: bool = False) -> None:
-        """Make a point after the first `tokens` tokens of a text, of which `node` has the last one. Nothing happens if
-        a block that it needs is not cached. A `spare` point begins as superseded.
+    def add(self, node: PrefixNode, tokens: int, spare: bool = False) -> None:
+        """Add a resume point after the first `tokens` tokens of a text, at `node`, the entry of the last one. Does
+        nothing if a block that it needs is not cached. A `spare` point is given up early.
         """
-        if not self._windows or not isinstance(node, Entry) or node.transient or node.forgotten:
+        if not self._windows or not isinstance(node, PrefixEntry) or node.transient or node.forgotten:
             return
         if node in self._needed:
             if not spare:
-                self._order.use(node)
+                self._order.mark_used(node)
             return
-        needed = tuple(self._seen(node, tokens))
+        needed = tuple(self._visible_blocks(node, tokens))
         if any(entry.forgotten or entry.blocks[group] == GONE for group, entry in needed):
             return
         self._needed[node] = needed
         self._order.add(node, spare)
         for group, entry in needed:
-            self._pools[group].need(entry, entry.blocks[group])
+            self._pools[group].hold_for_point(entry, entry.blocks[group])
 
-    def _seen(self, last: Entry, tokens: int) -> Iterator[tuple[int, Entry]]:
-        """Yield the blocks that the token after a text's first `tokens` tokens sees, the last one first."""
+    def _visible_blocks(self, last: PrefixEntry, tokens: int) -> Iterator[tuple[int, PrefixEntry]]:
+        """Yield the blocks of all windows that the token after a text's first `tokens` tokens sees, the last one
+        first.
+        """
         index = (tokens - 1) // self._block_size
         for group, window in self._windows.items():
-            node: Node = last
-            for _ in range(index - window.first_block(tokens, self._block_size) + 1):
-                assert isinstance(node, Entry), "a chain is shorter than its text"
+            node: PrefixNode = last
+            for _ in range(index - window.first_visible_block(tokens, self._block_size) + 1):
+                assert isinstance(node, PrefixEntry), "a chain is shorter than its text"
                 yield group, node
                 node = node.parent
 
-    def discard(self, entry: Entry) -> None:
-        """Give a point up, if there is one."""
+    def discard(self, entry: PrefixEntry) -> None:
+        """Discard a resume point, if there is one, so that its blocks can be evicted."""
         self._order.discard(entry)
         for group, needed in self._needed.pop(entry, ()):
-            self._pools[group].need_no_more(needed, needed.blocks[group])
+            self._pools[group].release_from_point(needed, needed.blocks[group])
 
-    def give_way(self, group: int) -> None:
-        """Give points up, the first in their order, until a block of a group is evictable that only points kept."""
+    def discard_until_evictable(self, group: int) -> None:
+        """Discard resume points, in their order, until a block of a group is evictable."""
         waiting = self._pools[group].needed
         while waiting and not self._pools[group].passed:
-            self.discard(next(point for point in self._order if self._keeps(point, group)))
+            self.discard(next(point for point in self._order if self._holds_block(point, group)))
 
-    def _keeps(self, point: Entry, group: int) -> bool:
-        """Return whether a block of a group that has no owner is kept for a point."""
+    def _holds_block(self, point: PrefixEntry, group: int) -> bool:
+        """Return whether a point is what keeps an unowned block of a group from eviction."""
         waiting = self._pools[group].needed
         return any(g == group and waiting.get(entry.blocks[g]) is entry for g, entry in self._needed[point])
 
-    def continue_text(self, match: Match, kept: Container[int], parting: Entry | None) -> None:
-        """Order the points of a text that continues after a match: see `PointOrder.continue_text`."""
+    def supersede_older(self, match: PrefixMatch, kept: Container[int], parting: PrefixEntry | None) -> None:
+        """Reorder the points of a text that continues after a match, so that older ones are given up first."""
         if self._windows:
             size = self._block_size
             points = [((i + 1) * size, entry) for i, entry in enumerate(match.entries) if entry in self._needed]
-            self._order.continue_text(points, kept, parting)
+            self._order.supersede_older(points, kept, parting)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if a block is kept for no point, or evictable though a point needs it. For tests and
@@ -678,7 +699,7 @@ class WindowPoints:
         assert set(self._order) == self._needed.keys(), "a point is in no order, or one that is gone"
         assert not any(point.forgotten for point in self._needed), "a point of an entry that is gone"
         for group, pool in enumerate(self._pools):
-            counts: dict[Entry, int] = {}
+            counts: dict[PrefixEntry, int] = {}
             for needed in self._needed.values():
                 for g, entry in needed:
                     if g == group:

@@ -1,4 +1,4 @@
-"""The prefix cache: which blocks hold which tokens, so that a prompt that begins like an earlier one need not be
+"""The prefix cache: a hash index of cached blocks by the tokens they hold, so that a prompt's cached beginning is not
 computed again.
 
 A full block's key is a hash of the key of the block before it and of its own tokens. So equal keys mean equal text from
@@ -31,12 +31,12 @@ Blocks = tuple[int, ...]
 GONE = -1
 """Stands for a block that is no longer cached, or never was."""
 
-_CHILDREN_LOOKED_AT = 16
+_MAX_COMPARED_CHILDREN = 16
 """How many successors of a block are compared for a partial match, the newest first. It bounds the work."""
 
 
 class AdapterSalt(NamedTuple):
-    """The salt of a client's texts with an adapter."""
+    """The salt that separates cached texts of a client with an adapter from all others."""
 
     adapter: bytes
     """A hash of its content."""
@@ -48,20 +48,20 @@ Salt = str | AdapterSalt | None
 
 
 @dataclass(eq=False)
-class Node:
-    """A place in a chain, with the cached blocks that follow it. A node that is no `Entry` is a root: no block comes
-    before it.
+class PrefixNode:
+    """A node in the tree of cached blocks, with the entries that follow it. A node that is no `PrefixEntry` is a root:
+    no block comes before it.
     """
 
     key: Key
-    children: OrderedDict[Key, Entry] = field(default_factory=OrderedDict, kw_only=True)
+    children: OrderedDict[Key, PrefixEntry] = field(default_factory=OrderedDict, kw_only=True)
 
 
 @dataclass(eq=False)
-class Entry(Node):
-    """One cached block in all layer groups."""
+class PrefixEntry(PrefixNode):
+    """A cached block in all layer groups, with its tokens and its predecessor."""
 
-    parent: Node
+    parent: PrefixNode
     """The entry of the block before this one, or the root."""
     tokens: tuple[int, ...]
     """The tokens of the block. Fewer than a full block's make a partial block."""
@@ -78,14 +78,14 @@ class Entry(Node):
 
 
 @dataclass(frozen=True)
-class Match:
-    """The cached beginning of a prompt."""
+class PrefixMatch:
+    """The result of a prefix cache look-up: the cached blocks with which a prompt begins."""
 
-    root: Node
+    root: PrefixNode
     """Where the chain begins."""
-    entries: tuple[Entry, ...]
+    entries: tuple[PrefixEntry, ...]
     """The full blocks, in order."""
-    partial: Entry | None
+    partial: PrefixEntry | None
     """The entry of the block after them, of which the first `partial_tokens` tokens match."""
     partial_tokens: int
     snapshot: int | None = None
@@ -95,19 +95,19 @@ class Match:
     their end.
     """
 
-    def tokens(self, block_size: int) -> int:
+    def matched_tokens(self, block_size: int) -> int:
         """Return how many tokens match."""
         return len(self.entries) * block_size + self.partial_tokens
 
-    def block(self, place: int) -> Entry:
+    def entry_at(self, place: int) -> PrefixEntry:
         """Return the entry of the block at an index. The partial block comes last."""
         entry = self.entries[place] if place < len(self.entries) else self.partial
         assert entry is not None
         return entry
 
     @property
-    def last(self) -> Node:
-        """The node that the first block after the match follows."""
+    def last_node(self) -> PrefixNode:
+        """The node of the last full block of the match, or the root."""
         return self.entries[-1] if self.entries else self.root
 
 
@@ -117,26 +117,27 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 class PrefixCache:
-    """The entries, by key. Tests may pass another `hashing`."""
+    """The prefix cache: all entries by key. Tests may pass another `hashing`."""
 
     def __init__(self, block_size: int, hashing: Callable[[Key, Sequence[int]], Key] = chain_hash) -> None:
         self.block_size = block_size
         self._hash = hashing
-        self._entries: dict[Key, Entry] = {}
-        self._roots: WeakValueDictionary[Salt, Node] = WeakValueDictionary()
+        self._entries: dict[Key, PrefixEntry] = {}
+        self._roots: WeakValueDictionary[Salt, PrefixNode] = WeakValueDictionary()
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
-    def root(self, salt: Salt = None) -> Node:
-        """Return the node where the texts of a salt begin. It lives as long as a cached block or a sequence
-        follows it.
+    def root(self, salt: Salt = None) -> PrefixNode:
+        """Return the root node of the texts under a salt. It lives as long as a cached block or a sequence follows
+        it.
         """
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = Node(self._root_key(salt))
+            root = self._roots[salt] = PrefixNode(self._root_key(salt))
         return root
 
     def _root_key(self, salt: Salt) -> Key:
+        """Return the key of a salt's root, which no block has."""
         if salt is None:
             return hashlib.blake2b(digest_size=16).digest()
         if isinstance(salt, AdapterSalt):
@@ -153,11 +154,11 @@ class PrefixCache:
             keys.append(key)
         return keys
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> Match:
-        """Return the longest beginning of `tokens` that is cached under `salt`, at most `max_tokens` tokens. `keys` are
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> PrefixMatch:
+        """Return the longest cached prefix of `tokens` under `salt`, at most `max_tokens` tokens. `keys` are
         `keys(tokens, salt)`.
         """
-        entries: list[Entry] = []
+        entries: list[PrefixEntry] = []
         last = root = self.root(salt)
         for index, key in enumerate(keys[: max_tokens // self.block_size]):
             start = index * self.block_size
@@ -169,92 +170,94 @@ class PrefixCache:
             entries.append(entry)
             last = entry
         start = len(entries) * self.block_size
-        partial, common = _best_child(last, tokens[start : min(start + self.block_size, max_tokens)])
-        return Match(root, tuple(entries), partial, common, chain=start)
+        partial, common = _best_partial_match(last, tokens[start : min(start + self.block_size, max_tokens)])
+        return PrefixMatch(root, tuple(entries), partial, common, chain=start)
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
-    def insert(self, parent: Node, tokens: Sequence[int], blocks: Blocks, key: Key | None = None) -> Entry | None:
+    def insert(
+        self, parent: PrefixNode, tokens: Sequence[int], blocks: Blocks, key: Key | None = None
+    ) -> PrefixEntry | None:
         """Cache a block that follows `parent`, and return its entry. None if these tokens are cached already, or if
         another text has the same key. Fewer tokens than a block's make a partial entry.
         """
         key = key or self._hash(parent.key, tokens)
         if key in self._entries:
             return None
-        entry = Entry(key, parent, tuple(tokens), blocks)
+        entry = PrefixEntry(key, parent, tuple(tokens), blocks)
         self._entries[key] = parent.children[key] = entry
         return entry
 
-    def find(self, parent: Node, tokens: Sequence[int]) -> Entry | None:
+    def find(self, parent: PrefixNode, tokens: Sequence[int]) -> PrefixEntry | None:
         """Return the entry with exactly these tokens after `parent`; None if there is no such entry."""
         entry = self._entries.get(self._hash(parent.key, tokens))
         return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
 
-    def get(self, key: Key) -> Entry | None:
+    def get(self, key: Key) -> PrefixEntry | None:
         """Return the entry under a key; None if there is none. It may belong to another text with the same key."""
         return self._entries.get(key)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remove(self, entry: Entry) -> None:
-        """Remove an entry. Its successors can no longer be reached, and are evicted when their turn comes."""
+    def remove(self, entry: PrefixEntry) -> None:
+        """Remove an entry. The blocks after it can no longer be found, and are evicted in their turn."""
         entry.forgotten = True
         del self._entries[entry.key]
         entry.parent.children.pop(entry.key, None)
 
-    def move(self, new_numbers: Sequence[Mapping[int, int]]) -> None:
-        """Give the blocks of each group their new numbers."""
+    def renumber_blocks(self, new_numbers: Sequence[Mapping[int, int]]) -> None:
+        """Give the blocks of each group their new numbers, after they were moved."""
         for entry in self._entries.values():
             pairs = zip(entry.blocks, new_numbers, strict=True)
             entry.blocks = tuple(GONE if block == GONE else new[block] for block, new in pairs)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the ways to an entry disagree, or if a key does not belong to its tokens. For tests
-        and debug runs.
+        """Raise AssertionError if the index and the tree disagree, or if a key does not belong to its tokens. For
+        tests and debug runs.
         """
         roots = set(self._roots.values())
         for key, entry in self._entries.items():
             right = self._hash(entry.parent.key, entry.tokens)
             assert entry.key == key == right, "an entry is under a key that is not its own"
             assert entry.parent.children.get(key) is entry, "an entry is not among its parent's successors"
-            assert isinstance(entry.parent, Entry) or entry.parent in roots, "an entry's root is not its salt's"
+            assert isinstance(entry.parent, PrefixEntry) or entry.parent in roots, "an entry's root is not its salt's"
             assert len(entry.tokens) <= self.block_size, "an entry has more tokens than a block"
 
     @property
     def states(self) -> list[dict[int, int]]:
-        """The snapshots of all entries."""
+        """The snapshots of all entries, by the number of tokens that they come after."""
         return [entry.states for entry in self._entries.values()]
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[PrefixEntry, ...]:
         """All entries, in the order in which they were inserted."""
         return tuple(self._entries.values())
 
 
-def predecessor(node: Node, steps: int) -> Node:
-    """Return the node `steps` blocks before a node in its chain."""
+def predecessor(node: PrefixNode, steps: int) -> PrefixNode:
+    """Return the node `steps` blocks before a node."""
     for _ in range(steps):
-        assert isinstance(node, Entry), "a chain is shorter than the blocks that are registered in it"
+        assert isinstance(node, PrefixEntry), "a chain is shorter than the blocks that are registered in it"
         node = node.parent
     return node
 
 
-def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
-    """Return the successor of a node that has most tokens in common with `rest`, the newest of equals, and how many
+def _best_partial_match(parent: PrefixNode, rest: Sequence[int]) -> tuple[PrefixEntry | None, int]:
+    """Return the entry after `parent` that has most tokens in common with `rest`, the newest of equals, and how many
     tokens that is.
     """
     best, longest = None, 0
     for index, entry in enumerate(reversed(parent.children.values())):
-        if index == _CHILDREN_LOOKED_AT or longest == len(rest):
+        if index == _MAX_COMPARED_CHILDREN or longest == len(rest):
             break
-        common = common_length(entry.tokens, rest)
+        common = common_prefix_length(entry.tokens, rest)
         if common > longest:
             best, longest = entry, common
     return best, longest
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common beginning of two sequences."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:

@@ -21,7 +21,7 @@ from cortexmlx.kv.spec import (
     LONG_TAIL_ROWS,
     TAIL_COLUMNS,
     AttentionWindow,
-    Counts,
+    GroupCounts,
     LayerGroup,
 )
 
@@ -34,16 +34,16 @@ DEFAULT_FULL_ROWS = 4
 SNAPSHOTS_PER_ROW = 4
 """How many snapshots of its state a row gets on average: at the end of a prompt, of turns, and where texts part."""
 
-LEAST_POINTS = 12
+MIN_RESUME_POINTS = 12
 """How many places where texts can be continued are kept, for few rows, too: the end of a conversation, of its last
 user's message and of its system prompt, the same of another one, and some in between. That is snapshots of recurrent
 states, and windows of cached texts.
 """
 
-_POINTS_SHARE = 4
+_POINTS_MEMORY_DIVISOR = 4
 """These may take this part of the memory: one of so many parts."""
 
-_FIRST_TOKENS = 2048
+_INITIAL_TOKENS = 2048
 """Tokens that the arena holds before it grows. So few are allocated at once."""
 
 _NO_LIMIT = 1 << 40
@@ -56,29 +56,29 @@ def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -
 
     `itemsize` is the number of bytes of a number, here and below. None takes that of each group's dtype.
     """
-    return sum(_per_token(group, itemsize) for group in groups)
+    return sum(_group_token_bytes(group, itemsize) for group in groups)
 
 
 def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | None = None) -> int:
     """Return the bytes of one sequence of `tokens` tokens. A windowed layer keeps at most its window, a recurrent one
     its fixed state.
     """
-    return row_bytes(groups := tuple(groups)) + sum(
-        _per_token(group, itemsize) * (tokens if group.spec.window is None else min(tokens, group.spec.window))
+    return row_state_bytes(groups := tuple(groups)) + sum(
+        _group_token_bytes(group, itemsize) * (tokens if group.spec.window is None else min(tokens, group.spec.window))
         for group in groups
     )
 
 
-def row_bytes(groups: Iterable[LayerGroup]) -> int:
-    """Return the bytes of the recurrent layers' states of one sequence, which do not depend on its length."""
+def row_state_bytes(groups: Iterable[LayerGroup]) -> int:
+    """Return the bytes of one sequence's recurrent states in all layers, which do not depend on its length."""
     return sum(group.spec.row_bytes * len(group.layers) for group in groups)
 
 
-def states_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
-    """Return the bytes of the states of `rows` rows: those after each row's last step, and those that the current step
-    computes.
+def step_state_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
+    """Return the bytes of the recurrent states of `rows` rows during a step: those after the last step, and those that
+    the step computes.
     """
-    return 2 * rows * row_bytes(groups)
+    return 2 * rows * row_state_bytes(groups)
 
 
 def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[int, int]:
@@ -86,16 +86,17 @@ def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[
 
     Snapshots get at most a quarter of it, or all of it if tokens take no memory.
     """
-    each = row_bytes(groups := tuple(groups))
+    each = row_state_bytes(groups := tuple(groups))
     if not each:
         return memory, 0
-    share = memory // _POINTS_SHARE if bytes_per_token(groups) else memory
-    snapshots = min(_snapshots(rows), share // each)
+    share = memory // _POINTS_MEMORY_DIVISOR if bytes_per_token(groups) else memory
+    snapshots = min(_wanted_snapshots(rows), share // each)
     return memory - snapshots * each, snapshots
 
 
-def _snapshots(rows: int) -> int:
-    return max(SNAPSHOTS_PER_ROW * rows, LEAST_POINTS)
+def _wanted_snapshots(rows: int) -> int:
+    """Return how many snapshots of recurrent states `rows` rows should have."""
+    return max(SNAPSHOTS_PER_ROW * rows, MIN_RESUME_POINTS)
 
 
 def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
@@ -116,8 +117,8 @@ def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int 
 
 
 def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None, long_tail_rows: int = 0) -> int:
-    """Return the most bytes of the tail with up to `rows` active rows: its columns of every layer per row, twice. Up to
-    `long_tail_rows` rows have `LONG_TAIL_COLUMNS` columns, more rows have `TAIL_COLUMNS`.
+    """Return the most bytes of the tail with up to `rows` active rows: its columns of every layer per row, twice. Up
+    to `long_tail_rows` rows have `LONG_TAIL_COLUMNS` columns, more rows have `TAIL_COLUMNS`.
 
     The tail is functional: while a step writes its column, the old and the new tail both exist.
     """
@@ -125,13 +126,13 @@ def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = N
     return 2 * tokens * bytes_per_token(groups, itemsize)
 
 
-def long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
+def max_long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
     """Return up to how many rows a tail on a GPU should have `LONG_TAIL_COLUMNS` columns, for a model with `weights`
-    bytes of weights; 0 if none should.
+    bytes of weights; 0 for never.
 
     A flush drains the pipeline, which costs about a step: at least the time in which the weights are read. A longer
     tail has fewer flushes, but each step reads and writes all its columns. A layer with a window would need more blocks
-    for a row than `row_blocks`, so such models keep the short tail.
+    for a row than `max_row_blocks`, so such models keep the short tail.
     """
     groups = tuple(groups)
     if any(group.spec.window is not None for group in groups):
@@ -141,9 +142,10 @@ def long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
     return min(LONG_TAIL_ROWS, saved // copied) if copied else 0
 
 
-def _per_token(group: LayerGroup, itemsize: int | None) -> int:
+def _group_token_bytes(group: LayerGroup, itemsize: int | None) -> int:
+    """Return the bytes of one token in all layers of a group."""
     size = group.spec.itemsize if itemsize is None else itemsize
-    return group.spec.bytes_of(size) * len(group.layers)
+    return group.spec.bytes_per_token_with(size) * len(group.layers)
 
 
 def logits_bytes(rows: int, vocab_size: int) -> int:
@@ -154,22 +156,22 @@ def logits_bytes(rows: int, vocab_size: int) -> int:
 def reserved_bytes(
     groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int, long_tail_rows: int = 0
 ) -> int:
-    """Return the bytes that the cache must leave: for the weights, and for the tails, states and logits of `rows`
+    """Return the bytes that the cache must leave free: for the weights, and for the tails, states and logits of `rows`
     rows.
     """
     groups = tuple(groups)
     tail = tail_bytes(groups, rows, long_tail_rows=long_tail_rows)
-    return weights + tail + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+    return weights + tail + step_state_bytes(groups, rows) + logits_bytes(rows, vocab_size)
 
 
-def first_blocks(most: int, block_size: int) -> int:
-    """Return how many blocks of a group the arena has at first, if it may have `most`."""
-    return min(most, -(-_FIRST_TOKENS // block_size))
+def initial_blocks(most: int, block_size: int) -> int:
+    """Return how many blocks of a group the arena begins with, if it may have `most`."""
+    return min(most, -(-_INITIAL_TOKENS // block_size))
 
 
-def row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None:
-    """Return how many blocks of a group a decoding row has at most: those that the next token sees, and those of the
-    tail's columns. None: the blocks of all its tokens.
+def max_row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None:
+    """Return the most blocks of a windowed group that a decoding row has: those that the next token sees, and those of
+    the tail's columns. None without a window.
 
     With blocks of 16 tokens or more, a window of w tokens takes at most `ceil(w / block_size) + 2`.
     """
@@ -180,20 +182,20 @@ def row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None
 
 
 def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, itemsize: int | None = None) -> int:
-    """Return the bytes of a running row of `tokens` tokens: whole blocks, at most `row_blocks` of a windowed group, and
-    its states.
+    """Return the bytes of a running row of `tokens` tokens: whole blocks, at most a window's in a windowed group, and
+    its recurrent states.
     """
     places = -(-tokens // block_size)
-    return row_bytes(groups := tuple(groups)) + sum(
-        _per_token(group, itemsize)
+    return row_state_bytes(groups := tuple(groups)) + sum(
+        _group_token_bytes(group, itemsize)
         * block_size
-        * min(places, row_blocks(group.spec.attention_window, block_size) or places)
+        * min(places, max_row_blocks(group.spec.attention_window, block_size) or places)
         for group in groups
     )
 
 
 @dataclass(frozen=True)
-class Load:
+class ArenaDemand:
     """What an arena must serve: `rows` rows in blocks of `block_size` tokens. Their prompts are computed in pieces, at
     most `piece` tokens a step for all rows together.
     """
@@ -202,34 +204,40 @@ class Load:
     piece: int
     block_size: int = DEFAULT_BLOCK_SIZE
 
-    def limit(self, group: LayerGroup) -> int:
-        """Return how many blocks of a group are of use. A group that sees all tokens has no limit.
+    def max_useful_blocks(self, group: LayerGroup) -> int:
+        """Return how many blocks of a group are of use at most. A group that sees all tokens has no limit.
 
         A windowed group can use the blocks of all rows, those of the pieces of a step, and as many again as the rows
-        have for resume points, or those of `LEAST_POINTS` points: a text that begins with a cached prefix needs only
+        have for resume points, or those of `MIN_RESUME_POINTS` points: a text that begins with a cached prefix
+        needs only
         the prefix's last window.
         """
-        most = row_blocks(group.spec.attention_window, self.block_size)
+        most = max_row_blocks(group.spec.attention_window, self.block_size)
         if most is None:
             return _NO_LIMIT
-        return self.rows * (2 * most + 1) - (-self.piece // self.block_size) + self.more_points(group)
+        return self.rows * (2 * most + 1) - (-self.piece // self.block_size) + self.extra_point_blocks(group)
 
-    def more_points(self, group: LayerGroup) -> int:
-        """Return how many of these blocks are for the points beyond one for each row."""
-        most = row_blocks(group.spec.attention_window, self.block_size)
-        return 0 if most is None else max(0, LEAST_POINTS - self.rows) * most
+    def extra_point_blocks(self, group: LayerGroup) -> int:
+        """Return how many of these blocks are for resume points beyond one for each row."""
+        most = max_row_blocks(group.spec.attention_window, self.block_size)
+        return 0 if most is None else max(0, MIN_RESUME_POINTS - self.rows) * most
 
 
 def default_kv_tokens(context: int, max_rows: int) -> int:
-    """Return the tokens of the default arena: `min(context, 32k) * min(max_rows, 4)`."""
+    """Return how many tokens the default arena holds: `min(context, 32k) * min(max_rows, 4)`."""
     return min(context, DEFAULT_TOKENS_PER_ROW) * min(max_rows, DEFAULT_FULL_ROWS)
 
 
 def default_kv_bytes(
-    groups: Sequence[LayerGroup], load: Load, context: int, working_set: int, reserved: int, itemsize: int | None = None
+    groups: Sequence[LayerGroup],
+    load: ArenaDemand,
+    context: int,
+    working_set: int,
+    reserved: int,
+    itemsize: int | None = None,
 ) -> int:
-    """Return the bytes of the default cache: `default_kv_tokens` in rows of whole blocks, less where more blocks are of
-    no use, and snapshots of the rows' states. At most half of what the machine has left.
+    """Return the bytes of the default cache: `default_kv_tokens` in whole blocks, less where more blocks are of no
+    use, and snapshots of the rows' states. At most half of what the machine has left.
 
     `working_set` is how many bytes the device recommends to use in all. `reserved` is how many of these weights, tails
     and logits take. 0 means that nothing is left.
@@ -237,29 +245,33 @@ def default_kv_bytes(
     room = max(working_set - reserved, 0) // 2
     blocks = -(-context // load.block_size)  # a row's last block is a whole one
     tokens = default_kv_tokens(blocks * load.block_size, load.rows)
-    kept = sum(_per_token(g, itemsize) * min(tokens, load.limit(g) * load.block_size) for g in groups)
-    return min(kept + _snapshots(load.rows) * row_bytes(groups), room)
+    kept = sum(
+        _group_token_bytes(g, itemsize) * min(tokens, load.max_useful_blocks(g) * load.block_size) for g in groups
+    )
+    return min(kept + _wanted_snapshots(load.rows) * row_state_bytes(groups), room)
 
 
 def draft_kv_bytes(
     memory: int, groups: Iterable[LayerGroup], draft: Iterable[LayerGroup], tokens: int, itemsize: int | None = None
 ) -> int:
-    """Return the part of the cache's `memory` that a draft model gets whose layers keep `draft`: as large a part as of
-    a row of `tokens` tokens, so that the arenas of both models hold the same rows.
+    """Return a draft model's part of the cache's `memory`: the same share as of a row of `tokens` tokens, so that the
+    arenas of both models hold the same rows. The draft model's layers keep `draft`.
     """
     own, other = sequence_bytes(draft, tokens, itemsize), sequence_bytes(groups, tokens, itemsize)
     return memory * own // max(1, own + other)
 
 
-def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, itemsize: int | None = None) -> Counts:
-    """Return how many blocks of each group fit into `memory` bytes: equally many, but in no group more than are of use.
-    The resume points beyond one for each row get at most a quarter of the memory.
+def blocks_that_fit(
+    memory: int, groups: Sequence[LayerGroup], load: ArenaDemand, itemsize: int | None = None
+) -> GroupCounts:
+    """Return how many blocks of each group fit into `memory` bytes: the same number for all, but in no group more than
+    are of use. The resume points beyond one for each row get at most a quarter of the memory.
     """
-    size = [_per_token(group, itemsize) * load.block_size for group in groups]
-    more = [load.more_points(group) for group in groups]
-    wanted, share = sum(map(mul, size, more)), memory // _POINTS_SHARE
+    size = [_group_token_bytes(group, itemsize) * load.block_size for group in groups]
+    more = [load.extra_point_blocks(group) for group in groups]
+    wanted, share = sum(map(mul, size, more)), memory // _POINTS_MEMORY_DIVISOR
     less = [0 if wanted <= share else blocks - blocks * share // wanted for blocks in more]
-    limits = [load.limit(group) - few for group, few in zip(groups, less, strict=True)]
+    limits = [load.max_useful_blocks(group) - few for group, few in zip(groups, less, strict=True)]
     blocks = list(limits)
     growing = sorted(range(len(groups)), key=lambda g: limits[g])
     while growing:
@@ -272,15 +284,15 @@ def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, items
     return tuple(blocks)
 
 
-def sequences_that_fit(groups: Sequence[LayerGroup], blocks: Counts, block_size: int, tokens: int) -> int:
+def sequences_that_fit(groups: Sequence[LayerGroup], blocks: GroupCounts, block_size: int, tokens: int) -> int:
     """Return how many sequences of `tokens` tokens fit at once into an arena of `blocks` blocks of each group."""
     needed = -(-tokens // block_size)
-    most = [row_blocks(group.spec.attention_window, block_size) or needed for group in groups]
+    most = [max_row_blocks(group.spec.attention_window, block_size) or needed for group in groups]
     return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
 
 
 def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "this machine") -> None:
-    """Raise InvalidRequest if `asked` is more than the machine's `memory`."""
+    """Raise InvalidRequest if a KV memory of `asked` bytes is more than the machine's `memory`."""
     if asked > memory:
         raise InvalidRequest(
             f"a KV memory of {format_bytes(asked)} is more than {machine} has: {format_bytes(memory)}, "
@@ -288,7 +300,7 @@ def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "t
         )
 
 
-def beyond_note(asked: int, left: int, machine: str = "this machine") -> tuple[str, ...]:
+def kv_memory_warning(asked: int, left: int, machine: str = "this machine") -> tuple[str, ...]:
     """Return a note if a KV memory of `asked` bytes is more than the machine has left, else nothing."""
     if asked <= left:
         return ()
@@ -298,8 +310,10 @@ def beyond_note(asked: int, left: int, machine: str = "this machine") -> tuple[s
     )
 
 
-def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: Load) -> Counts:
-    """Return `blocks_that_fit` for an arena of `memory` bytes. Raises InvalidRequest if no block of some group fits."""
+def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: ArenaDemand) -> GroupCounts:
+    """Return how many blocks of each group an arena of `memory` bytes has. Raises InvalidRequest if no block of some
+    group fits.
+    """
     blocks = blocks_that_fit(memory, groups, load)
     if not min(blocks):
         raise InvalidRequest(
@@ -319,7 +333,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes of "4GB" (10**9), "4GiB" or "4G" (2**30), "512MB", "1.5GiB" or a plain number of bytes.
+    """Parse a size and return its bytes: "4GB" (10**9), "4GiB" or "4G" (2**30), "512MB", "1.5GiB" or a plain number of
+    bytes.
 
     Raises InvalidRequest for any other text, and for sizes below one byte.
     """

@@ -1,9 +1,10 @@
-"""Snapshots of recurrent states: which exist, where a text can begin from one, and which is dropped next. Without mlx.
+"""Snapshots of recurrent states: which exist, where a text can continue from one, and which is dropped next. Without
+mlx.
 
 The keys and values of a text's beginning are part of those of the text. A recurrent state is not: it exists only at the
 tokens after which it was kept. A snapshot belongs to its *home*. That is the sequence that computed it, and later the
 cached entry of the block of its last token. It is dropped with that block. All snapshots have the same size. When their
-number is at the limit, the first in the `PointOrder` is dropped.
+number is at the limit, the first in the `ResumePointOrder` is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, TypeVar
 
-from cortexmlx.kv.prefix import Entry, Match, common_length, predecessor
+from cortexmlx.kv.prefix import PrefixEntry, PrefixMatch, common_prefix_length, predecessor
 from cortexmlx.kv.table import SequenceBlocks
 
 Row = tuple[int, int]
@@ -22,8 +23,8 @@ Row = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Save:
-    """Keep the state of `row` after `tokens` tokens as snapshot `snapshot`."""
+class RowSnapshot:
+    """A row, a number of its tokens, and the snapshot that has, or gets, the row's state after them."""
 
     row: Row
     tokens: int
@@ -32,59 +33,61 @@ class Save:
 
 @dataclass(frozen=True)
 class StateOps:
-    """What a step does with states, in this order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the step."""
+    """What a step does with recurrent states, in this order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the
+    step.
+    """
 
-    saves: tuple[Save, ...] = ()
+    saves: tuple[RowSnapshot, ...] = ()
     """Snapshots of states that the last steps computed."""
-    begins: tuple[Save, ...] = ()
+    begins: tuple[RowSnapshot, ...] = ()
     """Rows that begin with the state of a snapshot."""
     drops: tuple[int, ...] = ()
     """Snapshots that are no longer needed."""
     ends: tuple[Row, ...] = ()
     """Rows whose states are no longer needed."""
-    cuts: tuple[Save, ...] = ()
+    cuts: tuple[RowSnapshot, ...] = ()
     """Snapshots of states that this step computes within its pieces."""
 
 
-NOTHING = StateOps()
+NO_STATE_OPS = StateOps()
 
 Home = dict[int, int]
 """Snapshots by the number of tokens, of the sequence or of the block, that they come after."""
 
 
-class Snapshots:
-    """At most `most` snapshots, and what the next step must do with rows' states."""
+class SnapshotRegistry:
+    """Knows all snapshots of recurrent states, at most `most`, and collects what the next step must do with states."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.order: PointOrder[int] = PointOrder()
+        self.order: ResumePointOrder[int] = ResumePointOrder()
         self._homes: dict[int, tuple[Home, int]] = {}
         self._count = 0
-        self._saves: list[Save] = []
-        self._begins: list[Save] = []
+        self._saves: list[RowSnapshot] = []
+        self._begins: list[RowSnapshot] = []
         self._drops: list[int] = []
         self._ends: list[Row] = []
 
     def __len__(self) -> int:
         return len(self._homes)
 
-    def all(self) -> set[int]:
+    def numbers(self) -> set[int]:
         """Return the numbers of all snapshots."""
         return set(self._homes)
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, place: int, spare: bool = False) -> int | None:
-        """Return the number of a new snapshot at `place` of a home. The caller must have the state kept. None if there
-        is a snapshot at that place already, or if no snapshots are allowed.
+        """Return the number of a new snapshot at `place` of a home; the caller must have the state saved. None if
+        there is one already, or if no snapshots are allowed.
 
         A `spare` one begins as superseded, and takes the place of no other than such.
         """
         if place in home:
             if not spare:
-                self.order.use(home[place])
+                self.order.mark_used(home[place])
             return None
-        if not self.most or (spare and len(self._homes) >= self.most and not self.order.some_superseded):
+        if not self.most or (spare and len(self._homes) >= self.most and not self.order.is_superseded_next):
             return None
         while len(self._homes) >= self.most:
             self._drop(next(iter(self.order)))
@@ -110,6 +113,7 @@ class Snapshots:
             self._drop(snapshot)
 
     def _drop(self, snapshot: int) -> None:
+        """Drop a snapshot."""
         home, place = self._homes.pop(snapshot)
         self.order.discard(snapshot)
         del home[place]
@@ -117,26 +121,27 @@ class Snapshots:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def save(self, row: Row, tokens: int, snapshot: int) -> None:
-        """Have a row's state after its first `tokens` tokens kept as a new snapshot. The row's last step computed that
-        state.
+    def save_row(self, row: Row, tokens: int, snapshot: int) -> None:
+        """Have the next step save a row's state after its first `tokens` tokens as a new snapshot. The row's last step
+        computed that state.
         """
-        self._saves.append(Save(row, tokens, snapshot))
+        self._saves.append(RowSnapshot(row, tokens, snapshot))
 
-    def begin(self, row: Row, tokens: int, snapshot: int) -> None:
-        """Have a row begin with a snapshot's state, that after `tokens` tokens. The snapshot may have been dropped
-        while the row got its blocks; it exists until the next step.
+    def begin_row(self, row: Row, tokens: int, snapshot: int) -> None:
+        """Have a row begin with a snapshot's state, which is that after `tokens` tokens. The snapshot may have been
+        dropped while the row got its blocks; it exists until the next step.
         """
         if snapshot in self._homes:
-            self.order.use(snapshot)
-        self._begins.append(Save(row, tokens, snapshot))
+            self.order.mark_used(snapshot)
+        self._begins.append(RowSnapshot(row, tokens, snapshot))
 
-    def end(self, row: Row) -> None:
-        """Have a row's state dropped."""
+    def end_row(self, row: Row) -> None:
+        """Have the next step drop a row's state."""
         self._ends.append(row)
 
-    def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
-        """Return all that has to be done since the last call. `cuts` are those of the step that will do it.
+    def take_ops(self, cuts: tuple[RowSnapshot, ...] = ()) -> StateOps:
+        """Return, and clear, all state operations since the last call. `cuts` are those of the step that will carry
+        them out.
 
         A dropped snapshot is not saved, unless a row begins with it.
         """
@@ -161,139 +166,149 @@ class Snapshots:
 # these places are given up first, when there is no room for all.
 
 
-Point = TypeVar("Point", bound=Hashable)
+ResumePoint = TypeVar("ResumePoint", bound=Hashable)
 
-FindMissing = Callable[[Match, int], int | None]
+FindMissing = Callable[[PrefixMatch, int], int | None]
 """Given a match and a number of tokens: return the index of a missing block that the token after these tokens sees;
 None if no such block is missing.
 """
 
-_CHILDREN_LOOKED_AT = 16
+_MAX_COMPARED_CHILDREN = 16
 """How many successors of a block that have snapshots are compared, the newest first."""
 
 
-def at_snapshots(match: Match, rest: Sequence[int], block_size: int) -> Iterator[Match]:
+def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -> Iterator[PrefixMatch]:
     """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
     tokens after the full blocks of the match: at most a block, and at most as many as may come from the cache.
     """
-    found = [(place, e) for e in _with_snapshots(match) for place in _places(e, common_length(e.tokens, rest))]
+    found = [
+        (place, e)
+        for e in _children_with_snapshots(match)
+        for place in _snapshot_places(e, common_prefix_length(e.tokens, rest))
+    ]
     for place, partial in sorted(found, key=lambda each: each[0], reverse=True):
         yield replace(match, partial=partial, partial_tokens=place, snapshot=partial.states[place])
     for index in range(len(match.entries) - 1, -1, -1):
         entry = match.entries[index]
-        for place in _places(entry, block_size):
+        for place in _snapshot_places(entry, block_size):
             if place == block_size:
-                yield _cut(match, index + 1, None, 0, entry.states[place])
+                yield _cut_match(match, index + 1, None, 0, entry.states[place])
             else:
-                yield _cut(match, index, entry, place, entry.states[place])
-    yield _cut(match, 0, None, 0, None)
+                yield _cut_match(match, index, entry, place, entry.states[place])
+    yield _cut_match(match, 0, None, 0, None)
 
 
-def at_block_ends(match: Match, block_size: int) -> Iterator[Match]:
-    """Yield the parts of a match that end at a snapshot at the end of a block, the longest first, and at last the empty
-    part.
+def cut_at_block_snapshots(match: PrefixMatch, block_size: int) -> Iterator[PrefixMatch]:
+    """Yield the parts of a match that end at a snapshot at the end of a block, the longest first, and at last the
+    empty part.
     """
     for index in range(len(match.entries) - 1, -1, -1):
         snapshot = match.entries[index].states.get(block_size)
         if snapshot is not None:
-            yield _cut(match, index + 1, None, 0, snapshot)
-    yield _cut(match, 0, None, 0, None)
+            yield _cut_match(match, index + 1, None, 0, snapshot)
+    yield _cut_match(match, 0, None, 0, None)
 
 
-def whole_blocks(match: Match) -> Match:
+def drop_partial_block(match: PrefixMatch) -> PrefixMatch:
     """Return a match without its partial block."""
-    return _cut(match, len(match.entries), None, 0, None)
+    return _cut_match(match, len(match.entries), None, 0, None)
 
 
-def without_missing_blocks(match: Match, find_missing: FindMissing, block_size: int) -> Match:
-    """Return the longest part of a match at whose end no block is missing, for models without states. That is all of
-    it, or some of its full blocks.
+def cut_before_missing_blocks(match: PrefixMatch, find_missing: FindMissing, block_size: int) -> PrefixMatch:
+    """Return the longest part of a match at whose end no visible block is missing, for models without recurrent
+    states. That is all of it, or some of its full blocks.
 
     All parts that end after a missing block, and see it, are skipped at once: the next candidate ends before that
     block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
     """
-    tokens = end = match.tokens(block_size)
+    tokens = end = match.matched_tokens(block_size)
     while (gone := find_missing(match, end)) is not None:
         end = gone * block_size
-    return match if end == tokens else _cut(match, end // block_size, None, 0, None)
+    return match if end == tokens else _cut_match(match, end // block_size, None, 0, None)
 
 
-def _cut(match: Match, blocks: int, partial: Entry | None, tokens: int, snapshot: int | None) -> Match:
+def _cut_match(
+    match: PrefixMatch, blocks: int, partial: PrefixEntry | None, tokens: int, snapshot: int | None
+) -> PrefixMatch:
+    """Return a match cut to `blocks` full blocks and a partial one."""
     return replace(match, entries=match.entries[:blocks], partial=partial, partial_tokens=tokens, snapshot=snapshot)
 
 
-def _places(entry: Entry, most: int) -> list[int]:
-    """Return the places of an entry's snapshots up to `most`, the last first."""
+def _snapshot_places(entry: PrefixEntry, most: int) -> list[int]:
+    """Return after which tokens of its block an entry has snapshots, up to `most`, the last first."""
     return sorted((place for place in entry.states if place <= most), reverse=True)
 
 
-def _with_snapshots(match: Match) -> Iterator[Entry]:
-    return islice((e for e in reversed(match.last.children.values()) if e.states), _CHILDREN_LOOKED_AT)
+def _children_with_snapshots(match: PrefixMatch) -> Iterator[PrefixEntry]:
+    """Yield the newest entries after a match that have snapshots."""
+    return islice((e for e in reversed(match.last_node.children.values()) if e.states), _MAX_COMPARED_CHILDREN)
 
 
-_SHORT = 8
+_LATE_POINT_RATIO = 8
 """A point goes late if the text before it, back to the next point, is at least this part of the text after it."""
 
 
-class PointOrder(Generic[Point]):
-    """In which order resume points are given up: first those that their text has *superseded* by later ones, then the
+class ResumePointOrder(Generic[ResumePoint]):
+    """The order in which resume points are given up: first those *superseded* by later ones of their text, then the
     others, then pinned ones. The least recently used goes first.
 
     So a long loop of calls gives up its own older rounds before it takes the place of another conversation.
     """
 
     def __init__(self) -> None:
-        self._superseded: OrderedDict[Point, None] = OrderedDict()
-        self._current: OrderedDict[Point, None] = OrderedDict()
-        self._pinned: set[Point] = set()
+        self._superseded: OrderedDict[ResumePoint, None] = OrderedDict()
+        self._current: OrderedDict[ResumePoint, None] = OrderedDict()
+        self._pinned: set[ResumePoint] = set()
 
     def __len__(self) -> int:
         return len(self._superseded) + len(self._current)
 
-    def __iter__(self) -> Iterator[Point]:
+    def __iter__(self) -> Iterator[ResumePoint]:
         """Yield the points in the order in which they go."""
         each = (*self._superseded, *self._current)
         yield from (point for point in each if point not in self._pinned)
         yield from (point for point in each if point in self._pinned)
 
     @property
-    def some_superseded(self) -> bool:
-        """Whether a superseded point goes next."""
+    def is_superseded_next(self) -> bool:
+        """Whether the next point to be given up is a superseded one."""
         return any(point not in self._pinned for point in self._superseded)
 
-    def add(self, point: Point, spare: bool) -> None:
-        """Add a point as the most recently used one; one that is `spare` begins as superseded."""
-        (self.supersede if spare else self.use)(point)
+    def add(self, point: ResumePoint, spare: bool) -> None:
+        """Add a point as the most recently used one, or as a superseded one if it is `spare`."""
+        (self.supersede if spare else self.mark_used)(point)
 
-    def use(self, point: Point) -> None:
+    def mark_used(self, point: ResumePoint) -> None:
         """Add a point, or mark it as the most recently used one."""
         self._superseded.pop(point, None)
         self._current[point] = None
         self._current.move_to_end(point)
 
-    def supersede(self, point: Point) -> None:
+    def supersede(self, point: ResumePoint) -> None:
         """Add a superseded point, or mark it as the one that was superseded last."""
         self._current.pop(point, None)
         self._superseded[point] = None
         self._superseded.move_to_end(point)
 
-    def discard(self, point: Point) -> None:
+    def discard(self, point: ResumePoint) -> None:
         """Remove a point, if it is there."""
         self._current.pop(point, None)
         self._superseded.pop(point, None)
         self._pinned.discard(point)
 
-    def pin(self, point: Point) -> None:
-        """Give a point up after all others."""
+    def pin(self, point: ResumePoint) -> None:
+        """Pin a point: it is given up after all others."""
         self._pinned.add(point)
 
-    def unpin(self, point: Point) -> None:
-        """Undo `pin`."""
+    def unpin(self, point: ResumePoint) -> None:
+        """Undo `pin` of a point."""
         self._pinned.discard(point)
 
-    def continue_text(self, points: Sequence[tuple[int, Point]], kept: Container[int], shared: Point | None) -> None:
-        """Supersede the points of a text that now continues from the last of them. `points` are all of them in order,
-        each with its place.
+    def supersede_older(
+        self, points: Sequence[tuple[int, ResumePoint]], kept: Container[int], shared: ResumePoint | None
+    ) -> None:
+        """Supersede the older points of a text that continues from the last of them. `points` are all of them in
+        order, each with its place.
 
         The last point stays, and those at the places `kept`, and `shared`, where other texts part from this one. Of the
         others, those go last that leave the least to compute again: each is twice as far from the end as the one after
@@ -304,8 +319,8 @@ class PointOrder(Generic[Point]):
             place, point = points[index]
             before, distance = points[index - 1][0] if index else 0, end - place
             if not distance or place in kept or point == shared:
-                self.use(point)
-            elif distance >= 2 * spacing or _SHORT * (place - before) >= distance:
+                self.mark_used(point)
+            elif distance >= 2 * spacing or _LATE_POINT_RATIO * (place - before) >= distance:
                 self.supersede(point)
                 spacing = distance
             elif point in self._current:
@@ -313,8 +328,10 @@ class PointOrder(Generic[Point]):
                 self._superseded.move_to_end(point, last=False)
 
 
-def parting(match: Match, block_size: int) -> Entry | None:
-    """Return the first block of a match after which cached texts part; None if there is no such block."""
+def first_branching_entry(match: PrefixMatch, block_size: int) -> PrefixEntry | None:
+    """Return the first block of a match after which several cached texts continue differently; None if there is
+    none.
+    """
     for entry in match.entries:
         if len(entry.children) > 1 and sum(len(e.tokens) == block_size for e in entry.children.values()) > 1:
             return entry
@@ -325,45 +342,51 @@ def parting(match: Match, block_size: int) -> Entry | None:
 
 
 class SequenceStates:
-    """The recurrent states of a `KVCache`. `sequences` are the cache's.
+    """The recurrent states of a `KVCache`: which snapshots its sequences own, and where a match can be resumed.
+    `sequences` are the cache's.
 
     Without `snapshots` the model has no recurrent states. Then a text can begin wherever its keys and values are
     cached, and these methods do nothing.
     """
 
-    def __init__(self, block_size: int, snapshots: Snapshots | None, sequences: Mapping[int, SequenceBlocks]) -> None:
+    def __init__(
+        self, block_size: int, snapshots: SnapshotRegistry | None, sequences: Mapping[int, SequenceBlocks]
+    ) -> None:
         self.snapshots = snapshots
         self._sequences = sequences
         self._block_size = block_size
 
     @property
-    def needed(self) -> bool:
-        """Whether the model has states."""
+    def has_states(self) -> bool:
+        """Whether the model has recurrent states."""
         return self.snapshots is not None
 
-    def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
-        """Return what the next step must do with states: see `Snapshots.take`."""
-        return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
+    def take_ops(self, cuts: tuple[RowSnapshot, ...] = ()) -> StateOps:
+        """Return, and clear, what the next step must do with states."""
+        return NO_STATE_OPS if self.snapshots is None else self.snapshots.take_ops(cuts)
 
-    def resume_point(self, match: Match, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing) -> Match:
+    def longest_resumable(
+        self, match: PrefixMatch, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing
+    ) -> PrefixMatch:
         """Return the longest part of a match of `tokens` at whose end a sequence can begin: no block that it sees is
         missing, and a state exists if the model needs one.
         """
         if self.snapshots is None:
-            return without_missing_blocks(match, find_missing, self._block_size)
+            return cut_before_missing_blocks(match, find_missing, self._block_size)
         rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
-        return self._first(at_snapshots(match, rest, self._block_size), find_missing)
+        return self._first_complete(cut_at_snapshots(match, rest, self._block_size), find_missing)
 
-    def resume_point_of_blocks(self, match: Match, find_missing: FindMissing) -> Match:
-        """Return the longest such part without a partial block."""
+    def longest_resumable_blocks(self, match: PrefixMatch, find_missing: FindMissing) -> PrefixMatch:
+        """Return the longest part of a match, without a partial block, at whose end a sequence can begin."""
         if self.snapshots is None:
-            return without_missing_blocks(whole_blocks(match), find_missing, self._block_size)
-        return self._first(at_block_ends(match, self._block_size), find_missing)
+            return cut_before_missing_blocks(drop_partial_block(match), find_missing, self._block_size)
+        return self._first_complete(cut_at_block_snapshots(match, self._block_size), find_missing)
 
-    def _first(self, parts: Iterator[Match], find_missing: FindMissing) -> Match:
-        return next(part for part in parts if find_missing(part, part.tokens(self._block_size)) is None)
+    def _first_complete(self, parts: Iterator[PrefixMatch], find_missing: FindMissing) -> PrefixMatch:
+        """Return the first of the parts at whose end no visible block is missing."""
+        return next(part for part in parts if find_missing(part, part.matched_tokens(self._block_size)) is None)
 
-    def begin(self, sequence: SequenceBlocks, match: Match | None, taken_over: Entry | None) -> None:
+    def begin(self, sequence: SequenceBlocks, match: PrefixMatch | None, taken_over: PrefixEntry | None) -> None:
         """Begin a sequence, with a match if there is one. `taken_over` is the removed entry whose block the sequence
         has taken over. Snapshots within the matched tokens move to the sequence.
         """
@@ -377,15 +400,15 @@ class SequenceStates:
             self.snapshots.drop_all(taken_over.states)
 
     def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
-        """Begin `sequence` as a copy of the beginning of `source`."""
+        """Give a fork the state of `source` at the fork's length."""
         if self.snapshots is not None and sequence.length:
-            sequence.snapshot = self._at(source, sequence.length)
+            sequence.snapshot = self._snapshot_at(source, sequence.length)
 
     def can_fork(self, seq: int, tokens: int) -> bool:
-        """Return whether a copy of a sequence's first `tokens` tokens has the state that it needs."""
-        return self.snapshots is None or not tokens or self._at(self._sequences[seq], tokens) is not None
+        """Return whether a fork after a sequence's first `tokens` tokens has the state that it needs."""
+        return self.snapshots is None or not tokens or self._snapshot_at(self._sequences[seq], tokens) is not None
 
-    def attach(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
+    def move_to_entry(self, sequence: SequenceBlocks, entry: PrefixEntry | None, index: int) -> None:
         """Move the snapshots of a sequence's block at `index` to the block's entry, because the block is cached now."""
         begin = index * self._block_size
         if self.snapshots is None or entry is None:
@@ -398,22 +421,22 @@ class SequenceStates:
         if self.snapshots is not None:
             self.snapshots.drop_all(states)
 
-    def make(self, seq: int, tokens: int, spare: bool = False) -> int | None:
-        """Return a new snapshot after a sequence's first `tokens` tokens. The caller must have the state kept. None if
-        no snapshot is to be made. `spare` is that of `Snapshots.make`.
+    def make_snapshot(self, seq: int, tokens: int, spare: bool = False) -> int | None:
+        """Return a new snapshot after a sequence's first `tokens` tokens; the caller must have the state saved. None
+        if no snapshot is to be made. A `spare` one is dropped early.
         """
         assert self.snapshots is not None
-        home, place = self._home_of(self._sequences[seq], tokens)
+        home, place = self._find_home(self._sequences[seq], tokens)
         return None if home is None else self.snapshots.make(home, place, spare)
 
-    def use(self, seq: int, tokens: int) -> None:
-        """Mark the snapshot after a sequence's first `tokens` tokens as used, if there is one."""
-        snapshot = None if self.snapshots is None else self._at(self._sequences[seq], tokens)
+    def mark_used(self, seq: int, tokens: int) -> None:
+        """Mark the snapshot after a sequence's first `tokens` tokens as the most recently used, if there is one."""
+        snapshot = None if self.snapshots is None else self._snapshot_at(self._sequences[seq], tokens)
         if self.snapshots is not None and snapshot is not None:
-            self.snapshots.order.use(snapshot)
+            self.snapshots.order.mark_used(snapshot)
 
-    def continue_text(self, match: Match, kept: Container[int], parting: Entry | None) -> None:
-        """Order the snapshots of a text that continues after a match: see `PointOrder.continue_text`."""
+    def supersede_older(self, match: PrefixMatch, kept: Container[int], parting: PrefixEntry | None) -> None:
+        """Reorder the snapshots of a text that continues after a match, so that older ones are given up first."""
         if self.snapshots is None:
             return
         size, points = self._block_size, []
@@ -423,29 +446,31 @@ class SequenceStates:
             states = match.partial.states
             begin = len(match.entries) * size
             points += [(begin + place, states[place]) for place in sorted(states) if place <= match.partial_tokens]
-        self.snapshots.order.continue_text(points, kept, None if parting is None else parting.states.get(size))
+        self.snapshots.order.supersede_older(points, kept, None if parting is None else parting.states.get(size))
 
-    def enter(self, row: Row, seq: int) -> None:
+    def begin_row(self, row: Row, seq: int) -> None:
         """Give a sequence's row the state of the snapshot that the sequence begins with."""
         sequence = self._sequences[seq]
         if self.snapshots is not None and sequence.snapshot is not None:
-            self.snapshots.begin(row, sequence.length, sequence.snapshot)
+            self.snapshots.begin_row(row, sequence.length, sequence.snapshot)
 
-    def leave(self, row: Row, seq: int, kept: int) -> None:
-        """End a sequence's row. Its state after `kept` tokens is kept, unless `kept` is 0."""
+    def end_row(self, row: Row, seq: int, kept: int) -> None:
+        """End a sequence's row. Its state after `kept` tokens is saved as a snapshot, unless `kept` is 0."""
         if self.snapshots is None:
             return
-        snapshot = self.make(seq, kept) if kept else None
+        snapshot = self.make_snapshot(seq, kept) if kept else None
         if snapshot is not None:
-            self.snapshots.save(row, kept, snapshot)
-        self.snapshots.end(row)
+            self.snapshots.save_row(row, kept, snapshot)
+        self.snapshots.end_row(row)
 
-    def _at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
-        home, place = self._home_of(sequence, tokens)
+    def _snapshot_at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
+        """Return the snapshot after a sequence's first `tokens` tokens; None if there is none."""
+        home, place = self._find_home(sequence, tokens)
         return None if home is None else home.get(place)
 
-    def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
-        """Return the home of a snapshot after a sequence's first `tokens` tokens, and its place there.
+    def _find_home(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
+        """Return the owner of a snapshot after a sequence's first `tokens` tokens (the sequence or a cached entry),
+        and its place there.
 
         The home is None if the block belongs to another entry with the same tokens, and has been evicted.
         """
@@ -453,7 +478,7 @@ class SequenceStates:
         if index >= sequence.registered:
             return sequence.states, tokens
         entry = predecessor(sequence.parent, sequence.registered - 1 - index)
-        assert isinstance(entry, Entry)
+        assert isinstance(entry, PrefixEntry)
         return None if entry.forgotten else entry.states, tokens - index * self._block_size
 
     def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:

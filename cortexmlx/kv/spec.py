@@ -1,4 +1,6 @@
-"""KVSpec: the shape, dtype and attention window of a layer's keys and values. Without mlx."""
+"""What each layer caches (KVSpec: shape, dtype, attention window), and the groups of layers that cache alike. Without
+mlx.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ LONG_TAIL_ROWS = 2
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one layer keeps of a sequence. Layers with equal specs form one group and share block tables.
+    """What one layer caches for a sequence: shape, dtype, window and quantization of its keys and values. Layers with
+    equal specs form one group and share block tables.
 
     Quantized keys and values are codes of `kv_bits` bits, with a scale and a bias of `dtype` for every `kv_group_size`
     numbers of a head.
@@ -62,17 +65,17 @@ class KVSpec:
 
     @property
     def attention_window(self) -> AttentionWindow:
-        """How far back a query sees."""
+        """The layer's attention window."""
         return AttentionWindow(self.window, self.chunked)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The numbers of the key, and of the value if it is stored, that a layer keeps for one token and head."""
+        """The sizes of the key, and of the value if it is stored, of one token and head."""
         return (self.key_dim,) if self.value_in_key else (self.key_dim, self.value_dim)
 
     @property
     def slab_arrays(self) -> tuple[tuple[int, str], ...]:
-        """For each array of a layer's slab: how many numbers it has for one token and head, and their dtype.
+        """The width (numbers per token and head) and dtype of each array of the layer's slab.
 
         Plain keys and values are one array each, of the `dims`. Quantized ones are three: codes in words of 32 bits,
         scales, and biases.
@@ -85,23 +88,23 @@ class KVSpec:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """The bytes of one number of `dtype`."""
         return ITEMSIZE[self.dtype]
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one layer keeps for one token."""
-        return self.bytes_of(self.itemsize)
+        """The bytes that the layer keeps for one token."""
+        return self.bytes_per_token_with(self.itemsize)
 
-    def bytes_of(self, itemsize: int) -> int:
-        """Return the bytes that one layer keeps for one token if a number (or a scale, or a bias) has `itemsize`
+    def bytes_per_token_with(self, itemsize: int) -> int:
+        """Return the bytes that the layer keeps for one token if a number (or a scale, or a bias) has `itemsize`
         bytes.
         """
         widths = ((width, 4 if dtype == "uint32" else itemsize) for width, dtype in self.slab_arrays)
         return self.kv_heads * sum(width * size for width, size in widths)
 
 
-Counts = tuple[int, ...]
+GroupCounts = tuple[int, ...]
 """A number of blocks for each layer group."""
 
 
@@ -114,11 +117,11 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that all layers of the group keep for one token."""
+        """The bytes that all layers of the group keep for one token."""
         return self.spec.bytes_per_token * len(self.layers)
 
 
-def paged(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
+def paged_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
     """Return the groups that keep something for every token.
 
     If there are none, return one group without layers. Its blocks take no memory, but lengths, rows and the prefix
@@ -135,7 +138,7 @@ def group_layers(specs: list[KVSpec]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup(spec, tuple(layers)) for spec, layers in members.items())
 
 
-def of_each(groups: Sequence[LayerGroup], blocks: int | Sequence[int]) -> Counts:
+def blocks_per_group(groups: Sequence[LayerGroup], blocks: int | Sequence[int]) -> GroupCounts:
     """Return `blocks` as one number for each group. A single number holds for all groups."""
     return (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
 
@@ -148,7 +151,7 @@ _Position = TypeVar("_Position", int, npt.NDArray[np.int32], npt.NDArray[np.int6
 
 @dataclass(frozen=True)
 class AttentionWindow:
-    """Which tokens of a row a query sees: those from `oldest` of its position up to itself.
+    """Which tokens of a row a query sees: all up to itself, a sliding window, or those of its chunk.
 
     `tokens` None: all of them. w: the newest w, itself included (a sliding window). With `chunked`, a row is cut at the
     multiples of `tokens`, and a query sees the tokens of its own chunk up to itself.
@@ -157,7 +160,7 @@ class AttentionWindow:
     tokens: int | None = None
     chunked: bool = False
 
-    def oldest(self, position: _Position) -> _Position:
+    def oldest_visible(self, position: _Position) -> _Position:
         """Return the position of the oldest token that a query at `position` (0 or more) sees. Elementwise for an
         array.
         """
@@ -168,9 +171,9 @@ class AttentionWindow:
         beyond = position - (self.tokens - 1)
         return beyond * (beyond > 0)
 
-    def first_block(self, position: int, block_size: int) -> int:
-        """Return the index in a row of the block that has the oldest token that a query at `position` sees."""
-        return self.oldest(position) // block_size
+    def first_visible_block(self, position: int, block_size: int) -> int:
+        """Return the index in a row of the first block that a query at `position` sees."""
+        return self.oldest_visible(position) // block_size
 
 
 # Which keys and values can be quantized, and in groups of how many numbers.
@@ -183,7 +186,9 @@ GROUP_SIZES = (64, 32)
 """How many numbers along a head share a scale and a bias. The first one takes the fewest bytes."""
 
 
-def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None) -> tuple[LayerGroup, ...]:
+def quantize_groups(
+    groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None
+) -> tuple[LayerGroup, ...]:
     """Return the same layers with keys and values of `bits` bits. None leaves them unchanged, and so do layers without
     keys and values.
 
@@ -195,9 +200,9 @@ def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | 
     specs = [group.spec for group in groups if group.spec.kv_heads]
     if not specs:
         raise ModelUnsupported(f"kv_bits is {bits}, but no layer keeps keys and values: leave it out")
-    size = group_size or next((size for size in GROUP_SIZES if not _undivided(specs, size)), GROUP_SIZES[-1])
-    if undivided := _undivided(specs, size):
-        other = next((s for s in GROUP_SIZES if not _undivided(specs, s)), None)
+    size = group_size or next((size for size in GROUP_SIZES if not _indivisible_dims(specs, size)), GROUP_SIZES[-1])
+    if undivided := _indivisible_dims(specs, size):
+        other = next((s for s in GROUP_SIZES if not _indivisible_dims(specs, s)), None)
         then = "use the model without kv_bits" if other is None else f"choose kv_group_size {other}"
         raise ModelUnsupported(
             f"keys and values of {' and '.join(map(str, undivided))} numbers cannot be quantized in groups of {size}, "
@@ -209,12 +214,12 @@ def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | 
     )
 
 
-def unquantized(bits: int, why: str) -> ModelUnsupported:
-    """Return the error for a model that does not run on the arena."""
+def quantization_error(bits: int, why: str) -> ModelUnsupported:
+    """Return the error for `kv_bits` with a model that does not run on the paged arena."""
     return ModelUnsupported(f"kv_bits is {bits}, which paged attention alone has: leave it out. {why}")
 
 
-def kv_form(groups: Sequence[LayerGroup]) -> str:
+def describe_quantization(groups: Sequence[LayerGroup]) -> str:
     """Return in words how keys and values are quantized, such as "8 bits in groups of 64"; an empty text if they are
     not.
     """
@@ -222,8 +227,8 @@ def kv_form(groups: Sequence[LayerGroup]) -> str:
     return "" if spec is None else f"{spec.kv_bits} bits in groups of {spec.kv_group_size}"
 
 
-def _undivided(specs: Sequence[KVSpec], size: int) -> list[int]:
-    """Return the dims that groups of `size` do not divide. If a value is a part of its key, it must end where a group
-    ends, too.
+def _indivisible_dims(specs: Sequence[KVSpec], size: int) -> list[int]:
+    """Return the key and value sizes that quantization groups of `size` do not divide. If a value is a part of its
+    key, it must end where a group ends, too.
     """
     return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})

@@ -1,4 +1,4 @@
-"""GroupStep: where the keys and values of a step are, as plain data for attention. Without mlx."""
+"""GroupStep: where a step's keys and values are in the arena, as plain data for attention. Without mlx."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from cortexmlx.types.arrays import IntArray
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """A block whose bytes must be copied, in every layer of `group`, before the target is read or written."""
+    """A block to copy, in every layer of `group`, before the target is read or written."""
 
     group: int
     source: int
     target: int
 
 
-def copies_of(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
+def make_copies(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
     """Return the copies that bring the blocks of each group to their new numbers."""
     return tuple(
         BlockCopy(g, old, new) for g, numbers in enumerate(moved) for old, new in numbers.items() if old != new
     )
 
 
-def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArray]:
-    """Return the sources and the targets of a group's copies, `[copies]` int32 each."""
+def copy_indices(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArray]:
+    """Return the source and target blocks of a group's copies, `[copies]` int32 each."""
     pairs = [(c.source, c.target) for c in copies if c.group == group]
     both = np.array(pairs, np.int32).reshape(-1, 2)
     return both[:, 0].copy(), both[:, 1].copy()
@@ -39,7 +39,7 @@ def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArra
 
 @dataclass(frozen=True)
 class PrefillPiece:
-    """A prefill piece: flat tokens `begin .. end` of the step are a row's tokens `first .. first + end - begin`."""
+    """A prefill piece: flat tokens `begin .. end` of the step, which are a row's tokens from `first` on."""
 
     begin: int
     end: int
@@ -51,11 +51,11 @@ class PrefillPiece:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the row that the piece's last query sees, itself included."""
+        """How many tokens of the row the piece's last query may see: all up to itself."""
         return self.first + self.end - self.begin
 
     def blocks(self, block_size: int) -> IntArray:
-        """Return the blocks of the row, up to the piece's last token, `[blocks]` int32."""
+        """Return the row's blocks up to the piece's last token, `[blocks]` int32."""
         if self.run is not None:
             return np.arange(self.run.start, self.run.start - (-self.tokens // block_size), dtype=np.int32)
         assert self.slots is not None
@@ -64,7 +64,8 @@ class PrefillPiece:
 
 @dataclass(frozen=True)
 class GroupStep:
-    """Where one layer group finds the keys and values of a step.
+    """Where a layer group finds the keys and values of a step: block tables and lengths of its decode rows, and its
+    prefill pieces.
 
     In a windowed group, a row's tokens are counted from some token on, at or before the oldest one that its queries
     see. Earlier blocks may have been given up, and must not be read: a table has the null block for them, and a run may
@@ -82,21 +83,22 @@ class GroupStep:
     attention_window: AttentionWindow
     """How far back the group's queries see."""
     listed: bool = False
-    """Whether tables and lengths name only some blocks of their rows (`only_blocks`)."""
+    """Whether tables and lengths name only some blocks of their rows (`restrict_to_blocks`)."""
 
     @property
     def rows(self) -> int:
-        """How many single-token queries the step has."""
+        """The number of single-token queries in the step."""
         return len(self.lengths)
 
 
-def only_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, null_block: int) -> GroupStep:
-    """Return the step in which single-token queries attend to some blocks of their row only, and to the whole tail.
+def restrict_to_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, null_block: int) -> GroupStep:
+    """Return a step in which each single-token query attends only to some listed blocks of its row, and to the whole
+    tail.
 
     `lists[row]` `[listed]` has the indices of these blocks in the row's table, ascending. It may be empty if there is a
     tail. The lists of a step may differ in length, and those of different groups and steps in everything. To the
     backends this is a shorter row: in any table, only the last block may be partly filled. If all blocks are listed,
-    the result has the same bits as without a list. A step with lists needs a `Derived` of its own.
+    the result has the same bits as without a list. A step with lists needs a `StepDerivedData` of its own.
 
     A token's index in such a row is not its position. Keys that already contain their position (RoPE) allow that. A
     window or a chunk is refused here, because it counts positions. `paged_attention` refuses ALiBi's slopes, because

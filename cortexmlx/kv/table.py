@@ -1,4 +1,4 @@
-"""A sequence's block tables: its blocks in token order, one table per layer group. It knows no other sequences."""
+"""The block tables of one sequence: its blocks in token order, one table per layer group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.prefix import GONE, Blocks, Node
+from cortexmlx.kv.prefix import GONE, Blocks, PrefixNode
 from cortexmlx.types.arrays import IntArray
 
 
@@ -24,22 +24,22 @@ class BlockTable:
 
     @property
     def end(self) -> int:
-        """The index after the last block."""
+        """The index in the sequence after the last block."""
         return self.first + len(self.blocks)
 
-    def at(self, place: int) -> int:
+    def block_at(self, place: int) -> int:
         """Return the block at an index of the sequence, `GONE` if it was given up."""
         return self.blocks[place - self.first] if place >= self.first else GONE
 
-    def array(self) -> IntArray:
+    def to_array(self) -> IntArray:
         """Return the blocks, `[blocks]` int32."""
         return np.array(self.blocks, np.int32)
 
-    def single_run(self) -> bool:
+    def is_single_run(self) -> bool:
         """Return whether the blocks are consecutive. An empty table is."""
-        return not self.blocks or _ascending(self.blocks)
+        return not self.blocks or _is_consecutive(self.blocks)
 
-    def row(self, begin: int, end: int, null: int) -> IntArray:
+    def table_row(self, begin: int, end: int, null: int) -> IntArray:
         """Return the blocks at the indices `begin .. end`, `[end - begin]` int32, with `null` for blocks that were
         given up.
         """
@@ -48,8 +48,8 @@ class BlockTable:
         gone = min(self.first - begin, end - begin)
         return np.array([null] * gone + self.blocks[begin + gone - self.first : end - self.first], np.int32)
 
-    def run(self, begin: int, end: int) -> KVHandle | None:
-        """Return the one run that has the blocks at the indices `begin .. end`, or None if there are several runs or no
+    def find_run(self, begin: int, end: int) -> KVHandle | None:
+        """Return the run that has the blocks at the indices `begin .. end`, or None if there are several runs or no
         blocks.
 
         The run also covers the indices of blocks that were given up. The blocks there belong to others, and must not be
@@ -57,28 +57,28 @@ class BlockTable:
         """
         gone = max(self.first - begin, 0)
         blocks = self.blocks[begin + gone - self.first : end - self.first]
-        if not blocks or blocks[0] < gone or not _ascending(blocks):
+        if not blocks or blocks[0] < gone or not _is_consecutive(blocks):
             return None
         return KVHandle(blocks[0] - gone, gone + len(blocks))
 
     def slots(self, start: int, count: int, block_size: int, null: int = GONE) -> IntArray:
-        """Return the flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32.
+        """Return the arena slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32.
         Tokens whose block was given up have slots of block `null`.
         """
         positions = np.arange(start, start + count)
         first, last = start // block_size, -(-(start + count) // block_size)
-        table = self.row(first, last, null)
+        table = self.table_row(first, last, null)
         block = table[positions // block_size - first] if count else positions
         return (block * np.int64(block_size) + positions % block_size).astype(np.int32)
 
-    def cut(self, keep: int) -> list[int]:
+    def remove_from(self, keep: int) -> list[int]:
         """Remove the blocks from index `keep` on from the table, and return them."""
         keep = max(keep - self.first, 0)
         rest = self.blocks[keep:]
         del self.blocks[keep:]
         return rest
 
-    def pass_by(self, place: int) -> list[int]:
+    def remove_before(self, place: int) -> list[int]:
         """Remove the blocks before index `place` from the table, and return them."""
         count = max(place - self.first, 0)
         passed = self.blocks[:count]
@@ -88,11 +88,11 @@ class BlockTable:
 
 
 class SequenceBlocks:
-    """A sequence's block tables, one per group, and what the prefix cache knows of it."""
+    """A sequence's block tables, one per group, and its place in the prefix cache."""
 
     __slots__ = ("length", "parent", "registered", "snapshot", "states", "tables", "transient")
 
-    def __init__(self, groups: int, parent: Node) -> None:
+    def __init__(self, groups: int, parent: PrefixNode) -> None:
         self.tables = [BlockTable() for _ in range(groups)]
         self.length = 0
         self.registered = 0
@@ -103,21 +103,21 @@ class SequenceBlocks:
         """See `KVCache.allocate_for`."""
 
     def blocks_at(self, index: int) -> Blocks:
-        """Return each group's block at an index. They hold the same tokens. `GONE` stands for a block that was given
-        up.
+        """Return each group's block at an index, which all hold the same tokens. `GONE` stands for a block that was
+        given up.
         """
-        return tuple(table.at(index) for table in self.tables)
+        return tuple(table.block_at(index) for table in self.tables)
 
-    def single_run(self) -> bool:
-        """Whether the blocks are consecutive in every group."""
-        return all(table.single_run() for table in self.tables)
+    def is_single_run(self) -> bool:
+        """Return whether the blocks are consecutive in every group."""
+        return all(table.is_single_run() for table in self.tables)
 
     def describe(self) -> str:
         """Return the runs as text, `start+count`, with a bar between groups."""
-        return " | ".join(" ".join(f"{h.start}+{h.count}" for h in runs_of(t.blocks)) for t in self.tables)
+        return " | ".join(" ".join(f"{h.start}+{h.count}" for h in split_into_runs(t.blocks)) for t in self.tables)
 
 
-def runs_of(blocks: Sequence[int]) -> list[KVHandle]:
+def split_into_runs(blocks: Sequence[int]) -> list[KVHandle]:
     """Split block numbers into runs of consecutive ones, in the given order."""
     runs: list[KVHandle] = []
     for block in blocks:
@@ -128,5 +128,6 @@ def runs_of(blocks: Sequence[int]) -> list[KVHandle]:
     return runs
 
 
-def _ascending(blocks: list[int]) -> bool:
+def _is_consecutive(blocks: list[int]) -> bool:
+    """Return whether the blocks are consecutive numbers."""
     return all(b == blocks[0] + i for i, b in enumerate(blocks))

@@ -1,1 +1,1 @@
-"""mlx-lm's model code: entered without its side effects, and functions replaced in its loaded modules."""
+"""Access to mlx-lm's model code: imports it without side effects, and replaces functions in its modules."""

@@ -1,4 +1,4 @@
-"""Replace functions and methods in mlx-lm's model modules."""
+"""Replaces functions and methods in mlx-lm's model modules."""
 
 from __future__ import annotations
 

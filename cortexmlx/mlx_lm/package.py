@@ -1,4 +1,4 @@
-"""mlx-lm's model classes without the rest of mlx-lm, and the rest without its side effects.
+"""Imports mlx-lm's model classes without the rest of mlx-lm, and the rest without its side effects.
 
 `import mlx_lm.models.llama` first runs mlx-lm's own `__init__`, which imports all of transformers (most of a second),
 sets an environment variable and lowers the process's limit of open files. The model classes need none of that. So the
@@ -26,7 +26,7 @@ _loading = threading.RLock()
 
 
 class _LazyPackage(ModuleType):
-    """A package whose `__init__` runs when a missing attribute is read."""
+    """A package whose `__init__` runs only when a missing attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
         # Names that tools look for on every module they meet are no reason to load.
@@ -49,8 +49,8 @@ class _LazyPackage(ModuleType):
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
-    """Import modules in this context so that they cannot lower the process's limits (they could not be raised again),
-    and transformers does not report that PyTorch is missing.
+    """Import modules in this context without lowering the process's limits (they could not be raised again), and
+    without transformers' message that PyTorch is missing.
     """
 
     def say_nothing(record: logging.LogRecord) -> bool:
@@ -68,8 +68,8 @@ def without_side_effects() -> Iterator[None]:
             advice.removeFilter(say_nothing)
 
 
-def mlx_lm_utils() -> Any:
-    """Return the module `mlx_lm.utils`, which loads model folders. The first call imports transformers. Later calls
+def import_mlx_lm_utils() -> Any:
+    """Import and return `mlx_lm.utils`, which loads model folders. The first call imports transformers. Later calls
     take no lock, so an exception that is thrown at an engine's thread while it loads leaves no lock taken.
     """
     known = sys.modules.get(f"{_NAME}.utils")
@@ -80,7 +80,7 @@ def mlx_lm_utils() -> Any:
         return importlib.import_module(f"{_NAME}.utils")
 
 
-class _OfThisThread(io.StringIO):
+class _ThreadOutput(io.StringIO):
     """Collects what the thread that made it writes. What other threads write goes to `others`."""
 
     def __init__(self, others: TextIO) -> None:
@@ -88,17 +88,18 @@ class _OfThisThread(io.StringIO):
         self._others, self._thread = others, threading.get_ident()
 
     def write(self, text: str) -> int:
+        """Keep the text, or pass it on if another thread writes it."""
         return super().write(text) if threading.get_ident() == self._thread else self._others.write(text)
 
 
 def missing_package(model_type: str) -> str | None:
-    """Return what mlx-lm's module of an architecture says that it lacks, or None. Such a module prints that and ends
-    the process (`olmo`); here it does neither.
+    """Return the message of an mlx-lm architecture module about a package that it lacks, or None. Such a module prints
+    that and ends the process (`olmo`); here it does neither.
     """
-    name = mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
+    name = import_mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:
         return None
-    said = _OfThisThread(sys.stdout)
+    said = _ThreadOutput(sys.stdout)
     try:
         with without_side_effects(), redirect_stdout(said):
             importlib.import_module(f"{_NAME}.models.{name}")

@@ -6,6 +6,6 @@ Importing this package imports neither mlx nor mlx-lm. `load_model` imports them
 from cortexmlx.models.inventory import LocalModel, list_models
 from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
-from cortexmlx.models.resolve import ModelSource, SourceKind, resolve
+from cortexmlx.models.resolve import ResolvedModel, SourceKind, resolve_model
 
-__all__ = ["LoadedModel", "LocalModel", "ModelSource", "SourceKind", "list_models", "load_model", "resolve"]
+__all__ = ["LoadedModel", "LocalModel", "ResolvedModel", "SourceKind", "list_models", "load_model", "resolve_model"]

@@ -1,5 +1,5 @@
-"""Reads the files in which sentence-transformers says how a model makes embeddings: modules.json, the folders that it
-names, and config_sentence_transformers.json.
+"""Embedding models and rerankers: read from sentence-transformers' files how vectors and scores are made. These are
+modules.json, the folders that it names, and config_sentence_transformers.json.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
-from cortexmlx.models.folder_config import language_configs, read_json_object, unserved_window
+from cortexmlx.models.folder_config import ignored_window, language_configs, read_json_object
 from cortexmlx.models.messages import one_line, unreadable_message
-from cortexmlx.models.safetensors_check import read_header
+from cortexmlx.models.safetensors_check import read_safetensors_header
 from cortexmlx.structured.schemas import is_text
 from cortexmlx.types.embeddings import EmbeddingInfo
 
-MODULES = "modules.json"
+MODULES_FILE = "modules.json"
 
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -32,23 +32,23 @@ _POOLINGS = {
 }
 """The flags that older versions of sentence-transformers write, and the names that newer ones write."""
 
-_COMPUTED = ("lasttoken", "mean", "cls", "weightedmean", "mean_sqrt_len_tokens")
+_SUPPORTED_POOLINGS = ("lasttoken", "mean", "cls", "weightedmean", "mean_sqrt_len_tokens")
 
-_ENDLESS = 10**9
+_UNLIMITED_LENGTH = 10**9
 """A stated length above this means that there is none."""
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddingFiles:
-    """What a model's files say of its embeddings."""
+class EmbeddingSettings:
+    """How a model makes embeddings, as its files say: pooling, the layers after it, prompts and limits."""
 
     pooling: str
-    """One of `_COMPUTED`."""
+    """One of `_SUPPORTED_POOLINGS`."""
     include_prompt: bool
     """Whether the tokens of the prompt before a text are pooled, too."""
     width: int
     """Numbers of a pooled vector."""
-    layers: tuple[Layer, ...]
+    layers: tuple[EmbeddingLayer, ...]
     """What comes after pooling, in order."""
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -57,8 +57,8 @@ class EmbeddingFiles:
     lowercase: bool
     """Whether texts are written in lower case first."""
 
-    def info(self, most_tokens: int) -> EmbeddingInfo:
-        """Return what callers see, where no text may have more than `most_tokens` tokens."""
+    def to_info(self, most_tokens: int) -> EmbeddingInfo:
+        """Return the public description of the embeddings. No text may have more than `most_tokens` tokens."""
         dense = [layer.weight.shape[0] for layer in self.layers if not isinstance(layer, Normalize)]
         return EmbeddingInfo(
             dimensions=dense[-1] if dense else self.width,
@@ -71,28 +71,28 @@ class EmbeddingFiles:
 
     @property
     def normalized(self) -> bool:
-        """Whether normalization is the last thing that happens to a vector."""
+        """Whether the last layer scales vectors to length 1."""
         return bool(self.layers) and isinstance(self.layers[-1], Normalize)
 
 
 @dataclass(frozen=True)
 class LogitScore:
-    """The two tokens by whose logits a model judges documents."""
+    """The ids of the two tokens whose logits a reranker compares: the document fits, or does not."""
 
     true_token: int
     false_token: int
 
 
 def read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the modules of a model in order: the name of sentence-transformers' class, and its folder. Empty if there
-    is no modules.json. Raises ModelCorrupt.
+    """Return the modules that modules.json lists, in order: sentence-transformers' class and its folder. Empty without
+    that file. Raises ModelCorrupt.
     """
-    path = folder / MODULES
+    path = folder / MODULES_FILE
     if not path.is_file():
         return []
     try:
         listed = json.loads(path.read_text("utf-8"))
-        modules = [(str(m["type"]).rpartition(".")[2], _inside(folder, str(m.get("path", "")))) for m in listed]
+        modules = [(str(m["type"]).rpartition(".")[2], _module_folder(folder, str(m.get("path", "")))) for m in listed]
     except OSError as error:
         raise ModelCorrupt(unreadable_message(path, error)) from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -103,7 +103,7 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def read_logit_score(modules: list[tuple[str, Path]]) -> LogitScore | None:
-    """Return the tokens that sentence-transformers' LogitScore names; None if a model has no such module. Raises
+    """Return the two tokens of sentence-transformers' LogitScore module; None if the model has no such module. Raises
     EmbeddingRefused if there is only one token.
     """
     if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
@@ -118,23 +118,22 @@ def read_logit_score(modules: list[tuple[str, Path]]) -> LogitScore | None:
     return LogitScore(int(str(ids[0])), int(str(ids[1])))
 
 
-def read_embedding(name: str, folder: Path, config: Mapping[str, Any]) -> EmbeddingFiles:
-    """Return what the files in `folder` say of embeddings; `name` and `config` are the model's. Raises
-    EmbeddingRefused if they say nothing, or something that this version does not compute, and ModelCorrupt if they
-    cannot be read.
+def read_embedding_settings(name: str, folder: Path, config: Mapping[str, Any]) -> EmbeddingSettings:
+    """Read how the model `name` makes embeddings, from `folder` and its `config`. Raises EmbeddingRefused if the files
+    do not say it, or ask for what this version does not compute, and ModelCorrupt if they cannot be read.
     """
     modules = read_modules(folder) if folder.is_dir() else []
     if not modules:
-        raise _says_nothing(name, folder)
+        raise _no_settings_error(name, folder)
     check_causal(name, config)
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or modules[0][1] != folder:
         raise EmbeddingRefused(
-            f"{name} cannot be embedded with: its {MODULES} lists {', '.join(kinds)}, and this version computes a "
+            f"{name} cannot be embedded with: its {MODULES_FILE} lists {', '.join(kinds)}, and this version computes a "
             "Transformer in the model's folder, a Pooling, and Dense, Dropout and Normalize after them"
         )
     pooling, include_prompt, width = _read_pooling(modules[1][1], config)
-    layers: list[Layer] = []
+    layers: list[EmbeddingLayer] = []
     numbers = width
     for kind, where in modules[2:]:
         if kind == "Dense":
@@ -145,31 +144,34 @@ def read_embedding(name: str, folder: Path, config: Mapping[str, Any]) -> Embedd
             layers.append(Normalize())
         elif kind != "Dropout":  # which does nothing outside of training
             raise EmbeddingRefused(
-                f"{name} cannot be embedded with: its {MODULES} lists {kind}, and this version computes Dense, Dropout "
+                f"{name} cannot be embedded with: its {MODULES_FILE} lists {kind}, and this version computes Dense, "
+                "Dropout "
                 "and Normalize after pooling"
             )
     prompts, default = _read_prompts(folder)
-    longest, lowercase = _read_texts(folder)
-    if (window := unserved_window(config)) is not None:  # a longer text would have other vectors
+    longest, lowercase = _read_text_settings(folder)
+    if (window := ignored_window(config)) is not None:  # a longer text would have other vectors
         longest = min(longest or window, window)
-    return EmbeddingFiles(pooling, include_prompt, width, tuple(layers), prompts, default, longest, lowercase)
+    return EmbeddingSettings(pooling, include_prompt, width, tuple(layers), prompts, default, longest, lowercase)
 
 
-def _says_nothing(name: str, folder: Path) -> EmbeddingRefused:
+def _no_settings_error(name: str, folder: Path) -> EmbeddingRefused:
+    """Return the error for a model whose files do not say how embeddings are made."""
     if not folder.is_dir():
         return EmbeddingRefused(
             f"{name} cannot be embedded with: a GGUF file does not say all of how its vectors are made (pooling, "
             "normalization, prompts). Take the model's folder, with modules.json of sentence-transformers"
         )
     return EmbeddingRefused(
-        f"{name} cannot be embedded with: {folder} has no {MODULES}, so nothing says how its vectors are made. If it "
+        f"{name} cannot be embedded with: {folder} has no {MODULES_FILE}, so nothing says how its vectors are made. "
+        "If it "
         "was converted from an embedding model, copy modules.json, config_sentence_transformers.json and the folders "
         "that modules.json names (1_Pooling) from the original. A chat model is none: take one such as Qwen3-Embedding"
     )
 
 
-def _inside(folder: Path, path: str) -> Path:
-    """Return a module's folder. Raises ValueError if it is outside of the model's folder."""
+def _module_folder(folder: Path, path: str) -> Path:
+    """Return the folder of a module. Raises ValueError if it is outside the model's folder."""
     parts = Path(path).parts
     if Path(path).is_absolute() or ".." in parts:
         raise ValueError(f"the path {path!r} leaves the model's folder")
@@ -177,16 +179,18 @@ def _inside(folder: Path, path: str) -> Path:
 
 
 def _read_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, bool, int]:
-    """Return the pooling, whether the prompt's tokens are pooled, and the width of the pooled vector."""
+    """Return the name of the pooling, whether it includes the prompt's tokens, and the width of the pooled vector."""
     path = folder / "config.json"
     said = read_json_object(path)
     modes: Any = said.get("pooling_mode")
     if modes is None:
         modes = [mode for flag, mode in _POOLINGS.items() if said.get(flag)]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _COMPUTED:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _SUPPORTED_POOLINGS:
         named = " and ".join(map(str, modes)) if isinstance(modes, list) and modes else "no pooling"
-        raise EmbeddingRefused(f"{path} asks for {named}, and this version computes one of {', '.join(_COMPUTED)}")
+        raise EmbeddingRefused(
+            f"{path} asks for {named}, and this version computes one of {', '.join(_SUPPORTED_POOLINGS)}"
+        )
     width = said.get("embedding_dimension", said.get("word_embedding_dimension"))
     hidden = None if "text_config" in config else config.get("hidden_size")
     if not isinstance(width, int) or width < 1 or (isinstance(hidden, int) and width != hidden):
@@ -195,6 +199,7 @@ def _read_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, bool, i
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the default prompt."""
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
         return {}, None
@@ -210,18 +215,19 @@ def _read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def _is_text(value: object) -> bool:
+    """Return whether a JSON value is a string of valid text."""
     return isinstance(value, str) and is_text(value)
 
 
-def _read_texts(folder: Path) -> tuple[int | None, bool]:
-    """Return how many tokens a text may have (None: nothing is said), and whether it is written in lower case."""
+def _read_text_settings(folder: Path) -> tuple[int | None, bool]:
+    """Return the most tokens that a text may have (None if not stated), and whether texts are lower-cased first."""
     own, tokenizer = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
     said = read_json_object(own) if own.is_file() else {}
     longest = said.get("max_seq_length")
     if longest is None and tokenizer.is_file():
         longest = read_json_object(tokenizer).get("model_max_length")
     lowercase = said.get("do_lower_case") is True
-    if isinstance(longest, int | float) and not isinstance(longest, bool) and 1 <= longest < _ENDLESS:
+    if isinstance(longest, int | float) and not isinstance(longest, bool) and 1 <= longest < _UNLIMITED_LENGTH:
         return int(longest), lowercase
     return None, lowercase
 
@@ -244,16 +250,16 @@ _ACTIVATIONS: Mapping[str, Callable[[Vectors], Vectors]] = {
 
 @dataclass(frozen=True)
 class Normalize:
-    """Divides each vector by its length."""
+    """sentence-transformers' Normalize layer: scales each vector to length 1."""
 
     def __call__(self, vectors: Vectors) -> Vectors:
         """Return the vectors `[n, width]` with length 1."""
-        return normalized(vectors)
+        return normalize(vectors)
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A linear layer and its activation: `activation(x @ weight.T + bias)`."""
+    """sentence-transformers' Dense layer: `activation(x @ weight.T + bias)`."""
 
     weight: Vectors = field(repr=False)
     """`[out, in] float32`."""
@@ -268,18 +274,18 @@ class Dense:
         return _ACTIVATIONS[self.activation](out if self.bias is None else out + self.bias)
 
 
-Layer = Dense | Normalize
+EmbeddingLayer = Dense | Normalize
 
 
-def normalized(vectors: Vectors) -> Vectors:
-    """Return vectors `[n, width]` divided by their lengths."""
+def normalize(vectors: Vectors) -> Vectors:
+    """Divide vectors `[n, width]` by their lengths."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     unit: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
     return unit
 
 
 def read_dense(folder: Path, width: int) -> Dense:
-    """Return the dense layer in `folder`, which takes vectors of `width` numbers. Raises ModelCorrupt if its files are
+    """Read the Dense layer in `folder`, which takes vectors of `width` numbers. Raises ModelCorrupt if its files are
     damaged, and EmbeddingRefused if this version cannot compute it.
     """
     config = read_json_object(folder / "config.json")
@@ -307,9 +313,10 @@ def read_dense(folder: Path, width: int) -> Dense:
 
 
 def _read_tensors(file: Path) -> dict[str, Vectors]:
+    """Return the tensors of a safetensors file by name, as float32 arrays of NumPy."""
     import mlx.core as mx
 
-    read_header(file)
+    read_safetensors_header(file)
     loaded: Any = mx.load(str(file))
     return {name: np.array(array.astype(mx.float32)) for name, array in loaded.items()}
 
@@ -336,34 +343,36 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
-class Reranker:
-    """How a model judges documents."""
+class RerankerPrompt:
+    """The prompt with which a Qwen3-Reranker judges a document, and the tokens of its answers yes and no."""
 
     yes: int
     """The token for a document that fits."""
     no: int
 
-    def tokens(self, encode: Encode, instruction: str, query: str, document: str, most: int) -> tuple[list[int], int]:
-        """Return the tokens of the prompt for one document, and how many tokens its whole prompt would have. The end of
-        the document is cut off beyond `most` tokens.
+    def encode_document(
+        self, encode: Encode, instruction: str, query: str, document: str, most: int
+    ) -> tuple[list[int], int]:
+        """Return the tokens of the prompt for one document, at most `most`, and how many the whole prompt has. The
+        document's end is cut off.
         """
         begin, end = encode(_BEGINNING), encode(_END)
-        pair = encode(_pair(instruction, query, f" {document}"))
+        pair = encode(_format_query(instruction, query, f" {document}"))
         room = max(most - len(begin) - len(end), 0)
         return [*begin, *pair[:room], *end], len(begin) + len(pair) + len(end)
 
-    def shared(self, encode: Encode, instruction: str, query: str) -> list[int]:
-        """Return the tokens with which the prompts for all documents begin, up to the first that may differ."""
-        return [*encode(_BEGINNING), *encode(_pair(instruction, query, ""))]
+    def encode_shared_prefix(self, encode: Encode, instruction: str, query: str) -> list[int]:
+        """Return the tokens with which the prompts for all documents of a query begin."""
+        return [*encode(_BEGINNING), *encode(_format_query(instruction, query, ""))]
 
-    def least(self, encode: Encode, instruction: str, query: str) -> int:
-        """Return how many tokens the prompt for an empty document has."""
-        return len(self.shared(encode, instruction, query)) + len(encode(_END))
+    def count_fixed_tokens(self, encode: Encode, instruction: str, query: str) -> int:
+        """Return how many tokens the prompt takes without its document."""
+        return len(self.encode_shared_prefix(encode, instruction, query)) + len(encode(_END))
 
 
-def read_reranker(name: str, folder: Path, config: Mapping[str, Any], encode: Encode) -> Reranker:
-    """Return how the model `name` judges documents. Raises EmbeddingRefused if its files, or its name, do not say that
-    it does so as Qwen3-Reranker, and ModelCorrupt if they cannot be read.
+def read_reranker_prompt(name: str, folder: Path, config: Mapping[str, Any], encode: Encode) -> RerankerPrompt:
+    """Return the prompt of the model `name`, which must be a Qwen3-Reranker. Raises EmbeddingRefused if neither its
+    files nor its name say so, and ModelCorrupt if they cannot be read.
     """
     modules = read_modules(folder) if folder.is_dir() else []
     said = read_logit_score(modules)
@@ -390,10 +399,11 @@ def read_reranker(name: str, folder: Path, config: Mapping[str, Any], encode: En
             f"{name} cannot judge documents: its LogitScore compares the tokens {said.true_token} and "
             f"{said.false_token}, and Qwen3-Reranker {yes} (yes) and {no} (no), so its prompts may differ, too"
         )
-    return Reranker(yes, no)
+    return RerankerPrompt(yes, no)
 
 
-def _pair(instruction: str, query: str, document: str) -> str:
+def _format_query(instruction: str, query: str, document: str) -> str:
+    """Return the instruction, query and document as a Qwen3-Reranker's prompt has them."""
     return f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>:{document}"
 
 
@@ -405,8 +415,8 @@ _ENDINGS = ("ForCausalLM", "Model", "LMHeadModel", "ForConditionalGeneration")
 
 
 def check_causal(name: str, config: Mapping[str, Any]) -> None:
-    """Raise EmbeddingRefused, with the model's `name` and what its `config` says, if its tokens see later ones, or if
-    it was made with code of its own, which is not run.
+    """Raise EmbeddingRefused if the model's tokens see later ones, or if it needs code of its own, which is not run.
+    `name` is for the error.
     """
     for part in language_configs(config):
         said = [f"{key} is {part[key]!r}" for key in ("use_bidirectional_attention", "bidirectional") if part.get(key)]
@@ -427,15 +437,15 @@ def check_causal(name: str, config: Mapping[str, Any]) -> None:
         )
     kind, classes = str(config.get("model_type")), config.get("architectures")
     for each in classes if isinstance(classes, list) else ():
-        if not _is_class_of(str(each), kind):
+        if not _is_causal_class(str(each), kind):
             raise EmbeddingRefused(
                 f"{name} cannot be embedded with: it was made for the class {each} (architectures in config.json), "
                 f"which is not known to be the causal model of {kind}"
             )
 
 
-def _is_class_of(name: str, kind: str) -> bool:
-    """Return whether a class is transformers' causal model of a type, by its name: such as Qwen3ForCausalLM of
+def _is_causal_class(name: str, kind: str) -> bool:
+    """Return whether a class name is that of transformers' causal model of a type, such as Qwen3ForCausalLM of
     "qwen3".
     """
     plain = kind.replace("_", "").replace("-", "").lower()
@@ -449,15 +459,18 @@ def _is_class_of(name: str, kind: str) -> bool:
 
 _BODY = "model."
 _FIRST, _HEAD = "layers.0.", "lm_head."
-_PARTS = {"model", "embed_tokens", "layers", "norm"}
+_HEADLESS_PARTS = {"model", "embed_tokens", "layers", "norm"}
 """The first parts of the names of tensors of a model without its output matrix."""
 
-Classes = Callable[[dict[str, Any]], tuple[Any, Any]]
+FindClasses = Callable[[dict[str, Any]], tuple[Any, Any]]
 """mlx-lm's function that finds a model's class, and the class of its arguments, by config.json."""
 
 
-def load_options(tensors: Collection[str], config: Mapping[str, Any], embeds: bool, classes: Classes) -> dict[str, Any]:
-    """Return the arguments for mlx-lm's `load_model` that a model with these `tensors` needs; none for a whole model.
+def headless_load_options(
+    tensors: Collection[str], config: Mapping[str, Any], embeds: bool, classes: FindClasses
+) -> dict[str, Any]:
+    """Return the extra arguments of mlx-lm's `load_model` for a model that was saved without its output matrix; empty
+    for a whole model.
 
     embeds: whether the model's files say that it makes embeddings.
     classes: mlx-lm's own function that finds classes.
@@ -465,22 +478,24 @@ def load_options(tensors: Collection[str], config: Mapping[str, Any], embeds: bo
     flat = any(name.startswith(_FIRST) for name in tensors) and not any(name.startswith(_BODY) for name in tensors)
     options: dict[str, Any] = {}
     if flat:
-        options["get_model_classes"] = lambda config: _renaming(*classes(config))
+        options["get_model_classes"] = lambda config: _add_weight_prefix(*classes(config))
     if lacks_head(tensors, config, embeds):
         options["model_config"] = {"tie_word_embeddings": True}
     return options
 
 
 def lacks_head(tensors: Collection[str], config: Mapping[str, Any], embeds: bool) -> bool:
-    """Return whether a model that makes embeddings was saved without the output matrix that its `config` promises. It
-    is loaded as if its output matrix were its input matrix, which makes no difference to its states.
+    """Return whether an embedding model was saved without the output matrix that its `config` promises. It is loaded
+    as if its output matrix were its input matrix, which makes no difference to its states.
     """
     untied = config.get("tie_word_embeddings") is False
-    return embeds and untied and {name.partition(".")[0] for name in tensors} <= _PARTS
+    return embeds and untied and {name.partition(".")[0] for name in tensors} <= _HEADLESS_PARTS
 
 
-def _renaming(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
-    """Return the classes, the first as a function that makes a model to which the names of its weights are adapted."""
+def _add_weight_prefix(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
+    """Wrap a model class so that it loads weights whose names lack the prefix "model.". Return it with the class of
+    its arguments.
+    """
 
     def make(args: Any) -> Any:
         model = model_class(args)

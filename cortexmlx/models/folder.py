@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
-from cortexmlx.models.embedding import MODULES, lacks_head, load_options
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
+from cortexmlx.models.embedding import MODULES_FILE, headless_load_options, lacks_head
 from cortexmlx.models.folder_config import (
-    check_layers,
-    end_ids,
+    check_layer_count,
+    describe_missing_settings,
     foreign_quantization,
-    missing_settings,
+    note_unread_inputs,
     read_config,
-    unread_inputs,
+    read_eos_ids,
 )
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
@@ -27,60 +27,65 @@ from cortexmlx.types.arrays import dtype_name
 def load_folder(
     folder: Path, on_built: Callable[[Any], None] = lambda model: None, *, lazy: bool = False
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
-    """Return the model, tokenizer and config of `folder`, and notes for the user. Weights are evaluated on this thread;
-    with `lazy`, they are not evaluated.
+    """Load the model of a folder: return the model, its tokenizer, its config and notes for the user. Weights are
+    evaluated on this thread, but not with `lazy`.
 
     `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
     Raises ModelNotFound if the folder holds no model, and ModelCorrupt for damaged or missing files. Raises
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
-    tokenizer, config, notes = read_folder(folder)
+    tokenizer, config, notes = load_folder_without_weights(folder)
     tensors = check_weights(folder)
-    if lacks_head(tensors, config, _embeds(folder)):
+    if lacks_head(tensors, config, _is_embedding_model(folder)):
         notes += ("its weights have no output matrix: it embeds texts, and what it writes means nothing",)
-    return _load_weights(folder, config, tensors, on_built, lazy), tokenizer, config, notes
+    return _build_model(folder, config, tensors, on_built, lazy), tokenizer, config, notes
 
 
-def read_folder(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Return the tokenizer, the config and the notes of `load_folder`, after a check of the weights' files. Raises what
-    it raises before it reads weights.
+def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Return the tokenizer, the config and the notes of `load_folder`. The weight files are only checked. Raises what
+    `load_folder` raises before it reads weights.
     """
     config = read_config(folder)
     tensors = check_weights(folder)
     if not tensors:
-        raise _no_weights(folder)
-    check_layers(folder, config, len(tensors))
+        raise _no_weights_error(folder)
+    check_layer_count(folder, config, len(tensors))
     if missing := missing_package(config["model_type"]):
-        raise _package_error(folder, config, missing)
-    eos_ids = end_ids(folder, config)
+        raise _missing_package_error(folder, config, missing)
+    eos_ids = read_eos_ids(folder, config)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
-    return tokenizer, config, (*unread_inputs(config), *notes)
+    return tokenizer, config, (*note_unread_inputs(config), *notes)
 
 
-def check_settings(folder: Path) -> None:
-    """Raise what `load_folder` would raise because of config.json alone. The weights need not be there yet."""
+def check_folder_config(folder: Path) -> None:
+    """Check config.json alone, before the weights are downloaded. Raises what `load_folder` would raise because of
+    it.
+    """
     config = read_config(folder)
     if missing := missing_package(config["model_type"]):
-        raise _package_error(folder, config, missing)
-    _check_code(folder, config)
+        raise _missing_package_error(folder, config, missing)
+    _check_no_own_code(folder, config)
     try:
-        mlx_lm_utils()._get_classes(config)
+        import_mlx_lm_utils()._get_classes(config)
     except Exception as error:
         raise _load_error(folder, config, error) from error
 
 
-def _package_error(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
+def _missing_package_error(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
+    """Return the error for a model whose class needs a package that is not installed."""
     return ModelUnsupported(f"{folder} cannot run: mlx-lm says of {config['model_type']!r}: {missing}")
 
 
-def _check_code(folder: Path, config: dict[str, Any]) -> None:
+def _check_no_own_code(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ModelUnsupported if the folder brings Python code of its own, which is not run."""
     if config.get("model_file") is not None:
         raise ModelUnsupported(f"{folder} brings its own model code ({config['model_file']}), which is not run.")
 
 
-def _no_weights(folder: Path) -> CortexError:
+def _no_weights_error(folder: Path) -> CortexError:
+    """Return the error for a folder without model*.safetensors, with the next step."""
     others = sorted({path.suffix for path in folder.iterdir()} & {".bin", ".pt", ".pth", ".gguf", ".npz"})
     if strangers := sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter")):
         return ModelUnsupported(
@@ -95,28 +100,30 @@ def _no_weights(folder: Path) -> CortexError:
 
 
 @contextmanager
-def unreadable_weights(folder: Path) -> Iterator[None]:
-    """Raise ModelCorrupt for what mlx raises in this context when it cannot read weights."""
+def translate_weight_errors(folder: Path) -> Iterator[None]:
+    """Raise ModelCorrupt in place of the errors with which mlx fails to read weights in this context."""
     try:
         yield
     except (RuntimeError, OSError) as error:
         raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
 
 
-def _embeds(folder: Path) -> bool:
-    return (folder / MODULES).is_file()
+def _is_embedding_model(folder: Path) -> bool:
+    """Return whether the folder is of an embedding model: it has sentence-transformers' modules.json."""
+    return (folder / MODULES_FILE).is_file()
 
 
-def _load_weights(
+def _build_model(
     folder: Path, config: dict[str, Any], tensors: Collection[str], on_built: Callable[[Any], None], lazy: bool
 ) -> Any:
+    """Build the model with mlx-lm and load its weights. Raises what `load_folder` documents."""
     import mlx.core as mx
 
-    _check_code(folder, config)
-    utils = mlx_lm_utils()
-    options = load_options(tensors, config, _embeds(folder), utils._get_classes)
+    _check_no_own_code(folder, config)
+    utils = import_mlx_lm_utils()
+    options = headless_load_options(tensors, config, _is_embedding_model(folder), utils._get_classes)
     try:
-        with unreadable_weights(folder):
+        with translate_weight_errors(folder):
             model, _ = utils.load_model(folder, lazy=True, **options)
             on_built(model)
             if not lazy:
@@ -125,11 +132,12 @@ def _load_weights(
         raise
     except Exception as error:  # mlx-lm's code raises anything for a configuration that it does not expect
         raise _load_error(folder, config, error) from error
-    _check_types(folder, model)
+    _check_weight_types(folder, model)
     return model
 
 
 def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:
+    """Return the error for the exception that mlx-lm raised while it loaded the model."""
     kind, why = config["model_type"], one_line(error)
     if why.startswith("Model type"):
         from mlx_lm._version import __version__ as version
@@ -142,7 +150,7 @@ def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> Corte
         )
     if "nsupported" in why:
         return ModelUnsupported(f"mlx-lm does not load {folder}: {why}")
-    if fault := missing_settings(error, kind):
+    if fault := describe_missing_settings(error, kind):
         return ModelCorrupt(f"{folder / 'config.json'} {fault}")
     if isinstance(error, ValueError):
         return ModelCorrupt(
@@ -156,9 +164,9 @@ def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> Corte
     return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {why}")
 
 
-def _check_types(folder: Path, model: Any) -> None:
-    """Raise ModelUnsupported for an integer matrix whose layer has no scales. A file may hold the codes of 8-bit floats
-    so, and mlx-lm would compute with the codes.
+def _check_weight_types(folder: Path, model: Any) -> None:
+    """Raise ModelUnsupported for an integer matrix whose layer has no scales. It may hold the codes of 8-bit floats,
+    which mlx-lm would take for numbers.
     """
     import mlx.core as mx
 

@@ -18,7 +18,7 @@ _MOST_LAYERS = 4096
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json as a dictionary with a `model_type`. Raises ModelNotFound if there is no such file, and
+    """Read config.json, which must have a `model_type`. Raises ModelNotFound if there is no such file, and
     ModelCorrupt if it is broken.
     """
     path = folder / "config.json"
@@ -42,15 +42,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelCorrupt(f"{path} does not say which model_type it is.")
-    for name, value in _numbers(config):
+    for name, value in _walk_floats(config):
         if math.isnan(value):
             raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
     return config
 
 
-def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than the weight files have tensors. Building that many
-    layers would take minutes, only to fail because they are missing.
+def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Raise ModelCorrupt if config.json asks for more layers than there are tensors. To build so many would take
+    minutes, only to fail.
     """
     for name, layers in _stated_layers(config):
         if layers > tensors:
@@ -60,9 +60,9 @@ def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
             )
 
 
-def check_layers_without_weights(config: Mapping[str, Any]) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than any model has. This is `check_layers` for a
-    configuration without weights.
+def check_layer_limit(config: Mapping[str, Any]) -> None:
+    """Raise ModelCorrupt if config.json asks for more layers than any model has. For a configuration without weights;
+    see `check_layer_count`.
     """
     for name, layers in _stated_layers(config):
         if layers > _MOST_LAYERS:
@@ -70,6 +70,7 @@ def check_layers_without_weights(config: Mapping[str, Any]) -> None:
 
 
 def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield each setting that states a number of layers, with that number."""
     for source in language_configs(config):
         for name in _LAYERS:
             layers = source.get(name)
@@ -77,8 +78,8 @@ def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
                 yield name, layers
 
 
-def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
-    """Return all token ids that end a generation, from both config.json and generation_config.json."""
+def read_eos_ids(folder: Path, config: dict[str, Any]) -> set[int]:
+    """Return all token ids that end a generation, from config.json and generation_config.json."""
     sources = list(language_configs(config))
     generation = folder / "generation_config.json"
     if generation.is_file():
@@ -90,9 +91,8 @@ def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     return found
 
 
-def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the sampling that a model's makers recommend, as values of `SamplingParams`, and notes on values that
-    cannot be used.
+def read_recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return the sampling parameters that a model's makers recommend, and notes on values that cannot be used.
 
     They are read from generation_config.json. `do_sample: false` there recommends greedy answers. A file that sets none
     of the values recommends nothing. Raises ModelCorrupt if the file cannot be read.
@@ -119,19 +119,15 @@ def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...
     return ({"temperature": 1.0} | found if found or stated.get("do_sample") is True else {}), notes
 
 
-def unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a note on the inputs that the model was made for and that are not read here. mlx-lm loads only the
-    language part of such a checkpoint.
-    """
+def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note if the model was made for images, audio or videos, too. mlx-lm loads only its language part."""
     parts = {"vision_config": "images", "audio_config": "audio", "video_config": "videos"}
     unread = [what for name, what in parts.items() if isinstance(config.get(name), Mapping)]
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
-    """Return how the weights are quantized, in their maker's words, if another program than mlx-lm did it. Return None
-    otherwise.
-    """
+    """Return the name of the weights' quantization if a program other than mlx-lm made it; None otherwise."""
     for source in language_configs(config):
         settings = source.get("quantization_config")
         if "quantization" not in config and isinstance(settings, Mapping):
@@ -140,9 +136,9 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def missing_settings(error: Exception, kind: str) -> str | None:
-    """Return which settings config.json lacks that mlx-lm has no default for, as the end of a sentence. Return None if
-    mlx-lm's `error` does not mean that.
+def describe_missing_settings(error: Exception, kind: str) -> str | None:
+    """Return the end of a message that names the settings missing in config.json; None if mlx-lm's `error` means
+    something else.
     """
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
@@ -153,16 +149,16 @@ def missing_settings(error: Exception, kind: str) -> str | None:
     )
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the floats in a JSON value, each with its path."""
+def _walk_floats(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every float in a JSON value with its path, such as `rope_scaling.factor`."""
     if isinstance(value, float):
         yield name, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _numbers(inner, f"{name}.{key}" if name else str(key))
+            yield from _walk_floats(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         for inner in value:
-            yield from _numbers(inner, name)
+            yield from _walk_floats(inner, name)
 
 
 # The part of a configuration that describes the language model, and the context length that it states.
@@ -170,7 +166,7 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 # Both `plan` and the engine use it, so they agree.
 
 
-_KEYS = (
+_CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",
@@ -181,10 +177,10 @@ _KEYS = (
 )
 """The names that makers of models give to the context length. The first one that is present counts."""
 
-_UNSERVED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+_IGNORED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 """Types whose layers all have the stated window in transformers, and none in mlx-lm."""
 
-UNSTATED_CONTEXT = 2048
+DEFAULT_CONTEXT = 2048
 """The context in tokens that is assumed if the configuration states none."""
 
 
@@ -196,44 +192,42 @@ def language_configs(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapp
     return config, text if isinstance(text, Mapping) else {}
 
 
-def stated_context(config: Mapping[str, Any]) -> int | None:
-    """Return the context in tokens that a config.json states; None if it states none."""
+def stated_context_length(config: Mapping[str, Any]) -> int | None:
+    """Return the context length in tokens that a config.json states; None if it states none."""
     for source in language_configs(config):
-        for key in _KEYS:
+        for key in _CONTEXT_KEYS:
             value = source.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
 
 
-def unserved_window(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens, itself included, a token sees at most in transformers, where mlx-lm's class lets it see
-    all before it; None: the two agree.
+def ignored_window(config: Mapping[str, Any]) -> int | None:
+    """Return the sliding window in tokens that transformers applies and mlx-lm's class ignores; None if the two
+    agree.
     """
     for source in language_configs(config):
         value = source.get("sliding_window")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            used = source.get("use_sliding_window", source.get("model_type") in _UNSERVED_WINDOWS)
+            used = source.get("use_sliding_window", source.get("model_type") in _IGNORED_WINDOWS)
             return value if used is True else None
     return None
 
 
-def context_of(config: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """Return the context in tokens that a config.json states, or the one that is assumed, with a note on that."""
-    context = stated_context(config)
+def context_length_or_default(config: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Return the context length in tokens that a config.json states, or the default with a note that it is assumed."""
+    context = stated_context_length(config)
     if context is not None:
         return context, ()
-    note = f"the model does not state its context length: {UNSTATED_CONTEXT} tokens are assumed"
-    return UNSTATED_CONTEXT, (note,)
+    note = f"the model does not state its context length: {DEFAULT_CONTEXT} tokens are assumed"
+    return DEFAULT_CONTEXT, (note,)
 
 
 # JSON files of a model folder.
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`. Raises ModelCorrupt with the file's name if it cannot be read or is something
-    else.
-    """
+    """Read a file that must be a JSON object. Raises ModelCorrupt with the file's name if it is not."""
     try:
         data = path.read_bytes()
     except OSError as error:

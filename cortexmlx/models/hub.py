@@ -22,22 +22,24 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from cortexmlx.errors import CortexError, DownloadFailed, ModelCorrupt, ModelNotFound
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.models.messages import logged, one_line
+from cortexmlx.models.messages import one_line, redirect_log
 from cortexmlx.models.safetensors_check import check_weights
-from cortexmlx.system.waits import take_from
+from cortexmlx.system.waits import take_next
 from cortexmlx.types.progress import OnProgress, Progress
 
 
 def _ignore_progress(progress: Progress) -> None:
-    """Do nothing."""
+    """Ignore the progress of a download: the default callback."""
 
 
-def _accept_any(folder: Path) -> None:
-    """Accept all settings."""
+def _skip_check(folder: Path) -> None:
+    """Accept any folder: the default check."""
 
 
-def fetch(repo: str, on_progress: OnProgress = _ignore_progress, check: Callable[[Path], None] = _accept_any) -> Path:
-    """Return the folder of `repo` in the hub's cache, and download the needed files that are missing.
+def fetch_repo(
+    repo: str, on_progress: OnProgress = _ignore_progress, check: Callable[[Path], None] = _skip_check
+) -> Path:
+    """Download the files of `repo` that the hub's cache lacks, and return its folder there.
 
     A complete copy is used without the network. `on_progress` is called ten times a second, on this thread, with the
     bytes of all weights. If it raises, the download ends at once. Received bytes are kept, and the next download
@@ -51,33 +53,36 @@ def fetch(repo: str, on_progress: OnProgress = _ignore_progress, check: Callable
     if (folder := cached_folder(repo)) is not None:
         return folder
     small = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
-    folder = run_in_background(lambda tally: _snapshot(repo, small), on_progress)
+    folder = run_in_background(lambda tally: _download_snapshot(repo, small), on_progress)
     check(folder)
     return run_in_background(lambda tally: _fetch_weights(repo, folder, tally), on_progress)
 
 
 def fetch_config(repo: str) -> Path:
-    """Return a folder in the hub's cache that has at least the config.json of `repo`. Raises ModelNotFound as `fetch`
+    """Return a folder in the hub's cache with at least the config.json of `repo`. Raises ModelNotFound as `fetch_repo`
     does.
     """
-    return cached_folder(repo) or run_in_background(lambda tally: _snapshot(repo, ["config.json"]), _ignore_progress)
+    return cached_folder(repo) or run_in_background(
+        lambda tally: _download_snapshot(repo, ["config.json"]), _ignore_progress
+    )
 
 
 def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress) -> Path:
-    """Download the large files into the hub's cache. The hub's library finds them there when it completes the
-    snapshot.
+    """Download the weights into the hub's cache, then the rest of the snapshot. The hub's library finds the weights
+    there.
     """
-    with _hub_errors(repo), logged("huggingface_hub"):
-        large = list_large(repo, folder.name)
+    with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
+        large = list_large_files(repo, folder.name)
         WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).fetch(large)
-    return _snapshot(repo, NEEDED_FILES, folder.name)
+    return _download_snapshot(repo, NEEDED_FILES, folder.name)
 
 
-def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
+def _download_snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
+    """Download the files of `repo` that match `files`, with the hub's library, and return their folder."""
     from huggingface_hub import snapshot_download
 
-    with _hub_errors(repo), logged("huggingface_hub"):
-        folder = Path(snapshot_download(repo, allow_patterns=files, revision=commit, tqdm_class=_silent_bar()))
+    with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
+        folder = Path(snapshot_download(repo, allow_patterns=files, revision=commit, tqdm_class=_silent_progress_bar()))
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
             f"the hub's {repo!r} has no config.json. If it holds GGUF files, download one and give its path: "
@@ -87,8 +92,8 @@ def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
 
 
 @contextmanager
-def _hub_errors(repo: str) -> Iterator[None]:
-    """Turn errors of the hub, its library and the network into ours, which name the next step."""
+def _translate_hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of the hub, its library and the network into this package's errors, which name the next step."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
@@ -103,16 +108,16 @@ def _hub_errors(repo: str) -> Iterator[None]:
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"the hub has no model {repo!r} (or it is private: `hf auth login`)."
-            f"{did_you_mean(repo, hub_names()) or ' Check the spelling.'}"
+            f"{suggest_name(repo, cached_repo_names()) or ' Check the spelling.'}"
         ) from error
     except HFValidationError as error:
         raise ModelNotFound(f"{repo!r} cannot be a hub id: {one_line(error)}") from error
     except Exception as error:
-        raise _not_reached(repo, error) from error
+        raise _hub_failure_error(repo, error) from error
 
 
-def _not_reached(repo: str, error: Exception) -> ModelNotFound:
-    """Return the error for a hub that could not be reached, or that gave another answer than the requested one."""
+def _hub_failure_error(repo: str, error: Exception) -> ModelNotFound:
+    """Return the error for a hub that cannot be reached, or that answers with an error."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     answered = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
@@ -125,7 +130,7 @@ def _not_reached(repo: str, error: Exception) -> ModelNotFound:
         return DownloadFailed(f"the hub answers {status} for {repo!r}: try again later.")
     network = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
     if network or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        near = did_you_mean(repo, hub_names())
+        near = suggest_name(repo, cached_repo_names())
         return ModelNotFound(
             f"{repo!r} is not on this machine, or not all of it, and the hub cannot be reached.{near} Connect "
             "to the network, or see `cortexmlx models` for what is here."
@@ -133,8 +138,8 @@ def _not_reached(repo: str, error: Exception) -> ModelNotFound:
     return DownloadFailed(f"downloading {repo!r} failed: {one_line(error)}. Try again.")
 
 
-def _silent_bar() -> type[Any]:
-    """Return a progress bar for the hub's library that shows nothing."""
+def _silent_progress_bar() -> type[Any]:
+    """Return a class of progress bars for the hub's library that show nothing."""
     from huggingface_hub.utils import tqdm
 
     class SilentBar(tqdm):  # type: ignore[misc]
@@ -155,20 +160,20 @@ def _silent_bar() -> type[Any]:
 MOST_BYTES = 50 * 10**9
 """A larger file is not served in one piece. It is left to the hub's library."""
 
-_AT_ONCE = 4
+_MOST_THREADS = 4
 _TRIES = 5
 """How often the same byte is requested."""
 
 _TIMEOUT_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 0.5
 _MOST_WAIT_SECONDS = 60.0
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class LargeFile:
-    """A file of a repository."""
+    """A weights file of a repository: its name, size and hash."""
 
     name: str
     size: int
@@ -177,8 +182,8 @@ class LargeFile:
     """The SHA-256 of the file, which is its name in the cache."""
 
 
-def list_large(repo: str, commit: str) -> list[LargeFile]:
-    """Return the weights of `repo` at `commit` that the hub stores as large files, the largest first."""
+def list_large_files(repo: str, commit: str) -> list[LargeFile]:
+    """Return the weights files of `repo` at `commit` that the hub stores as large files, the largest first."""
     from huggingface_hub import HfApi
 
     found = []
@@ -190,7 +195,7 @@ def list_large(repo: str, commit: str) -> list[LargeFile]:
 
 
 class WeightsDownload:
-    """A download of the large files of one commit into `blobs`, the folder of the cache that names files by their
+    """Downloads the weights of one commit into `blobs`, the folder of the hub's cache whose files are named by their
     SHA-256.
     """
 
@@ -198,14 +203,14 @@ class WeightsDownload:
         self._repo, self._commit, self._blobs, self._tally = repo, commit, blobs, tally
 
     def fetch(self, files: Sequence[LargeFile]) -> None:
-        """Download the missing files of `files`, several at once. Raises DownloadFailed, or an error of the hub's
+        """Download those of `files` that are missing, several at once. Raises DownloadFailed, or an error of the hub's
         library.
         """
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
         for file, received in missing:
-            self._tally.expect(file.size, received)
-        self._check_room(sum(file.size - received for file, received in missing))
+            self._tally.expect_file(file.size, received)
+        self._check_disk_space(sum(file.size - received for file, received in missing))
         waiting: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
         for each in missing:
             waiting.put(each)
@@ -214,35 +219,39 @@ class WeightsDownload:
         def run() -> None:
             try:
                 while True:
-                    self._fetch(*waiting.get_nowait())
+                    self._fetch_file(*waiting.get_nowait())
             except queue.Empty:
                 ended.put(None)
             except BaseException as error:
                 ended.put(error)
 
-        threads = min(_AT_ONCE, len(missing))
+        threads = min(_MOST_THREADS, len(missing))
         for _ in range(threads):
             threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
         for _ in range(threads):
-            if (error := take_from(ended)) is not None:
+            if (error := take_next(ended)) is not None:
                 self._tally.stop()
                 raise error
 
-    def _partial(self, file: LargeFile) -> Path:
+    def _partial_path(self, file: LargeFile) -> Path:
+        """Return the path of a file while it is not whole."""
         return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
 
     def _partial_bytes(self, file: LargeFile) -> int:
+        """Return how many bytes of a file an earlier download has left; 0 if they are too many."""
         try:
-            size = self._partial(file).stat().st_size
+            size = self._partial_path(file).stat().st_size
         except OSError:
             return 0
         return size if size <= file.size else 0
 
-    def _check_room(self, needed: int) -> None:
+    def _check_disk_space(self, needed: int) -> None:
+        """Raise DownloadFailed if fewer than `needed` bytes of the disk are free."""
         if needed > shutil.disk_usage(self._blobs).free:
-            raise self._no_room(needed)
+            raise self._disk_full_error(needed)
 
-    def _no_room(self, needed: int) -> DownloadFailed:
+    def _disk_full_error(self, needed: int) -> DownloadFailed:
+        """Return the error for a disk that has no room for `needed` bytes."""
         free = format_bytes(shutil.disk_usage(self._blobs).free)
         return DownloadFailed(
             f"the disk is too full for {self._repo}: it takes {format_bytes(needed)} more, and {free} are free in "
@@ -250,54 +259,57 @@ class WeightsDownload:
             "try again."
         )
 
-    def _fetch(self, file: LargeFile, counted: int) -> None:
+    def _fetch_file(self, file: LargeFile, counted: int) -> None:
+        """Download one file, check its SHA-256, and move it into place. `counted` bytes of it are in the progress
+        already.
+        """
         target = self._blobs / file.sha256
-        with self._locked_partial(file) as stream:
+        with self._open_partial(file) as stream:
             if target.is_file():  # another process was faster
                 self._tally.add(file.size - counted)
-                self._partial(file).unlink(missing_ok=True)
+                self._partial_path(file).unlink(missing_ok=True)
                 return
             try:
-                digest = self._receive(file, stream)
+                digest = self._download_rest(file, stream)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise self._no_room(file.size - stream.tell()) from error
+                    raise self._disk_full_error(file.size - stream.tell()) from error
                 raise
             if digest != file.sha256:
-                self._partial(file).unlink()
+                self._partial_path(file).unlink()
                 raise DownloadFailed(
                     f"{file.name} of {self._repo} came damaged: its SHA-256 is {digest[:12]}..., and not "
                     f"{file.sha256[:12]}... as the hub says. It is not kept: try again."
                 )
-            self._partial(file).replace(target)
+            self._partial_path(file).replace(target)
 
     @contextmanager
-    def _locked_partial(self, file: LargeFile) -> Iterator[BinaryIO]:
-        """Open the partial file at its end, locked. Wait for another process that downloads the same file."""
+    def _open_partial(self, file: LargeFile) -> Iterator[BinaryIO]:
+        """Open the partial file at its end, with a lock. Wait for another process that downloads the same file."""
         while True:
-            with self._partial(file).open("ab", buffering=0) as stream:
+            with self._partial_path(file).open("ab", buffering=0) as stream:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     self._tally.pause(0.2)
                     continue
-                if (self._blobs / file.sha256).is_file() or _is_at(stream, self._partial(file)):
+                if (self._blobs / file.sha256).is_file() or _is_same_file(stream, self._partial_path(file)):
                     yield cast(BinaryIO, stream)
                     return
 
-    def _receive(self, file: LargeFile, stream: BinaryIO) -> str:
-        """Append the missing bytes of a file to `stream`. Return the SHA-256 of the whole file."""
+    def _download_rest(self, file: LargeFile, stream: BinaryIO) -> str:
+        """Append the missing bytes of a file to `stream`, with retries. Return the SHA-256 of the whole file."""
         if not self._partial_bytes(file):
             stream.truncate(0)
         digest, failures = hashlib.sha256(), 0
-        with self._partial(file).open("rb") as written:
+        with self._partial_path(file).open("rb") as written:
             while data := written.read(_READ_BYTES):
                 digest.update(data)
                 self._tally.add(0)
         while (begin := stream.tell()) < file.size:
             why, wait = "the connection was closed", _FIRST_WAIT_SECONDS * 2**failures
             try:
-                for data in self._response(file, begin):
+                for data in self._stream_bytes(file, begin):
                     stream.write(data)
                     digest.update(data)
                     self._tally.add(len(data))
@@ -315,8 +327,8 @@ class WeightsDownload:
                 self._tally.pause(wait)
         return digest.hexdigest()
 
-    def _response(self, file: LargeFile, begin: int) -> Iterator[bytes]:
-        """Yield the bytes of a file from `begin` on, as they arrive."""
+    def _stream_bytes(self, file: LargeFile, begin: int) -> Iterator[bytes]:
+        """Request a file from byte `begin` on, and yield its bytes as they arrive."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -328,7 +340,7 @@ class WeightsDownload:
                 response.read()
                 hf_raise_for_status(response)
             whole = response.status_code != 206
-            size = _file_size(response.headers, whole)
+            size = _stated_file_size(response.headers, whole)
             if size is not None and size != file.size:
                 raise DownloadFailed(
                     f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
@@ -343,13 +355,15 @@ class WeightsDownload:
                     yield new
 
 
-def _file_size(headers: Mapping[str, str], whole: bool) -> int | None:
-    """Return the size of the whole file that a response states; None if it states none."""
+def _stated_file_size(headers: Mapping[str, str], whole: bool) -> int | None:
+    """Return the size of the file as the response's headers state it; None if they do not. `whole`: the response is
+    not a range.
+    """
     stated = headers.get("Content-Length") if whole else headers.get("Content-Range", "").rpartition("/")[2]
     return _parse_count(stated)
 
 
-def _is_at(stream: FileIO, path: Path) -> bool:
+def _is_same_file(stream: FileIO, path: Path) -> bool:
     """Return whether an open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
@@ -361,17 +375,17 @@ def _is_transient(error: Exception) -> bool:
     """Return whether another try may succeed: after a broken connection, or if the hub was busy."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     # The hub's library changes its HTTP package. The error of a broken connection keeps its name.
-    return status in _TRANSIENT or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+    return status in _TRANSIENT_STATUSES or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
 def _retry_after(error: Exception) -> float:
-    """Return the seconds that the hub asks to wait."""
+    """Return the seconds that the hub asks to wait before another try; 0 if it asks for none."""
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
     return min(float(_parse_count(stated) or 0), _MOST_WAIT_SECONDS)
 
 
 def _parse_count(stated: str | None) -> int | None:
-    """Return the number that a header states; None if it states none."""
+    """Return the whole number that a header states; None if it states none."""
     return int(stated) if stated and re.fullmatch("[0-9]{1,18}", stated) else None
 
 
@@ -386,11 +400,11 @@ _RATE_SECONDS = 5.0
 
 
 class DownloadStopped(Exception):
-    """The caller has stopped the download. Raised in the download's own threads only."""
+    """Raised in a download's own threads after the caller has stopped it."""
 
 
 class DownloadProgress:
-    """The bytes that a download has received. Any thread may use it."""
+    """Counts the bytes of a download, and tells its threads when to stop. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -398,8 +412,8 @@ class DownloadProgress:
         self._total = self._done = self._cached = 0
         self._lately: deque[tuple[float, int]] = deque()
 
-    def expect(self, size: int, cached: int) -> None:
-        """Add a file of `size` bytes to the download. `cached` of them are on this machine already."""
+    def expect_file(self, size: int, cached: int) -> None:
+        """Add a file of `size` bytes to the total. `cached` of them are on this machine already."""
         with self._lock:
             self._total += size
             self._done += cached
@@ -418,12 +432,12 @@ class DownloadProgress:
         self._stopped.set()
 
     def pause(self, seconds: float) -> None:
-        """Wait for `seconds`. Raises DownloadStopped."""
+        """Wait for `seconds`. Raises DownloadStopped when the download is stopped."""
         if self._stopped.wait(seconds):
             raise DownloadStopped
 
     def progress(self) -> Progress:
-        """Return the progress so far, with the recent rate."""
+        """Return the progress so far, with the download rate of the last seconds."""
         now = time.monotonic()
         with self._lock:
             came = self._done - self._cached
@@ -438,7 +452,7 @@ class DownloadProgress:
 
 
 def run_in_background(work: Callable[[DownloadProgress], T], on_progress: OnProgress) -> T:
-    """Call `work` on a thread of its own and return its result. Meanwhile call `on_progress` on this thread, ten times
+    """Run `work` on a thread of its own and return its result. Meanwhile call `on_progress` on this thread, ten times
     a second.
 
     An exception in this thread ends the waiting at once. The work then ends at its next byte.
@@ -480,9 +494,7 @@ NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", 
 
 
 def cached_folder(repo: str) -> Path | None:
-    """Return the folder of `repo` in the hub's cache if all its weights are there; None otherwise. Does not use the
-    network.
-    """
+    """Return the folder of `repo` in the hub's cache if it is complete; None otherwise. Does not use the network."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -495,10 +507,8 @@ def cached_folder(repo: str) -> Path | None:
 # Suggestions for a model name that was not found: similar names and files.
 
 
-def hub_names() -> list[str]:
-    """Return the names of the models of which the hub's cache holds some file, sorted. Only the list of folders is
-    read.
-    """
+def cached_repo_names() -> list[str]:
+    """Return the names of all models in the hub's cache, complete or not, sorted. Only the list of folders is read."""
     from huggingface_hub import constants
 
     try:
@@ -508,19 +518,19 @@ def hub_names() -> list[str]:
     return sorted(name.removeprefix("models--").replace("--", "/", 1) for name in folders)
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the name that is closest to `name`, or an empty text if none is close. The
-    candidates are `names` and the models in the folder of `name`.
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the known name closest to `name`; empty if none is close. Known are `names` and
+    the models in the folder of `name`.
     """
-    here = {each.lower(): each for each in (*_beside(Path(name)), *names)}
+    here = {each.lower(): each for each in (*_models_beside(Path(name)), *names)}
     # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
     here |= {each.lower().rpartition("/")[2]: each for each in here.values() if "/" in each and "/" not in name}
     close = difflib.get_close_matches(name.lower(), here, n=1, cutoff=0.75)
     return f" Did you mean {here[close[0]]!r}?" if close and here[close[0]] != name else ""
 
 
-def _beside(path: Path) -> list[str]:
-    """Return the models in the folder of `path`, written as `path` is."""
+def _models_beside(path: Path) -> list[str]:
+    """Return the models in the same folder as `path`, written as `path` is."""
     try:
         inside = path.expanduser().parent.iterdir()
         others = [each for each in inside if each.suffix == ".gguf" or (each / "config.json").is_file()]

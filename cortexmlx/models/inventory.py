@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError
-from cortexmlx.models.folder_config import foreign_quantization, language_configs, read_config, stated_context
+from cortexmlx.models.folder_config import foreign_quantization, language_configs, read_config, stated_context_length
 from cortexmlx.models.gguf.file import part_files, read_model_header
 from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this machine that can be run."""
+    """A model on this machine that can be run: its name, place, size and quantization."""
 
     name: str
     """The name to give to the commands."""
@@ -31,15 +31,18 @@ class LocalModel:
 
 
 def list_models() -> list[LocalModel]:
-    """Return the starter model, if it is installed, then the complete models in the hub's cache, sorted by name."""
+    """Return the models on this machine: the starter model, if it is installed, then the complete ones in the hub's
+    cache, sorted by name.
+    """
     found: list[LocalModel] = []
     starter = starter_path()
     if starter is not None:
-        found.append(_of_gguf(STARTER, SourceKind.STARTER, starter))
-    return found + sorted(_in_hub_cache(), key=lambda model: model.name.lower())
+        found.append(_describe_gguf(STARTER, SourceKind.STARTER, starter))
+    return found + sorted(_list_hub_cache(), key=lambda model: model.name.lower())
 
 
-def _in_hub_cache() -> list[LocalModel]:
+def _list_hub_cache() -> list[LocalModel]:
+    """Return the complete models in the hub's cache."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     from cortexmlx.models.hub import cached_folder
@@ -50,11 +53,11 @@ def _in_hub_cache() -> list[LocalModel]:
         return []
     repos = [repo for repo in cache.repos if repo.repo_type == "model"]
     folders = ((repo, cached_folder(repo.repo_id)) for repo in repos)
-    return [_of_folder(repo.repo_id, SourceKind.HUB, folder) for repo, folder in folders if folder is not None]
+    return [_describe_folder(repo.repo_id, SourceKind.HUB, folder) for repo, folder in folders if folder is not None]
 
 
 def stored_bytes(path: Path) -> int:
-    """Return the bytes of a model's weights on disk: of a .gguf file, or of the weight files in a folder."""
+    """Return the size on disk of a .gguf file, or of the weight files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in weight_files(path))
     return path.stat().st_size
@@ -65,16 +68,19 @@ def weight_files(path: Path) -> list[Path]:
     return sorted(path.glob("model*.safetensors")) if path.is_dir() else part_files(path)
 
 
-def _of_folder(name: str, kind: SourceKind, folder: Path) -> LocalModel:
+def _describe_folder(name: str, kind: SourceKind, folder: Path) -> LocalModel:
+    """Return the entry of a model's folder; `damaged` if its config.json cannot be read."""
     try:
         config = read_config(folder)
     except CortexError:
         return LocalModel(name, kind, folder, stored_bytes(folder), "damaged")
-    return LocalModel(name, kind, folder, stored_bytes(folder), _quantization(config), stated_context(config))
+    return LocalModel(
+        name, kind, folder, stored_bytes(folder), _name_quantization(config), stated_context_length(config)
+    )
 
 
-def _quantization(config: Mapping[str, Any]) -> str:
-    """Return how the weights of a folder are stored, in a word."""
+def _name_quantization(config: Mapping[str, Any]) -> str:
+    """Return how a folder's weights are stored, such as "4-bit" or "bfloat16"; empty if config.json does not say."""
     for source in language_configs(config):
         settings = source.get("quantization")
         if isinstance(settings, Mapping) and isinstance(bits := settings.get("bits"), int):
@@ -86,7 +92,8 @@ def _quantization(config: Mapping[str, Any]) -> str:
     return next((dtype for dtype in stated if isinstance(dtype, str)), "")
 
 
-def _of_gguf(name: str, kind: SourceKind, path: Path) -> LocalModel:
+def _describe_gguf(name: str, kind: SourceKind, path: Path) -> LocalModel:
+    """Return the entry of a GGUF model; `damaged` if its header cannot be read."""
     try:
         header = read_model_header(path)
     except CortexError:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
-from cortexmlx.models.folder_config import context_of, recommended_sampling
+from cortexmlx.models.adapters.files import Adapter, find_adapter_file, read_adapter
+from cortexmlx.models.folder_config import context_length_or_default, read_recommended_sampling
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
-from cortexmlx.models.resolve import STARTER_SAMPLING, ModelSource, SourceKind, resolve
+from cortexmlx.models.resolve import STARTER_SAMPLING, ResolvedModel, SourceKind, resolve_model
 from cortexmlx.system.machine import memory_bytes
 from cortexmlx.types.arrays import dtype_name
 from cortexmlx.types.progress import OnProgress, Progress
@@ -65,40 +65,42 @@ def load_model(
     blas.preload()
     enter_mlx_lm()
     report = on_progress or (lambda progress: None)
-    source = resolve(name)
+    source = resolve_model(name)
     tuned = None if adapter is None else read_adapter(adapter)
-    slow_below_float32 = _slow_below_float32()
+    slow_below_float32 = _is_float32_faster()
     float32 = slow_below_float32 or dequantize is True
     path = fetch_model(source, report)
     if weights_hash is not None:
         weights_hash.begin([*weight_files(path), *([] if tuned is None else [tuned.weights])], f"float32={float32}")
-    model, tokenizer, config, notes = _read(path, source.kind, float32, report, on_built, lazy=cut is not None)
+    model, tokenizer, config, notes = _load_files(path, source.kind, float32, report, on_built, lazy=cut is not None)
     try:
         report(Progress("loading", 1, LOADING_STEPS))
         notes += _apply_adapter(model, path, tuned)
         report(Progress("loading", 2, LOADING_STEPS))
-        notes += _widen(model, path, slow_below_float32, dequantize)
+        notes += _widen_to_float32(model, path, slow_below_float32, dequantize)
         _evaluate(model, path, cut)
         notes += blas.notes() if slow_below_float32 else ()
-        sampling, unusable = makers_sampling(source.kind, path)
+        sampling, unusable = find_recommended_sampling(source.kind, path)
         notes += unusable
         if weights_hash is not None:
-            weights_hash.hold(model)
+            weights_hash.hold_arrays(model)
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
-        described = _describe(source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path)
+        described = _make_loaded_model(
+            source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path
+        )
         return replace(described, sampling=sampling)
     except BaseException:
         from cortexmlx.models import weights
 
-        weights.release(model)
+        weights.release_arrays(model)
         raise
 
 
 def load_without_weights(
     name: str | Path, *, adapter: str | Path | None = None, on_progress: OnProgress | None = None
 ) -> LoadedModel:
-    """Return what the files of a model say without its weights, which other processes have loaded: the tokenizer, the
-    configuration and the recommended sampling. Sizes are 0 and the dtype is empty, for the caller to replace.
+    """Load a model's tokenizer, configuration and recommended sampling, while other processes hold its weights. Sizes
+    are 0 and the dtype is empty, for the caller to replace.
 
     Parameters and errors are those of `load_model`.
     """
@@ -106,19 +108,19 @@ def load_without_weights(
 
     enter_mlx_lm()
     report = on_progress or (lambda progress: None)
-    source = resolve(name)
+    source = resolve_model(name)
     tuned = None if adapter is None else read_adapter(adapter).path
     path = fetch_model(source, report)
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
-        from cortexmlx.models.gguf.load import read_gguf
+        from cortexmlx.models.gguf.load import load_gguf_without_weights
 
-        tokenizer, config, notes = read_gguf(path)
+        tokenizer, config, notes = load_gguf_without_weights(path)
     else:
-        from cortexmlx.models.folder import read_folder
+        from cortexmlx.models.folder import load_folder_without_weights
 
-        tokenizer, config, notes = read_folder(path)
-    context, assumed = context_of(config)
-    sampling, unusable = makers_sampling(source.kind, path)
+        tokenizer, config, notes = load_folder_without_weights(path)
+    context, assumed = context_length_or_default(config)
+    sampling, unusable = find_recommended_sampling(source.kind, path)
     return LoadedModel(
         model=None,
         tokenizer=tokenizer,
@@ -129,22 +131,23 @@ def load_without_weights(
         weight_bytes=0,
         parameters=0,
         dtype="",
-        notes=(*notes, *(unused_adapter(path) if tuned is None else ()), *unusable, *assumed),
+        notes=(*notes, *(note_unused_adapter(path) if tuned is None else ()), *unusable, *assumed),
         adapter=tuned,
         sampling=sampling,
     )
 
 
-def _slow_below_float32() -> bool:
-    """Return whether MLX runs on a Linux CPU, where only float32 matrix products use BLAS."""
+def _is_float32_faster() -> bool:
+    """Return whether MLX computes faster in float32: on a Linux CPU, only float32 matrix products use BLAS."""
     import mlx.core as mx
 
     return sys.platform == "linux" and mx.default_device() == mx.cpu
 
 
-def _read(
+def _load_files(
     path: Path, kind: SourceKind, float32: bool, report: OnProgress, on_built: Callable[[Any], None], lazy: bool
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
+    """Load a GGUF file or a folder: return the model, tokenizer, config and notes."""
     report(Progress("loading", 0, LOADING_STEPS))
     if kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf
@@ -156,7 +159,7 @@ def _read(
 
 
 def _evaluate(model: Any, path: Path, cut: Callable[[Any], object] | None) -> None:
-    """Evaluate the model, or what is left of it when it is cut.
+    """Evaluate the model's weights, or have `cut` leave a part of the model and evaluate that.
 
     MLX's random state is evaluated, too. A model class draws weights when it is built, and the files' weights take
     their place. What is never drawn stays as a chain of keys in memory, 64 KB a model, also after its thread has ended.
@@ -167,75 +170,76 @@ def _evaluate(model: Any, path: Path, cut: Callable[[Any], object] | None) -> No
     if cut is None:
         mx.eval(model.parameters())
         return
-    from cortexmlx.models.folder import unreadable_weights
+    from cortexmlx.models.folder import translate_weight_errors
 
-    with unreadable_weights(path):
+    with translate_weight_errors(path):
         cut(model)
 
 
-def makers_sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """Return the sampling that the model's makers recommend, and notes."""
+def find_recommended_sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
+    """Return the sampling parameters that the model's makers recommend, and notes on those that cannot be used."""
     if kind is SourceKind.STARTER:
         return STARTER_SAMPLING, ()
-    return recommended_sampling(path) if path.is_dir() else ({}, ())
+    return read_recommended_sampling(path) if path.is_dir() else ({}, ())
 
 
-def fetch_model(source: ModelSource, report: OnProgress) -> Path:
-    """Return where the model's files are. They are downloaded if they are not on this machine: see `fetch`."""
+def fetch_model(source: ResolvedModel, report: OnProgress) -> Path:
+    """Return the path of a model's files. They are downloaded if they are not on this machine: see `fetch_repo`."""
     if source.path is not None:
         return source.path
-    from cortexmlx.models.folder import check_settings
-    from cortexmlx.models.hub import fetch
+    from cortexmlx.models.folder import check_folder_config
+    from cortexmlx.models.hub import fetch_repo
 
-    return fetch(source.name, report, check_settings)
+    return fetch_repo(source.name, report, check_folder_config)
 
 
 def check_model(name: str | Path, report: OnProgress) -> None:
-    """Find out whether a model's files are there and whole, before it is loaded. It is downloaded if it is not on this
-    machine. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without reading the weights.
+    """Check that a model's files are there and whole, without loading it. A model that is not on this machine is
+    downloaded. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without reading the
+    weights.
     """
-    path = fetch_model(resolve(name), report)
+    path = fetch_model(resolve_model(name), report)
     if path.is_dir():
-        from cortexmlx.models.folder import check_settings
+        from cortexmlx.models.folder import check_folder_config
         from cortexmlx.models.safetensors_check import check_weights
 
-        check_settings(path)
+        check_folder_config(path)
         check_weights(path)
 
 
 def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
-    """Put the adapter into the model, if there is one. Return a note on it, or on an adapter beside the model that is
-    not used.
+    """Apply the adapter to the model, if there is one. Return a note on it, or on an unused adapter beside the
+    model.
     """
     if adapter is not None:
         from cortexmlx.models.adapters.apply import apply_adapter
 
         return (apply_adapter(model, adapter),)
-    return unused_adapter(path)
+    return note_unused_adapter(path)
 
 
-def unused_adapter(path: Path) -> tuple[str, ...]:
-    """Return a note on an adapter beside the model, which is not used."""
-    beside = adapter_beside(path)
+def note_unused_adapter(path: Path) -> tuple[str, ...]:
+    """Return a note if an adapter lies in the model's folder, where it is not used."""
+    beside = find_adapter_file(path)
     return (f"{beside} lies beside the model and is not used: --adapter {path} does",) if beside else ()
 
 
-def float32_pays(parameters: int, memory: int) -> bool:
-    """Return whether MLX's Linux CPU build gets float32 weights: if they take less than a quarter of `memory` bytes,
-    and `CORTEXMLX_DEQUANTIZE` does not forbid it.
+def is_float32_affordable(parameters: int, memory: int) -> bool:
+    """Return whether float32 weights take less than a quarter of `memory` bytes, and `CORTEXMLX_DEQUANTIZE` does not
+    forbid them.
     """
     return os.environ.get(DEQUANTIZE_SWITCH) != "0" and parameters * 4 < memory / 4
 
 
-def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
-    """Make weights or activations float32 where this is requested or faster. Return notes on what was done.
+def _widen_to_float32(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
+    """Convert weights or activations to float32 where this is requested or faster. Return notes on what was done.
 
     Where float32 is not faster (on a GPU, on macOS) the model stays as it is stored.
     """
     from cortexmlx.models import weights
 
     if dequantize is None:
-        dequantize = slow_below_float32 and float32_pays(weights.parameter_count(model), memory_bytes())
+        dequantize = slow_below_float32 and is_float32_affordable(weights.parameter_count(model), memory_bytes())
     packed = weights.weight_bytes(model)
     if slow_below_float32 and weights.quantizes_activations(model):
         raise ModelUnsupported(
@@ -243,7 +247,7 @@ def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | 
             "(quantize_activations)."
         )
     if dequantize:
-        weights.to_float32(model)
+        weights.convert_to_float32(model)
         grown = weights.weight_bytes(model)
         if grown == packed:
             return ()
@@ -251,17 +255,17 @@ def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | 
         return (f"weights are float32 in memory, for speed: {format_bytes(grown)}, stored in {format_bytes(stored)}",)
     if not slow_below_float32:
         return ()
-    if what := weights.unsupported_on_cpu(model):
+    if what := weights.find_unsupported_on_cpu(model):
         size = format_bytes(weights.parameter_count(model) * 4)
         raise ModelUnsupported(
             f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size}: "
             "Engine(..., dequantize=True) does that."
         )
-    weights.activations_to_float32(model)
+    weights.convert_activations_to_float32(model)
     return ("weights stay quantized, which is slow on a CPU",) if weights.is_quantized(model) else ()
 
 
-def _describe(
+def _make_loaded_model(
     name: str,
     path: Path,
     model: Any,
@@ -270,12 +274,13 @@ def _describe(
     notes: tuple[str, ...],
     adapter: Path | None,
 ) -> LoadedModel:
+    """Return the LoadedModel of these parts, with its sizes, context length and dtype."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
     from cortexmlx.models import weights
 
-    context, assumed = context_of(config)
+    context, assumed = context_length_or_default(config)
     notes += assumed
     floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
     # Norms have the type of the activations. The scales of packed weights may be finer.

@@ -12,10 +12,10 @@ from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
 
-_READ = {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
+_HASHED_SUFFIXES = {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
 """The suffixes of the files in a model's folder that are hashed."""
 
-_WHOLE = 32 << 20
+_WHOLE_FILE_BYTES = 32 << 20
 """The size in bytes up to which a whole file is hashed. Of a larger file `_PIECES` samples of `_PIECE` bytes are
 hashed.
 """
@@ -25,7 +25,7 @@ _PIECES, _PIECE = 32, 4096
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer, loaded on the thread that will run the model."""
+    """A model and its tokenizer, loaded on the thread that will run the model, with what is known of both."""
 
     model: Any = field(repr=False)
     """An instance of one of mlx-lm's model classes, unedited. None if its parts are in the processes of hosts."""
@@ -52,9 +52,8 @@ class LoadedModel:
 
     @cached_property
     def identity(self) -> str:
-        """A name for the content of the model's files: weights, configuration, tokenizer and adapter. It does not
-        depend on where the files are. Records that were made with a model are valid only for a model with the same
-        identity.
+        """A hash of the content of the model's files, wherever they are: weights, configuration, tokenizer and
+        adapter. Records that were made with a model are valid only for a model with the same identity.
 
         Of a file above 32 MiB only the size and 32 samples of 4 KiB are hashed. So a change that keeps the size and
         lies between the samples goes unnoticed. The identity is for records of apps and commands. A KV store identifies
@@ -63,15 +62,15 @@ class LoadedModel:
         digest = hashlib.blake2b(digest_size=16)
         for path in (self.path, self.adapter):
             digest.update(b"%d" % (path is None))
-            for file in _files(path) if path is not None else ():
+            for file in _files_to_hash(path) if path is not None else ():
                 with suppress(OSError):  # the file was removed after the model was loaded
-                    _add(digest, file)
+                    _hash_file(digest, file)
         return digest.hexdigest()
 
 
 def check_logits(loaded: LoadedModel) -> int:
-    """Return the width of the model's logits. Raises ModelCorrupt for NaN logits: sampling would answer with the first
-    token of the vocabulary again and again.
+    """Compute one token and return the width of the logits. Raises ModelCorrupt for NaN logits, which sampling would
+    turn into the first token of the vocabulary again and again.
     """
     import mlx.core as mx
 
@@ -84,17 +83,19 @@ def check_logits(loaded: LoadedModel) -> int:
     return int(logits.shape[-1])
 
 
-def _files(path: Path) -> list[Path]:
+def _files_to_hash(path: Path) -> list[Path]:
+    """Return the files of a model's or adapter's path that its identity depends on, sorted."""
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.iterdir() if file.suffix in _READ and file.is_file())
+    return sorted(file for file in path.iterdir() if file.suffix in _HASHED_SUFFIXES and file.is_file())
 
 
-def _add(digest: Any, path: Path) -> None:
+def _hash_file(digest: Any, path: Path) -> None:
+    """Add a file to the hash: its size, and all of it or samples."""
     size = path.stat().st_size
     digest.update(b"\0%d\0" % size)
     with path.open("rb") as file:
-        if size <= _WHOLE:
+        if size <= _WHOLE_FILE_BYTES:
             digest.update(file.read())
             return
         for number in range(_PIECES):

@@ -1,6 +1,4 @@
-"""Messages about files, and messages of other packages: these are quoted in our errors, and logged instead of
-printed.
-"""
+"""Texts of errors about files, and messages of other packages, which are quoted in errors or sent to the log."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 def one_line(error: Exception | str) -> str:
-    """Return the text of `error` on one line, cut to 300 characters. Return the error's type if it has no text."""
+    """Return the text of `error` on one line, cut to 300 characters; its type's name if it has no text."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def lfs_pointer_message(path: Path) -> str:
-    """Return the message about a git-lfs pointer in place of a file."""
+    """Return the message about a git-lfs pointer file, which lies in place of the file itself."""
     return f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder."
 
 
@@ -39,7 +37,7 @@ def unreadable_message(path: Path, error: OSError) -> str:
 
 
 @contextmanager
-def logged(library: str) -> Iterator[None]:
+def redirect_log(library: str) -> Iterator[None]:
     """Send what `library` would print through its logger to this package's logger instead.
 
     So a program that sets up no logging sees only its own output.

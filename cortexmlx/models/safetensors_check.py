@@ -16,14 +16,14 @@ from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.folder_config import read_json_object
 from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, unreadable_message
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 
-_MOST = 1 << 31
+_LARGEST_AXIS = 1 << 31
 """More than a tensor of MLX has along an axis."""
 
 
 def check_weights(folder: Path) -> dict[str, Path]:
-    """Check the weight files of `folder` (`model*.safetensors`). Return the file of each tensor, by the tensor's name.
+    """Check the weight files `model*.safetensors` of a folder, and return the file of each tensor by its name.
 
     All files that the index lists must be present. An index of which no file is present is ignored: it came with the
     model that these weights were made from.
@@ -35,16 +35,16 @@ def check_weights(folder: Path) -> dict[str, Path]:
     tensors: dict[str, Path] = {}
     files = sorted(folder.glob("model*.safetensors"))
     for file in files:
-        for name in read_header(file):
+        for name in read_safetensors_header(file):
             if name in tensors:
                 raise ModelCorrupt(
                     f"{folder} has {name} both in {tensors[name].name} and in {file.name}: remove the one that does "
                     "not belong to the model."
                 )
             tensors[name] = file
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     if index.is_file():
-        shards, present = _shards(index), {file.name for file in files}
+        shards, present = _read_shard_names(index), {file.name for file in files}
         missing = sorted(shards - present)
         if missing and (shards & present or not present):
             raise ModelCorrupt(
@@ -53,26 +53,28 @@ def check_weights(folder: Path) -> dict[str, Path]:
     return tensors
 
 
-def _shards(index: Path) -> set[str]:
+def _read_shard_names(index: Path) -> set[str]:
+    """Return the names of the weight files that an index lists."""
     files = read_json_object(index).get("weight_map")
     if not isinstance(files, dict):
         raise ModelCorrupt(f"{index} has no weight_map. Download it again.")
     return {str(name) for name in files.values()}
 
 
-def read_header(file: Path) -> dict[str, Any]:
-    """Return the header entry of each tensor in `file` by name (`dtype`, `shape`, `data_offsets`). The file has the
-    bytes of all of them.
+def read_safetensors_header(file: Path) -> dict[str, Any]:
+    """Return the header entry of each tensor in a safetensors file by name: `dtype`, `shape`, `data_offsets`. The file
+    has the bytes of all of them.
 
     Raises ModelCorrupt with the file and the missing bytes.
     """
     try:
-        return _header(file)
+        return _parse_header(file)
     except OSError as error:
         raise ModelCorrupt(unreadable_message(file, error)) from error
 
 
-def _header(file: Path) -> dict[str, Any]:
+def _parse_header(file: Path) -> dict[str, Any]:
+    """Read and check a file's header, as `read_safetensors_header` returns it. Raises OSError, too."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -98,11 +100,11 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _byte_range(entry: Any) -> tuple[int, int]:
-    """Return where a tensor's bytes begin and end."""
+    """Return where a tensor's bytes begin and end. Raises ValueError if its header entry is not valid."""
     begin, end = entry["data_offsets"]
     numbers: tuple[Any, ...] = begin, end, *entry["shape"]
     if not all(type(number) is int for number in numbers) or not isinstance(entry["dtype"], str):
         raise ValueError("an entry of other types")
-    if not 0 <= begin <= end or not all(0 <= size < _MOST for size in entry["shape"]):
+    if not 0 <= begin <= end or not all(0 <= size < _LARGEST_AXIS for size in entry["shape"]):
         raise ValueError("offsets run backwards, or a size that no tensor has")
     return begin, end

@@ -1,4 +1,5 @@
-"""How a model's class can be cut into parts, asked of the class itself before any weight is read.
+"""Cut a model into parts for several hosts: find out how its class can be cut, before any weight is read, and load one
+part.
 
 A model whose weights are lazy is copied: the modules, not what their arrays hold. mlx-lm's own code cuts the copy for a
 group that does not exist. What cannot be divided raises there, or is rounded down, which shows in the counts that the
@@ -37,8 +38,8 @@ _HEADS = dict.fromkeys(("n_heads", "num_attention_heads", "num_heads"), "attenti
 """The names that classes give to their numbers of heads."""
 
 
-class Way(Enum):
-    """A way to cut a model."""
+class CutMode(Enum):
+    """How a model is cut over the ranks: every layer's tensors, or between the layers (a pipeline)."""
 
     TENSOR = "tensor"
     """Each rank has a part of every layer's weights, and some of its heads: the class's own `shard`."""
@@ -47,112 +48,113 @@ class Way(Enum):
 
 
 @dataclass(frozen=True)
-class PlannedGroup:
-    """A group that does not exist, seen from one of its ranks. mlx-lm cuts by these two numbers."""
+class StandInGroup:
+    """A stand-in for MLX's group of processes, seen from one rank: mlx-lm cuts models by its rank and size."""
 
     of_rank: int
     hosts: int
 
     def rank(self) -> int:
-        """Return this rank."""
+        """Return the number of this rank."""
         return self.of_rank
 
     def size(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return self.hosts
 
 
-def choose_way(model: Any, hosts: int, ways: Sequence[Way], name: str) -> Way:
-    """Return the first of `ways` by which `model` can be cut for so many hosts. Nothing is evaluated, and the model is
-    not changed. Raises HostRefused, with what forbids it and the numbers of hosts that would do.
+def choose_cut_mode(model: Any, hosts: int, ways: Sequence[CutMode], name: str) -> CutMode:
+    """Return the first of `ways` by which `model` can be cut for so many hosts. The model is neither evaluated nor
+    changed. Raises HostRefused with what forbids it, and the numbers of hosts that would do.
     """
     why = []
     for way in ways:
-        obstacle = obstacle_to(model, hosts, way)
+        obstacle = find_cut_obstacle(model, hosts, way)
         if obstacle is None:
             return way
         why.append(obstacle)
-    fit = hosts_that_fit(model, ways)
-    then = f"{_listed(fit)} hosts would do" if fit else "run it on one host"
+    fit = possible_host_counts(model, ways)
+    then = f"{_join_numbers(fit)} hosts would do" if fit else "run it on one host"
     raise HostRefused(f"{name} cannot be cut for {hosts} hosts: {'; '.join(why)}. {then[0].upper()}{then[1:]}.")
 
 
-def hosts_that_fit(model: Any, ways: Sequence[Way] = tuple(Way)) -> list[int]:
+def possible_host_counts(model: Any, ways: Sequence[CutMode] = tuple(CutMode)) -> list[int]:
     """Return the numbers of hosts, up to `MOST_HOSTS`, for which the model can be cut in one of these ways."""
     numbers = range(2, MOST_HOSTS + 1)
-    return [hosts for hosts in numbers if any(obstacle_to(model, hosts, way) is None for way in ways)]
+    return [hosts for hosts in numbers if any(find_cut_obstacle(model, hosts, way) is None for way in ways)]
 
 
-def obstacle_to(model: Any, hosts: int, way: Way) -> str | None:
-    """Return what forbids to cut the model in this way; None if nothing does."""
-    return _uneven(model, hosts) if way is Way.TENSOR else _too_few_layers(model, hosts)
+def find_cut_obstacle(model: Any, hosts: int, way: CutMode) -> str | None:
+    """Return why the model cannot be cut this way for `hosts` hosts; None if it can be."""
+    return _find_tensor_obstacle(model, hosts) if way is CutMode.TENSOR else _find_pipeline_obstacle(model, hosts)
 
 
-def pipelined_part(model: Any) -> Any:
-    """Return the module that has the layers, if it can be cut between them; else None."""
+def find_pipeline_module(model: Any) -> Any:
+    """Return the module that mlx-lm can cut between its layers; None if the model has none."""
     return next((module for _, module in model.named_modules() if isinstance(module, PipelineMixin)), None)
 
 
-def kind_of(model: Any) -> str:
-    """Return the model's type, as mlx-lm calls it."""
+def get_model_type(model: Any) -> str:
+    """Return mlx-lm's name of the model's type, such as "llama"."""
     return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))
 
 
-def _too_few_layers(model: Any, hosts: int) -> str | None:
-    part = pipelined_part(model)
+def _find_pipeline_obstacle(model: Any, hosts: int) -> str | None:
+    """Return why mlx-lm's pipeline cannot divide the layers among `hosts` hosts; None if it can."""
+    part = find_pipeline_module(model)
     if part is None:
-        return f"mlx-lm has no pipeline for {kind_of(model)!r}"
+        return f"mlx-lm has no pipeline for {get_model_type(model)!r}"
     if len(part.layers) < hosts:
         return f"a pipeline needs a layer for each host, and there are {len(part.layers)}"
-    twin = _twin(model)
+    twin = _copy_modules(model)
     try:
-        pipelined_part(twin).pipeline(PlannedGroup(0, hosts))
+        find_pipeline_module(twin).pipeline(StandInGroup(0, hosts))
     except Exception as error:  # mlx-lm raises anything for what cannot be divided
         return f"its layers cannot be divided by {hosts} ({one_line(error)})"
-    gone = len(part.layers) - len(pipelined_part(twin).pipeline_layers)
+    gone = len(part.layers) - len(find_pipeline_module(twin).pipeline_layers)
     if len(make_prompt_cache(twin)) != len(make_prompt_cache(model)) - gone:
-        return f"mlx-lm's pipeline is not for {kind_of(model)!r}, whose caches it does not divide"
+        return f"mlx-lm's pipeline is not for {get_model_type(model)!r}, whose caches it does not divide"
     return None
 
 
-def _uneven(model: Any, hosts: int) -> str | None:
-    """Return what the class's `shard` does not divide evenly."""
+def _find_tensor_obstacle(model: Any, hosts: int) -> str | None:
+    """Return what the `shard` of the model's class cannot divide by `hosts`; None if it divides everything."""
     if not hasattr(model, "shard"):
-        return f"mlx-lm does not cut the tensors of {kind_of(model)!r}"
-    twin = _twin(model)
-    before = _counts(twin)
+        return f"mlx-lm does not cut the tensors of {get_model_type(model)!r}"
+    twin = _copy_modules(model)
+    before = _integer_attributes(twin)
     try:
-        twin.shard(PlannedGroup(0, hosts))
+        twin.shard(StandInGroup(0, hosts))
     except Exception as error:  # mlx-lm and mlx raise anything for what cannot be divided
         failed: Exception | None = error
     else:
         failed = None
-    after = _counts(twin)
+    after = _integer_attributes(twin)
     uneven = dict.fromkeys(
-        f"{count} {_words(place)}"
+        f"{count} {_describe_count(place)}"
         for place, count in before.items()
-        if not _divided(count, after.get(place, count), hosts) or (failed and place[1] in _HEADS and count % hosts)
+        if not _is_divided(count, after.get(place, count), hosts) or (failed and place[1] in _HEADS and count % hosts)
     )
     if uneven:
         return f"{' and '.join(uneven)} cannot be divided by {hosts}"
     return None if failed is None else f"its tensors cannot be divided by {hosts} ({one_line(failed)})"
 
 
-def _divided(count: int, now: int, hosts: int) -> bool:
-    """Return whether a count was left alone, or divided evenly; or whether each rank has one of fewer than there are
-    ranks, which the class repeats.
+def _is_divided(count: int, now: int, hosts: int) -> bool:
+    """Return whether a count was left alone or divided evenly. Fewer than there are ranks may also become one for
+    each, which the class repeats.
     """
     repeated = now == 1 and 0 < count < hosts and hosts % count == 0
     return now == count or now * hosts == count or repeated
 
 
-def _twin(model: Any) -> Any:
-    """Return a copy of the model's modules. Its arrays are lazy aliases: mlx-lm changes some in place."""
+def _copy_modules(model: Any) -> Any:
+    """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some in place."""
     return copy.deepcopy(model, {id(array): mx.stop_gradient(array) for _, array in tree_flatten(model.parameters())})
 
 
-def _counts(model: Any) -> dict[tuple[str, str], int]:
-    """Return the whole numbers that the model's modules keep, by the path and the name."""
+def _integer_attributes(model: Any) -> dict[tuple[str, str], int]:
+    """Return the integer attributes of the model's modules, by module path and attribute name."""
     return {
         (path, name): value
         for path, module in model.named_modules()
@@ -161,12 +163,14 @@ def _counts(model: Any) -> dict[tuple[str, str], int]:
     }
 
 
-def _words(place: tuple[str, str]) -> str:
+def _describe_count(place: tuple[str, str]) -> str:
+    """Return the name of a count for messages: "attention heads", or the module and its attribute."""
     path, name = place
     return _HEADS.get(name) or f"({path.rpartition('.')[2]}.{name})"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _join_numbers(numbers: Sequence[int]) -> str:
+    """Return numbers as words, such as "2, 4 or 8"."""
     *first, last = map(str, numbers)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -177,12 +181,12 @@ def _listed(numbers: Sequence[int]) -> str:
 # after the other is evaluated, and what it was made of is dropped.
 
 
-Group = mx.distributed.Group | PlannedGroup
+Group = mx.distributed.Group | StandInGroup
 
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """A rank's part of a model."""
+    """The part of a model that one rank has loaded, with the size of the whole model."""
 
     loaded: LoadedModel
     """Its weights and parameters are those of the part."""
@@ -195,7 +199,7 @@ class LoadedPart:
 def load_part(
     name: str | Path,
     group: Group,
-    ways: Sequence[Way] = tuple(Way),
+    ways: Sequence[CutMode] = tuple(CutMode),
     *,
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
@@ -222,19 +226,21 @@ def load_part(
     return LoadedPart(loaded, *whole[0])
 
 
-def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> None:
-    """Leave this rank's part of a `model` whose weights are lazy, and evaluate it. One rank has all of it."""
+def cut_model(model: Any, *, group: Group, ways: Sequence[CutMode], name: str) -> None:
+    """Keep only this rank's part of a `model` whose weights are lazy, and evaluate it. A single rank keeps all of
+    it.
+    """
     if group.size() > 1:
-        if choose_way(model, group.size(), ways, name) is Way.TENSOR:
+        if choose_cut_mode(model, group.size(), ways, name) is CutMode.TENSOR:
             model.shard(group)
         else:
-            pipelined_part(model).pipeline(group)
-    evaluate(model)
+            find_pipeline_module(model).pipeline(group)
+    evaluate_one_by_one(model)
 
 
-def evaluate(model: Any) -> None:
-    """Evaluate a model's arrays, one after the other, so that nothing but the arrays themselves stays in memory: a
-    slice would hold what it was cut from.
+def evaluate_one_by_one(model: Any) -> None:
+    """Evaluate a model's arrays one by one, as copies, so that no array stays in memory because a slice was cut from
+    it.
     """
     kept = mx.set_cache_limit(0)
     try:

@@ -20,7 +20,7 @@ def is_quantized(model: Any) -> bool:
     return any("scales" in layer or isinstance(layer, BitLinear) for _, layer in model.named_modules())
 
 
-def to_float32(model: Any) -> None:
+def convert_to_float32(model: Any) -> None:
     """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place. Nothing
     is computed yet.
 
@@ -28,28 +28,28 @@ def to_float32(model: Any) -> None:
     stay packed, and compute the same.
     """
     model.set_dtype(mx.float32)
-    expand(model)
-    activations_to_float32(model)
+    dequantize_layers(model)
+    convert_activations_to_float32(model)
 
 
-def expand(model: Any) -> None:
+def dequantize_layers(model: Any) -> None:
     """Replace the model's quantized layers by plain ones, in place. Nothing is computed yet."""
-    plain = [(path, twin) for path, layer in model.named_modules() if (twin := _plain_twin(layer)) is not None]
+    plain = [(path, twin) for path, layer in model.named_modules() if (twin := _make_plain_layer(layer)) is not None]
     model.update_modules(tree_unflatten(plain))
 
 
-def activations_to_float32(model: Any) -> None:
+def convert_activations_to_float32(model: Any) -> None:
     """Make every floating parameter float32, in place, so that activations are float32 too. Packed weights stay
     packed. Nothing is computed yet.
     """
     model.set_dtype(mx.float32)
 
 
-def _plain_twin(layer: Any) -> Any:
-    """Return a plain layer with the values that a packed layer stands for; None for a layer that is not packed."""
+def _make_plain_layer(layer: Any) -> Any:
+    """Return a plain layer with the values of a packed layer; None for a layer that is not packed."""
     plain: Any
     if isinstance(layer, BitLinear):
-        return _expanded_bitlinear(layer)
+        return _dequantize_bitlinear(layer)
     if isinstance(layer, nn.QuantizedLinear):
         plain = nn.Linear(1, 1, bias="bias" in layer)
     elif isinstance(layer, nn.QuantizedEmbedding):
@@ -62,16 +62,16 @@ def _plain_twin(layer: Any) -> Any:
         return None
     if "global_scale" in layer:
         parts = zip(layer.weight, layer.scales, layer.global_scale, strict=True)
-        plain.weight = mx.stack([_expanded(layer, *part) for part in parts])
+        plain.weight = mx.stack([_dequantize_codes(layer, *part) for part in parts])
     else:
-        plain.weight = _expanded(layer, layer.weight, layer.scales)
+        plain.weight = _dequantize_codes(layer, layer.weight, layer.scales)
     if "bias" in layer:
         plain.bias = layer.bias
     return plain
 
 
-def _expanded(layer: Any, codes: mx.array, scales: mx.array, global_scale: mx.array | None = None) -> mx.array:
-    """Return the float32 numbers that a packed layer's codes stand for. `global_scale` scales all of them."""
+def _dequantize_codes(layer: Any, codes: mx.array, scales: mx.array, global_scale: mx.array | None = None) -> mx.array:
+    """Return the float32 numbers that the codes of a packed layer stand for. `global_scale` scales all of them."""
     return mx.dequantize(
         codes,
         scales,
@@ -84,8 +84,8 @@ def _expanded(layer: Any, codes: mx.array, scales: mx.array, global_scale: mx.ar
     )
 
 
-def _expanded_bitlinear(layer: Any) -> Any:
-    """Return BitNet's ternary layer as a plain one.
+def _dequantize_bitlinear(layer: Any) -> Any:
+    """Return a plain layer with the values of BitNet's ternary layer.
 
     A byte has four codes of two bits, for four rows that are a quarter of all rows apart. A code minus one is -1, 0 or
     1.
@@ -100,8 +100,8 @@ def _expanded_bitlinear(layer: Any) -> Any:
     return plain
 
 
-def unsupported_on_cpu(model: Any) -> str | None:
-    """Return which packed layers of the model MLX's CPU build cannot compute; None if it can compute all of them."""
+def find_unsupported_on_cpu(model: Any) -> str | None:
+    """Return the name of the packed layers that MLX's CPU build cannot compute; None if it can compute all."""
     for _, layer in model.named_modules():
         if isinstance(layer, BitLinear):
             return "BitNet's ternary layers"
@@ -111,11 +111,11 @@ def unsupported_on_cpu(model: Any) -> str | None:
 
 
 def quantizes_activations(model: Any) -> bool:
-    """Return whether any layer multiplies packed activations by packed weights."""
+    """Return whether any layer quantizes its activations, too, to multiply them by packed weights."""
     return any(isinstance(layer, nn.QQLinear) for _, layer in model.named_modules())
 
 
-def release(model: Any) -> None:
+def release_arrays(model: Any) -> None:
     """Remove all arrays from the model, in place. The model cannot be used afterwards.
 
     So whoever still refers to one of its layers keeps no weights: for example the traceback of an error that an app
@@ -131,7 +131,7 @@ def release(model: Any) -> None:
 
 
 def parameter_count(model: Any) -> int:
-    """Return how many numbers the model's weights stand for. Packed weights count as what they expand to."""
+    """Return the model's number of parameters. Packed weights count as what they expand to."""
     layers = tree_flatten(model.leaf_modules(), is_leaf=lambda layer: hasattr(layer, "leaf_modules"))
     count = 0
     for _, layer in layers:

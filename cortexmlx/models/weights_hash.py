@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from cortexmlx.disk.hashes import BytesSource, FileHash, KeptHashes, PieceHash
+from cortexmlx.disk.hashes import BytesSource, FileHash, HashCache, PieceHash
 
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 """The unsigned integer type of each item size in bytes. NumPy has no bfloat16."""
@@ -20,7 +20,8 @@ ArrayLocation = tuple[str, tuple[int, ...], Any, int]
 
 
 class WeightsHash:
-    """The hash of one model's weights.
+    """The hash of a model's weight files, computed while the model is loaded, and None if a program has changed the
+    arrays.
 
     `load_model` calls `begin` and `hold`. Whoever receives the model calls `check` before using the model. All calls
     are made on the thread that loads. Only the callback of `when_ready` runs on another thread.
@@ -28,95 +29,99 @@ class WeightsHash:
     `kept` opens the hashes that were stored earlier: see `FileHash`.
     """
 
-    def __init__(self, kept: Callable[[], KeptHashes | None]) -> None:
+    def __init__(self, kept: Callable[[], HashCache | None]) -> None:
         self._kept = kept
         self._files: FileHash | None = None
         self._how = ""
         self._held: dict[str, tuple[mx.array, ArrayLocation]] | None = None
 
     def begin(self, files: Sequence[Path], how: str) -> None:
-        """Begin to hash files that are about to be read. `how` names what else determines the numbers that are made
+        """Begin to hash files that are about to be read. `how` names what else determines the arrays that are made
         from them.
         """
         self._how = how
         self._files = FileHash(files, self._kept)
 
-    def hold(self, model: Any) -> None:
+    def hold_arrays(self, model: Any) -> None:
         """Remember where the model's arrays are in memory. Each array is kept alive, so writing into it makes a new
         array elsewhere.
         """
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-        self._held = {name: _held(array) for name, array in arrays}
+        self._held = {name: _locate_array(array) for name, array in arrays}
 
-    def check(self, model: Any) -> None:
-        """Check that the model's arrays are still the held ones, and release them. If they are not, there is no hash.
-        What the engine makes of the arrays after loading is the same in every process.
+    def check_arrays(self, model: Any) -> None:
+        """Drop the hash if the model's arrays are no longer the held ones, and release these. What the engine makes of
+        the arrays after loading is the same in every process.
         """
         held, self._held = self._held, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-        now = {name: _held(array)[1] for name, array in arrays}
+        now = {name: _locate_array(array)[1] for name, array in arrays}
         if held is None or now != {name: place for name, (_, place) in held.items()}:
             self.cancel()
 
-    def still_held(self, model: Any) -> bool:
-        """Return whether the model's arrays are the held ones, or have the same bits. mlx-lm's Gemma 3n clips some of
-        its weights in every pass, which makes new arrays.
+    def has_held_arrays(self, model: Any) -> bool:
+        """Return whether the model's arrays are still the held ones, or have the same bits. mlx-lm's Gemma 3n clips
+        some of its weights in every pass, which makes new arrays.
         """
         held, arrays = self._held, dict(tree_flatten(model.parameters()))
-        return held is not None and held.keys() == arrays.keys() and all(_same(held[n], arrays[n]) for n in held)
+        return (
+            held is not None and held.keys() == arrays.keys() and all(_is_same_array(held[n], arrays[n]) for n in held)
+        )
 
     @property
     def ready(self) -> bool:
-        """Whether `value` returns without waiting for a thread."""
-        return self._files is None or self._files.ready
+        """Whether the hash is known, so that `value` returns at once."""
+        return self._files is None or self._files.is_ready
 
     @property
-    def share(self) -> float:
-        """The fraction of the files' bytes that is hashed, from 0 to 1."""
+    def hashed_fraction(self) -> float:
+        """The fraction of the files' bytes that is hashed so far, from 0 to 1."""
         files = self._files
-        return 1.0 if files is None else files.share
+        return 1.0 if files is None else files.progress
 
     def value(self) -> str | None:
         """Wait for the hash and return it; None if the files may differ from what is in memory."""
-        return self._named(None if self._files is None or self._held is not None else self._files.digest())
+        return self._format_hash(None if self._files is None or self._held is not None else self._files.digest())
 
     def when_ready(self, call: Callable[[str | None], None]) -> None:
-        """Call `call` with the hash once it is `ready`: at once if it is ready now, otherwise on a hashing thread. The
-        hash is None if the files were changed or could not be read. After `cancel` it is not called.
+        """Call `call` with the hash once it is `ready`: now, or later on a hashing thread. The hash is None if the
+        files were changed or could not be read. After `cancel` it is not called.
         """
         assert self._files is not None  # else the value is known
-        self._files.when_ready(lambda digest: call(self._named(digest)))
+        self._files.when_ready(lambda digest: call(self._format_hash(digest)))
 
-    def _named(self, digest: bytes | None) -> str | None:
+    def _format_hash(self, digest: bytes | None) -> str | None:
+        """Return the hash as a text, with what else determines the arrays; None without a digest."""
         return None if digest is None else f"files {digest.hex()} {self._how}"
 
     def cancel(self) -> None:
-        """Stop hashing and release the model. The value is None afterwards. Safe to call again."""
+        """Stop hashing and release the model's arrays. The hash is None afterwards. Safe to call again."""
         self._held = None
         if self._files is not None:
             self._files.cancel()
             self._files = None
 
 
-def hash_of_model(model: Any) -> str:
-    """Wait for the hash of a model's arrays as they are in memory, in the order of their names, and return it."""
+def hash_model_arrays(model: Any) -> str:
+    """Return the hash of all arrays of a model as they are in memory, in the order of their names."""
     arrays: list[tuple[str, mx.array]] = sorted(tree_flatten(model.parameters()), key=lambda each: each[0])
-    return f"arrays {hash_of_arrays([array for _, array in arrays])}"
+    return f"arrays {hash_arrays([array for _, array in arrays])}"
 
 
-def hash_of_arrays(arrays: Sequence[mx.array]) -> str:
+def hash_arrays(arrays: Sequence[mx.array]) -> str:
     """Return the hash of the bytes of some arrays, in order."""
     views = [np.asarray(mx.contiguous(array).reshape(-1).view(mx.uint8)).data for array in arrays]
     return hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()
 
 
-def _same(held: tuple[mx.array, ArrayLocation], array: mx.array) -> bool:
-    (before, held_location), (now, location) = held, _held(array)
+def _is_same_array(held: tuple[mx.array, ArrayLocation], array: mx.array) -> bool:
+    """Return whether an array is at the held one's location in memory, or has the same bits."""
+    (before, held_location), (now, location) = held, _locate_array(array)
     return held_location == location or (held_location[:2] == location[:2] and bool(mx.array_equal(before, now)))
 
 
-def _held(array: mx.array) -> tuple[mx.array, ArrayLocation]:
-    """Return a second array on the same bytes, and their location: dtype, shape, strides and address."""
+def _locate_array(array: mx.array) -> tuple[mx.array, ArrayLocation]:
+    """Return an alias of the array, which keeps it alive, and its location: dtype, shape, strides and address."""
     words = array.view(_WORDS[array.itemsize])
     about = np.asarray(words).__array_interface__
     return words, (str(array.dtype), array.shape, about["strides"], about["data"][0])

@@ -1,1 +1,1 @@
-"""Products of a few tokens with a model's quantized weights, by a kernel of our own in the place of MLX's."""
+"""Quantized matrix products of a few tokens, computed by our kernel instead of MLX's."""

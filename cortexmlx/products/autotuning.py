@@ -1,4 +1,4 @@
-"""ProductChoices: which quantized products of a model our kernel computes, because it was the fastest."""
+"""Autotuning of quantized products: our kernel computes those for which it was the fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.autotune.job import Candidate, CannotServe, Job
+from cortexmlx.autotune.job import Candidate, CannotServe, TuningJob
 from cortexmlx.metal.products.shape import MOST_TILES, TILE, ProductShape
 from cortexmlx.products.served import QuantizedProducts
 
@@ -23,64 +23,70 @@ TOGETHER = 8
 """Products of a run, each with other weights, so that the weights come from memory as in a step."""
 
 
-def class_of(shape: ProductShape, rows: int) -> int | None:
-    """Return the most rows of the class that a number of rows belongs to; None if MLX computes it anyway."""
+def row_class(shape: ProductShape, rows: int) -> int | None:
+    """Return the class that a number of rows belongs to, as its largest number of rows; None if MLX always computes
+    it.
+    """
     if rows < 2:
         return None
-    return next((most for most in _bounds(shape) if rows <= most), None)
+    return next((most for most in _class_limits(shape) if rows <= most), None)
 
 
-def _bounds(shape: ProductShape) -> tuple[int, ...]:
-    """Return the most rows of each class of a shape."""
+def _class_limits(shape: ProductShape) -> tuple[int, ...]:
+    """Return the largest number of rows of each class of a shape."""
     return ROWS if shape.experts is None else PAIRS
 
 
 class ProductChoices:
-    """The classes of products that our kernel computes. None at first: see `Use`."""
+    """The products that our kernel computes, by shape and class of rows. None at first: see `Use`."""
 
     def __init__(self) -> None:
         self._ours: frozenset[tuple[ProductShape, int | None]] = frozenset()
 
     def __call__(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel computes a product."""
-        return (shape, class_of(shape, rows)) in self._ours
+        return (shape, row_class(shape, rows)) in self._ours
 
-    def take(self, ours: Iterable[tuple[ProductShape, int]]) -> None:
-        """Let our kernel compute the products of these classes, and no others."""
+    def set_classes(self, ours: Iterable[tuple[ProductShape, int]]) -> None:
+        """Let our kernel compute the products of these shapes and classes of rows, and no others."""
         self._ours = frozenset(ours)
 
 
-def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], Job]:
-    """Return a job for each shape of a model's products with rows of `dtype`, and each class of steps of up to
-    `max_rows` rows. MLX's kernel is the usual candidate.
+def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], TuningJob]:
+    """Return an autotuning job for each product shape of a model and each class of rows up to `max_rows`. MLX's kernel
+    is the default.
     """
-    found: dict[tuple[ProductShape, int], Job] = {}
+    found: dict[tuple[ProductShape, int], TuningJob] = {}
     for shape, modules in served.modules(dtype).items():
         of_one = modules[:TOGETHER]
-        for most, least in _classes(shape, max_rows):
+        for most, least in _class_ranges(shape, max_rows):
             candidates = (
-                Candidate(MLX, _prepared(shape, of_one, most, None), len(of_one)),
-                Candidate(OURS, _prepared(shape, of_one, most, served), len(of_one)),
+                Candidate(MLX, _make_prepare(shape, of_one, most, None), len(of_one)),
+                Candidate(OURS, _make_prepare(shape, of_one, most, served), len(of_one)),
             )
             batch = f"{least} to {most} {'rows' if shape.experts is None else 'pairs'}"
-            found[shape, most] = Job(f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates)
+            found[shape, most] = TuningJob(
+                f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates
+            )
     return found
 
 
-def _classes(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the most and the least rows of each class that steps can have."""
+def _class_ranges(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the largest and the smallest number of rows of each class that steps can have."""
     least = 2
-    for most in _bounds(shape):
+    for most in _class_limits(shape):
         if shape.experts is None and least > max_rows:
             return
         yield most, least
         least = most + 1
 
 
-def _prepared(
+def _make_prepare(
     shape: ProductShape, modules: list[nn.Module], rows: int, served: QuantizedProducts | None
 ) -> Callable[[], Callable[[], object]]:
-    """Return what prepares a run of the modules' products: by our kernel of `served`, or by MLX's."""
+    """Return a candidate's `prepare`, for a run of the modules' products by our kernel in `served`, or by MLX if it is
+    None.
+    """
 
     def prepare() -> Callable[[], object]:
         if served is not None and not served.approves(shape, rows):
@@ -92,18 +98,18 @@ def _prepared(
 
         def compute() -> None:
             if served is not None:
-                mx.eval([served.product(shape, module, x, experts) for module in modules])
+                mx.eval([served.compute(shape, module, x, experts) for module in modules])
             elif shape.experts is not None:
                 mx.eval([module(x, experts) for module in modules])
             else:
-                mx.eval([_by_mlx(module, x) for module in modules])
+                mx.eval([_compute_by_mlx(module, x) for module in modules])
 
         return compute
 
     return prepare
 
 
-def _by_mlx(module: nn.Module, x: mx.array) -> mx.array:
-    """Return a module's product outside of a step, which MLX computes."""
+def _compute_by_mlx(module: nn.Module, x: mx.array) -> mx.array:
+    """Return a module's product as MLX computes it, outside of a step."""
     product: mx.array = module.as_linear(x) if isinstance(module, nn.QuantizedEmbedding) else module(x)
     return product

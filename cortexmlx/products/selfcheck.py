@@ -8,25 +8,25 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.attention.selfcheck import UNWRITTEN, VariantCheck, checked, difference, written
-from cortexmlx.metal.products.kernel import ProductKernel, Weights
+from cortexmlx.attention.selfcheck import UNWRITTEN_VALUE, VariantCheck, max_difference, read_output, run_check
+from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
 from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, refusal
 
 
 def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
-    """Run the kernel that serves a shape and a number of rows on a small problem. A problem of its is a result, not an
-    exception. What was in flight before and fails raises here.
+    """Check our kernel on a small product of a shape and number of rows. A failure of the kernel is a result, not an
+    exception. A failure of work in flight before raises here.
     """
 
     def compared() -> float:
         p = make_problem(shape, rows)
         if p.experts is None:
-            got = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN)
+            got = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
         else:
-            got = kernel.of_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN)
-        return difference(written("product", p.shape.threads, got), p.wanted)
+            got = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
+        return max_difference(read_output("product", p.shape.threads, got), p.wanted)
 
-    return checked(shape, refusal(shape, rows), compared, judge="the product in float64")
+    return run_check(shape, refusal(shape, rows), compared, judge="the product in float64")
 
 
 # Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.
@@ -38,23 +38,25 @@ EXPERTS = (0,) * (EXPERT_ROWS + 3) + (3, 1, 1, 3, 1)
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes of MXFP4's codes, by exponent and fraction (OCP Microscaling Formats, version 1.0)."""
 
-Wide = npt.NDArray[np.float64]
+Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A product of `rows` with `weights`, or with those of `experts`, and `wanted` `[rows or pairs, outputs]`."""
+class ProductProblem:
+    """A small product and its exact result: `rows` times `weights`, or those of `experts`, gives `wanted` `[rows or
+    pairs, outputs]`.
+    """
 
     shape: ProductShape
     rows: mx.array
-    weights: Weights
+    weights: QuantizedWeights
     experts: mx.array | None
-    wanted: Wide
+    wanted: Float64Array
 
 
-def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> Problem:
-    """Return a smaller product for the kernel of a shape and a number of rows: as many slices, which do not all have as
-    many groups, and a last threadgroup with a single output. The results are of order 1.
+def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProblem:
+    """Return a small product that tests the kernel for a shape and number of rows: as many slices, which do not all
+    have as many groups, and a last threadgroup with a single output. The results are of order 1.
     """
     small = replace(
         shape,
@@ -71,23 +73,25 @@ def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> Problem:
     of_row = pairs or (0,) * rows
     wanted = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(of_row, x, strict=True)])
     stacked = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
-    return Problem(
+    return ProductProblem(
         small,
         mx.array(x).astype(getattr(mx, small.dtype)),
-        on_device(small, stacked if small.experts else [array[0] for array in stacked]),
+        make_mlx_weights(small, stacked if small.experts else [array[0] for array in stacked]),
         mx.array(pairs, mx.uint32) if pairs else None,
         wanted,
     )
 
 
-def draw_weights(shape: ProductShape, random: np.random.Generator) -> tuple[list[npt.NDArray[np.generic]], Wide]:
-    """Return the arrays of random weights `[outputs, ...]`: words of codes, scales and, if affine, biases. Return what
-    they stand for, too. Scales and biases are exact in every dtype.
+def draw_weights(
+    shape: ProductShape, random: np.random.Generator
+) -> tuple[list[npt.NDArray[np.generic]], Float64Array]:
+    """Draw random quantized weights. Return their arrays `[outputs, ...]` (codes, scales and, if affine, biases), and
+    the numbers that they stand for. Scales and biases are exact in every dtype.
     """
     codes = random.integers(0, 1 << shape.bits, (shape.outputs, shape.inputs), np.uint32)
     per_group = (shape.outputs, shape.inputs // shape.group)
     power = -round(np.log2(shape.inputs**0.5 * 2**shape.bits))  # the sum of as many products is of order 1
-    words = _packed(codes, shape.bits)
+    words = _pack(codes, shape.bits)
     if shape.mode == "mxfp4":
         exponents = random.integers(power, power + 3, per_group)
         magnitude = _E2M1[codes & 7] * np.where(codes & 8, -1.0, 1.0)
@@ -98,16 +102,16 @@ def draw_weights(shape: ProductShape, random: np.random.Generator) -> tuple[list
     return [words, scales.astype(np.float32), biases.astype(np.float32)], numbers
 
 
-def on_device(shape: ProductShape, parts: list[npt.NDArray[np.generic]]) -> Weights:
-    """Return the arrays of `draw_weights` as the kernel reads them."""
+def make_mlx_weights(shape: ProductShape, parts: list[npt.NDArray[np.generic]]) -> QuantizedWeights:
+    """Return the arrays of `draw_weights` as MLX arrays, as the kernel reads them."""
     codes, scales, *biases = (mx.array(part) for part in parts)
     dtype = getattr(mx, shape.dtype)
     if shape.mode == "mxfp4":
-        return Weights(codes, scales, None)
-    return Weights(codes, scales.astype(dtype), biases[0].astype(dtype))
+        return QuantizedWeights(codes, scales, None)
+    return QuantizedWeights(codes, scales.astype(dtype), biases[0].astype(dtype))
 
 
-def _packed(codes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+def _pack(codes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
     """Pack codes into 32-bit words, the first in the lowest bits."""
     each = 32 // bits
     shifted = codes.reshape(len(codes), -1, each) << (np.arange(each, dtype=np.uint32) * np.uint32(bits))

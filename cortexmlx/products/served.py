@@ -1,4 +1,4 @@
-"""Products of a model's steps by our kernel, where `use` says so.
+"""Makes a model's quantized modules use our kernel during steps, where `use` says so.
 
 mlx-lm's model is used unchanged. Its quantized modules become instances of the classes here, which ask once per call.
 Outside of a step, and for whatever the kernel does not serve, they are what they were.
@@ -15,10 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from cortexmlx.attention.selfcheck import Approval
+from cortexmlx.attention.selfcheck import KernelApproval
 from cortexmlx.metal.kernels import KernelFactory
-from cortexmlx.metal.products.kernel import ProductKernel, Weights
-from cortexmlx.metal.products.shape import Product, ProductShape, refusal, split
+from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
+from cortexmlx.metal.products.shape import ProductShape, ProductVariant, refusal, split_rows
 from cortexmlx.metal.shape import DTYPES
 from cortexmlx.products.selfcheck import check_product
 from cortexmlx.types.arrays import dtype_name
@@ -30,7 +30,8 @@ Use = Callable[[ProductShape, int], bool]
 
 
 class QuantizedProducts:
-    """Computes a model's quantized products on a kernel made by `factory`, in steps, where `use` says so.
+    """Computes a model's quantized products by our kernel, during steps, where `use` says so. `factory` makes the
+    kernel.
 
     With `check`, the kernel is compared with float64 at the first use of each variant, and disabled if it disagrees.
     Only the thread that evaluates the steps may use it.
@@ -39,17 +40,17 @@ class QuantizedProducts:
     def __init__(self, factory: KernelFactory, use: Use, *, check: bool = True) -> None:
         self.kernel = ProductKernel(factory)
         self.use = use
-        self._approval = Approval(check, serves="products", instead="MLX's own kernels")
+        self._approval = KernelApproval(check, serves="products", instead="MLX's own kernels")
         self._approved: dict[tuple[Any, ...], bool] = {}
         self._served: dict[tuple[ProductShape, int], bool] = {}
         self._modules: list[tuple[nn.Module, type]] = []
         self._in_step = False
 
     def install(self, model: nn.Module) -> int:
-        """Let the quantized modules of a model ask. Return how many there are that the kernel can serve."""
+        """Make a model's quantized modules use our kernel. Return how many of them it can serve."""
         for _, module in model.named_modules():
             made = _SERVED.get(type(module))
-            if made is None or (product := _product(self, module)) is None:
+            if made is None or (product := _make_product(self, module)) is None:
                 continue
             self._modules.append((module, type(module)))
             module.product = product
@@ -57,7 +58,7 @@ class QuantizedProducts:
         return len(self._modules)
 
     def remove(self) -> None:
-        """Leave the modules as they were. Safe to call again."""
+        """Give the modules their own classes back. Safe to call again."""
         for module, kind in self._modules:
             module.__class__ = kind
             del module.product
@@ -65,7 +66,7 @@ class QuantizedProducts:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Serve the products of a model that is called in this context."""
+        """Enable our kernel for a model that is called in this context."""
         self._in_step = True
         try:
             yield
@@ -73,31 +74,31 @@ class QuantizedProducts:
             self._in_step = False
 
     def modules(self, dtype: str) -> dict[ProductShape, list[nn.Module]]:
-        """Return the modules that ask, by their shape with rows of `dtype`."""
+        """Return the installed modules, by their product's shape with rows of `dtype`."""
         found: dict[ProductShape, list[nn.Module]] = {}
         for module, _ in self._modules:
-            if (shape := module.product.of_dtype(dtype)) is not None:
+            if (shape := module.product.shape_for(dtype)) is not None:
                 found.setdefault(shape, []).append(module)
         return found
 
-    def product(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
-        """Return a module's product on the kernel. `experts` has one for each row if the shape has any."""
+    def compute(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
+        """Compute a module's product by our kernel. `experts` has one for each row if the shape has any."""
         if shape.experts is None:
-            return self.kernel(shape, x, _weights(module))
-        return self.kernel.of_experts(shape, x, _weights(module), experts)
+            return self.kernel(shape, x, _get_weights(module))
+        return self.kernel.multiply_experts(shape, x, _get_weights(module), experts)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what MLX's kernels compute instead, and why: a line each, perhaps followed by a message."""
+        """Return a line for each kind of product that MLX's kernels compute instead, with the reason."""
         return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
 
     def reconsider(self) -> None:
-        """Check every variant again at its next use, because a step failed, perhaps by the kernel."""
+        """Forget all checks after a failed step: every variant is checked again at its next use."""
         self._approved.clear()
         self._served.clear()
         self._approval.reconsider()
 
     def serves(self, shape: ProductShape, rows: int) -> bool:
-        """Return whether the kernel computes a product now."""
+        """Return whether our kernel computes a product now: in a step, chosen and approved."""
         if not self._in_step or not self.use(shape, rows):
             return False
         served = self._served.get((shape, rows))
@@ -106,36 +107,36 @@ class QuantizedProducts:
         return served
 
     def approves(self, shape: ProductShape, rows: int) -> bool:
-        """Return whether the kernel can serve a product, and its variant agrees with float64."""
+        """Return whether our kernel can compute a product, and its variant agreed with float64 in a check."""
         if refusal(shape, rows) is not None:
             return False
-        held = split(rows) if shape.experts is None else None
+        held = split_rows(rows) if shape.experts is None else None
         variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
         if variant not in self._approved:
             check = lambda: check_product(self.kernel, shape, rows)  # noqa: E731
-            self._approved[variant] = self._approval.of(Product(shape, rows), None, check)
+            self._approved[variant] = self._approval.is_approved(ProductVariant(shape, rows), None, check)
         return self._approved[variant]
 
 
-class _Product:
-    """What a module asks. It has a shape for each dtype of rows that the kernel can multiply with its weights."""
+class _ModuleProduct:
+    """The product of one module: its shape for each dtype of rows, and the calls of our kernel."""
 
     def __init__(self, products: QuantizedProducts, shapes: Iterable[ProductShape]) -> None:
         self._products = products
         self._shapes = {getattr(mx, shape.dtype): shape for shape in shapes}
 
-    def of_dtype(self, dtype: str) -> ProductShape | None:
-        """Return the shape with rows of `dtype`; None if the kernel cannot multiply them."""
+    def shape_for(self, dtype: str) -> ProductShape | None:
+        """Return the product's shape with rows of `dtype`; None if the kernel cannot multiply them."""
         return self._shapes.get(getattr(mx, dtype))
 
-    def of_rows(self, module: nn.Module, x: mx.array) -> mx.array | None:
-        """Return the product of `x` `[..., inputs]`, or None if MLX computes it."""
+    def multiply(self, module: nn.Module, x: mx.array) -> mx.array | None:
+        """Return the product of `x` `[..., inputs]` by our kernel, or None if MLX computes it."""
         shape = self._shapes.get(x.dtype)
         if shape is None or not self._products.serves(shape, x.size // shape.inputs):
             return None
-        return self._products.kernel(shape, x, _weights(module))
+        return self._products.kernel(shape, x, _get_weights(module))
 
-    def of_pairs(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
+    def multiply_experts(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
         """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
         several for each row, as `mx.gather_qmm` does. Return None if MLX computes it.
         """
@@ -143,35 +144,42 @@ class _Product:
         fits = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
         if shape is None or not fits or not self._products.serves(shape, experts.size):
             return None
-        product = self._products.kernel.of_experts(shape, x, _weights(module), experts)
+        product = self._products.kernel.multiply_experts(shape, x, _get_weights(module), experts)
         return product.reshape(*experts.shape, 1, shape.outputs)
 
 
 class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
-    product: _Product
+    """A quantized linear layer that our kernel computes where it can."""
+
+    product: _ModuleProduct
 
     def __call__(self, x: mx.array) -> mx.array:
-        if (product := self.product.of_rows(self, x)) is not None:
+        if (product := self.product.multiply(self, x)) is not None:
             return product + self["bias"] if "bias" in self else product
         theirs: mx.array = super().__call__(x)
         return theirs
 
 
 class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
-    product: _Product
+    """A quantized embedding whose `as_linear` our kernel computes where it can."""
+
+    product: _ModuleProduct
 
     def as_linear(self, x: mx.array) -> mx.array:
-        if (product := self.product.of_rows(self, x)) is not None:
+        """Return the logits of `x`, by our kernel or by MLX."""
+        if (product := self.product.multiply(self, x)) is not None:
             return product
         theirs: mx.array = super().as_linear(x)
         return theirs
 
 
 class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
-    product: _Product
+    """A quantized layer of experts that our kernel computes where it can."""
+
+    product: _ModuleProduct
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        if (product := self.product.of_pairs(self, x, indices)) is not None:
+        if (product := self.product.multiply_experts(self, x, indices)) is not None:
             return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
         theirs: mx.array = super().__call__(x, indices, sorted_indices)
         return theirs
@@ -185,13 +193,13 @@ _SERVED: dict[type, type] = {
 """The modules that are served. A subclass of theirs computes in a way of its own, and is left alone."""
 
 
-def _weights(module: nn.Module) -> Weights:
-    return Weights(module["weight"], module["scales"], module.get("biases"))
+def _get_weights(module: nn.Module) -> QuantizedWeights:
+    return QuantizedWeights(module["weight"], module["scales"], module.get("biases"))
 
 
-def _product(products: QuantizedProducts, module: nn.Module) -> _Product | None:
-    """Return what a module asks; None if the kernel cannot serve it."""
-    weights = _weights(module)
+def _make_product(products: QuantizedProducts, module: nn.Module) -> _ModuleProduct | None:
+    """Return a module's product; None if our kernel cannot serve it."""
+    weights = _get_weights(module)
     *experts, outputs, words = weights.codes.shape
     # Affine scales have the dtype of the model. Those of MXFP4 say nothing of it.
     dtypes = (dtype_name(weights.scales.dtype),) if module.mode == "affine" else DTYPES
@@ -213,4 +221,4 @@ def _product(products: QuantizedProducts, module: nn.Module) -> _Product | None:
     if any(not memoryview(array).c_contiguous for array in weights.arrays):  # type: ignore[arg-type]
         _log.warning("products (%s) run on MLX's own kernels: the weights are not contiguous", shapes[0].label)
         return None
-    return _Product(products, shapes)
+    return _ModuleProduct(products, shapes)

@@ -1,4 +1,5 @@
-"""The lines and records of a batch file. A line is a request or an error, a record is its answer or the error.
+"""Batch files: read an input line into a request, and write its output record. A line without a valid request gets an
+error record.
 
 A record holds nothing that depends on how a run went, such as the time or the cached tokens. So the output of an
 interrupted and resumed run has the same bytes as that of an uninterrupted run.
@@ -16,31 +17,31 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses, simple
-from cortexmlx.protocols.error_text import bounded
-from cortexmlx.protocols.fields import Unserved, check_fields
+from cortexmlx.protocols.error_text import shorten_message
+from cortexmlx.protocols.fields import UnservedField, reject_unknown_fields
 from cortexmlx.protocols.openai import chat_completions, completions, embeddings
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
-from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, TokenBytes
-from cortexmlx.protocols.simple import no_adapter
+from cortexmlx.protocols.request import Body, ReplyInfo, Request, RequestDefaults, TokenBytes
+from cortexmlx.protocols.simple import unknown_adapter_error
 from cortexmlx.types.embeddings import Embeddings
 from cortexmlx.types.request import Completion
 
-Identity = str | int
+LineId = str | int
 """An id from the user."""
 
 ENVELOPE = ("custom_id", "id", "method", "url", "body")
-INVALID = "invalid_request"
-_WHOLE = "the answers of a batch are whole"
+INVALID_REQUEST = "invalid_request"
+_NO_STREAMING = "the answers of a batch are whole"
 UNSERVED = {
-    "stream": Unserved(_WHOLE, (False,)),
-    "stream_options": Unserved(_WHOLE),
-    "previous_response_id": Unserved("nothing is remembered of other requests: send all messages"),
+    "stream": UnservedField(_NO_STREAMING, (False,)),
+    "stream_options": UnservedField(_NO_STREAMING),
+    "previous_response_id": UnservedField("nothing is remembered of other requests: send all messages"),
 }
 """Fields that no line of a batch is served. The unserved fields of its protocol come on top."""
 
 
-class Style(str, Enum):
-    """The shape of an input line and of its output record."""
+class LineStyle(str, Enum):
+    """The JSON shape of an input line and of its output record: that of an OpenAI endpoint, or our own simple one."""
 
     CHAT = chat_completions.URL
     COMPLETIONS = completions.URL
@@ -49,55 +50,55 @@ class Style(str, Enum):
     SIMPLE = "simple"
 
 
-class Protocol(typing.Protocol):
-    """The functions in the module of a protocol."""
+class ProtocolModule(typing.Protocol):
+    """The two functions that every protocol's module has: `read` a body, `write` a reply."""
 
-    def read(self, body: Mapping[str, Any], defaults: Defaults) -> Request:
-        """Return the request in a body. Raises InvalidRequest."""
+    def read(self, body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+        """Parse a JSON body into a Request. Raises InvalidRequest."""
 
     def write(self, request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-        """Return the body of a reply. `answers` are the answers to each prompt."""
+        """Return the JSON body of a reply. `answers` has, for each prompt, its answers."""
 
 
-PROTOCOLS: Mapping[Style, Protocol] = {
-    Style.CHAT: chat_completions,
-    Style.COMPLETIONS: completions,
-    Style.RESPONSES: responses,
-    Style.SIMPLE: simple,
+PROTOCOLS: Mapping[LineStyle, ProtocolModule] = {
+    LineStyle.CHAT: chat_completions,
+    LineStyle.COMPLETIONS: completions,
+    LineStyle.RESPONSES: responses,
+    LineStyle.SIMPLE: simple,
 }
-ENDPOINTS = {style.value: style for style in Style if style is not Style.SIMPLE}
+ENDPOINTS = {style.value: style for style in LineStyle if style is not LineStyle.SIMPLE}
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One request of a batch."""
+    """A request that was read from one line of a batch file."""
 
     line: int
     """The number of the line, from 1."""
-    id: Identity
+    id: LineId
     """The user's id, or the number of the line."""
-    style: Style
+    style: LineStyle
     request: Request | EmbeddingRequest
 
 
 @dataclass(frozen=True)
-class BadLine:
-    """A line without a valid request, and the reason."""
+class InvalidLine:
+    """A line of a batch file that has no valid request, with the reason."""
 
     line: int
-    id: Identity | None
+    id: LineId | None
     """None if the line does not say it."""
-    style: Style
+    style: LineStyle
     message: str
 
 
-def key_of(identity: Identity | None, line: int) -> str:
-    """Return the key of a request and its record in all runs of a batch: the id, or the number of the line."""
+def request_key(identity: LineId | None, line: int) -> str:
+    """Return the key that links a request with its record when a batch is resumed: its id, or its line number."""
     return f"line {line}" if identity is None else json.dumps(identity)
 
 
-def identity_of(data: Mapping[str, Any], line: int) -> Identity:
-    """Return the id of a line, or the number of the line if it has no id. Raises InvalidRequest for an invalid id."""
+def read_line_id(data: Mapping[str, Any], line: int) -> LineId:
+    """Return the id of a line (`custom_id` or `id`), or else its number. Raises InvalidRequest for an invalid id."""
     names = [name for name in ("custom_id", "id") if data.get(name) is not None]
     if not names:
         return line
@@ -109,31 +110,35 @@ def identity_of(data: Mapping[str, Any], line: int) -> Identity:
     return identity
 
 
-def style_of(data: Mapping[str, Any]) -> Style:
+def line_style(data: Mapping[str, Any]) -> LineStyle:
     """Return the style of a line. A line with an unknown `url` has the style of a chat."""
     url = data.get("url")
     if "body" not in data and "url" not in data:
-        return Style.SIMPLE
-    return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
+        return LineStyle.SIMPLE
+    return ENDPOINTS.get(url, LineStyle.CHAT) if isinstance(url, str) else LineStyle.CHAT
 
 
-def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults, model: str = "") -> Request | EmbeddingRequest:
-    """Return the request in a line. `model` is the name of the model that answers. Raises InvalidRequest."""
-    if style is Style.SIMPLE:
+def read_line(
+    data: Mapping[str, Any], style: LineStyle, defaults: RequestDefaults, model: str = ""
+) -> Request | EmbeddingRequest:
+    """Parse a line's JSON object into a request. `model` is the name of the model that answers. Raises
+    InvalidRequest.
+    """
+    if style is LineStyle.SIMPLE:
         return simple.read(data, defaults)
     _check_envelope(data)
     named = data["body"].get("model")
-    adapter = _adapter_in(named, model, defaults.adapters)
-    if style is Style.EMBEDDINGS:
+    adapter = _find_adapter(named, model, defaults.adapters)
+    if style is LineStyle.EMBEDDINGS:
         if adapter is not None:
-            raise embeddings.vectors_of_adapter(str(named))
+            raise embeddings.unsupported_adapter_error(str(named))
         return embeddings.read(data["body"])
     return replace(PROTOCOLS[style].read(data["body"], defaults), adapter=adapter)
 
 
-def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None:
-    """Return the adapter that a body names as its model: `model:adapter`, with any name of the model, or an adapter's
-    own name; None: it names none, or has the model's own name. Raises InvalidRequest if `model` has no such adapter.
+def _find_adapter(named: object, model: str, known: Collection[str]) -> str | None:
+    """Return the LoRA adapter that the body's `model` names: `model:adapter` or the adapter's own name; None: it names
+    none. Raises InvalidRequest if `model` has no such adapter.
     """
     if not isinstance(named, str) or named == model:
         return None
@@ -142,23 +147,24 @@ def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None
         if name in known:
             return name
     if own != named:
-        raise no_adapter(own, known, "model")
+        raise unknown_adapter_error(own, known, "model")
     return max((name for name in known if named.endswith(f":{name}")), key=len, default=None)
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
-    check_fields(data, ENVELOPE, "a request around its `body`")
+    """Raise InvalidRequest unless the fields around `body` (`method`, `url`, ids) are valid."""
+    reject_unknown_fields(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r:.80}, but must be 'POST'", field="method")
-    url = data.get("url", Style.CHAT.value)
+    url = data.get("url", LineStyle.CHAT.value)
     if not isinstance(url, str) or url not in ENDPOINTS:
         raise InvalidRequest(f"url is {url!r:.80}, but must be one of {', '.join(ENDPOINTS)}", field="url")
     if not isinstance(data.get("body"), dict):
         raise InvalidRequest("`body` is missing or not an object", field="body")
 
 
-class Recorder:
-    """Makes the records of one run.
+class RecordBuilder:
+    """Builds the output records of one batch run.
 
     `model` is the name of the model that answers. `created` is the time when the run first began, in seconds since
     1970. `token_bytes` gives the bytes of a token id.
@@ -168,38 +174,39 @@ class Recorder:
         self._model = model
         self._info = partial(ReplyInfo, model=model, created=created, token_bytes=token_bytes, repeatable=True)
 
-    def answer(self, item: BatchRequest, answers: Sequence[Sequence[Completion]]) -> Body:
-        """Return the record of a request. `answers` are the answers to each of its prompts."""
+    def completion_record(self, item: BatchRequest, answers: Sequence[Sequence[Completion]]) -> Body:
+        """Return the record of a request that generated text. `answers` has, for each of its prompts, the answers."""
         assert isinstance(item.request, Request)
         body = PROTOCOLS[item.style].write(item.request, answers, self._info(str(item.line)))
-        return {"id": item.id, **body} if item.style is Style.SIMPLE else self._reply(item, body)
+        return {"id": item.id, **body} if item.style is LineStyle.SIMPLE else self._success_record(item, body)
 
-    def embedded(self, item: BatchRequest, made: Embeddings) -> Body:
+    def embedding_record(self, item: BatchRequest, made: Embeddings) -> Body:
         """Return the record of a request for embeddings."""
         assert isinstance(item.request, EmbeddingRequest)
-        return self._reply(item, embeddings.write(item.request, made, self._model, repeatable=True))
+        return self._success_record(item, embeddings.write(item.request, made, self._model, repeatable=True))
 
     @staticmethod
-    def _reply(item: BatchRequest, body: Body) -> Body:
+    def _success_record(item: BatchRequest, body: Body) -> Body:
+        """Return an OpenAI-style record with status 200 around the body of a reply."""
         response = {"status_code": 200, "request_id": f"req_{item.line}", "body": body}
         return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": response, "error": None}
 
 
-def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Body:
-    """Return the record with an error in the place of an answer, and the number of the line."""
-    error = {"code": code, "message": bounded(message), "line": item.line}
-    if item.style is Style.SIMPLE:
+def error_record(item: BatchRequest | InvalidLine, message: str, code: str = INVALID_REQUEST) -> Body:
+    """Return the record of a line that failed: an error with its message and the line's number."""
+    error = {"code": code, "message": shorten_message(message), "line": item.line}
+    if item.style is LineStyle.SIMPLE:
         return {"id": item.id, "error": error}
     return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": None, "error": error}
 
 
-def key_of_record(record: Body) -> str | None:
-    """Return the key of the request that a record belongs to (see `key_of`), or None if it is not a record of a
+def record_key(record: Body) -> str | None:
+    """Return the key of the request that a record answers (see `request_key`), or None if it is no record of a
     batch.
     """
-    identity: Identity | None = record.get("custom_id", record.get("id"))
+    identity: LineId | None = record.get("custom_id", record.get("id"))
     error = record.get("error")
     line = error.get("line") if isinstance(error, dict) else None
     if identity is None and not isinstance(line, int):
         return None
-    return key_of(identity, line or 0) if isinstance(identity, str | int | None) else None
+    return request_key(identity, line or 0) if isinstance(identity, str | int | None) else None

@@ -1,4 +1,5 @@
-"""The fields of a body: served fields, fields without effect, fields that are refused by name, and those of `peers`.
+"""Validation of the fields of a JSON body: which are served, ignored, or refused, with those that other servers'
+clients send.
 
 Any other field is refused, too. It may be misspelt, and an answer without it would answer another question.
 """
@@ -11,93 +12,99 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.error_text import tell_once
-from cortexmlx.types.messages import meant
+from cortexmlx.protocols.error_text import warn_once
+from cortexmlx.types.messages import suggest_name
 
-_MOST_NAMED = 10
-_MOST_SHOWN = 100
+_MAX_NAMED = 10
+_MAX_SHOWN = 100
 """Characters of unknown names that an error repeats."""
 
-Kind = TypeVar("Kind")
+ValueType = TypeVar("ValueType")
 
 
 @dataclass(frozen=True)
-class Unserved:
-    """A field that would change the answer."""
+class UnservedField:
+    """A known field that is refused, because the answer would be another one with it."""
 
-    why: str
-    harmless: tuple[Any, ...] = ()
+    reason: str
+    harmless_values: tuple[Any, ...] = ()
     """Values that do not change the answer. A field with one of them is accepted."""
 
     def check(self, name: str, value: Any) -> None:
-        """Raise InvalidRequest unless the value is harmless."""
+        """Raise InvalidRequest for the field `name` unless its value is a harmless one."""
         flag = isinstance(value, bool)
-        if not any(isinstance(harmless, bool) is flag and value == harmless for harmless in self.harmless):
-            raise InvalidRequest(f"{name!r} is not served: {self.why}", field=name)
+        if not any(isinstance(harmless, bool) is flag and value == harmless for harmless in self.harmless_values):
+            raise InvalidRequest(f"{name!r} is not served: {self.reason}", field=name)
 
 
 @dataclass(frozen=True)
-class Fields:
-    """The fields that one kind of body has."""
+class BodyFields:
+    """The fields that one kind of JSON body may have: served, without effect, or refused with a reason."""
 
-    what: str
+    body_name: str
     """The kind of body, as errors name it."""
     served: frozenset[str]
     no_effect: frozenset[str]
-    unserved: Mapping[str, Unserved]
+    unserved: Mapping[str, UnservedField]
 
-    def without(self, unserved: Mapping[str, Unserved]) -> Fields:
-        """Return a copy that does not serve these fields."""
+    def exclude(self, unserved: Mapping[str, UnservedField]) -> BodyFields:
+        """Return a copy in which these fields are unserved."""
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
-    def given(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the served fields of a body. Null fields are left out: null means the same as a missing field. Raises
-        InvalidRequest for the first unserved field, and for all unknown fields together.
+    def validate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the served fields of a body that are not null. Raises InvalidRequest for the first unserved field,
+        and for all unknown fields together.
         """
-        return self.known(self.accepted(body))
+        return self.reject_unknown(self.reject_unserved(body))
 
-    def accepted(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a body that are not null, without the unserved ones. Raises InvalidRequest for the first
-        unserved field whose value is not harmless.
+    def reject_unserved(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body without null and unserved fields. Raises InvalidRequest for an unserved field whose value is
+        not harmless.
         """
         said = {name: value for name, value in body.items() if value is not None}
         for name in sorted(said.keys() & self.unserved.keys()):
             self.unserved[name].check(name, said.pop(name))
         for name in sorted(said.keys() & HARMLESS.keys() - self.served):
-            Unserved("only its usual value is", HARMLESS[name]).check(name, said.pop(name))
+            UnservedField("only its usual value is", HARMLESS[name]).check(name, said.pop(name))
         return said
 
-    def known(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the accepted fields that have an effect. Raises InvalidRequest for unknown fields."""
+    def reject_unknown(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that have an effect, out of those `reject_unserved` returned. Raises InvalidRequest for
+        unknown fields.
+        """
         ignored = said.keys() & IGNORED - self.served - self.no_effect
         for name in sorted(ignored):
-            tell_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")
+            warn_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")
         effective = {name: value for name, value in said.items() if name not in self.no_effect | ignored}
-        check_fields(effective, self.served, self.what)
+        reject_unknown_fields(effective, self.served, self.body_name)
         return effective
 
 
-def check_fields(names: Collection[str], known: Collection[str], what: str) -> None:
-    """Raise InvalidRequest if `what` does not have one of the fields. The message suggests known names for it."""
+def reject_unknown_fields(names: Collection[str], known: Collection[str], what: str) -> None:
+    """Raise InvalidRequest if a name is not among the `known` fields of `what`. The message suggests similar names."""
     strange = [name for name in names if name not in known]
     if strange:
-        most = max(1, min(_MOST_NAMED, _MOST_SHOWN // max(1, *map(len, strange))))
-        shown = ", ".join(f"{name!r:.80}" + meant(name[:80], known) for name in strange[:most])
+        most = max(1, min(_MAX_NAMED, _MAX_SHOWN // max(1, *map(len, strange))))
+        shown = ", ".join(f"{name!r:.80}" + suggest_name(name[:80], known) for name in strange[:most])
         if len(strange) > most:
             shown += f" and {len(strange) - most} more"
         raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}", field=strange[0])
 
 
-def checked(name: str, value: object, kind: type[Kind], must_be: str) -> Kind:
-    """Return the value of a field. Raises InvalidRequest if it is not of this kind."""
+def require_type(name: str, value: object, kind: type[ValueType], must_be: str) -> ValueType:
+    """Return the value of the field `name`. Raises InvalidRequest, with `must_be` in its message, if it has another
+    type.
+    """
     if not isinstance(value, kind):
         raise InvalidRequest(f"{name} is {value!r:.80}, but must be {must_be}", field=name)
     return value
 
 
 @contextmanager
-def inside(path: str) -> Iterator[None]:
-    """Put `path` before the field that an InvalidRequest names: `messages[0]` and `role` give `messages[0].role`."""
+def prefix_error_field(path: str) -> Iterator[None]:
+    """Prefix the field of an InvalidRequest that is raised in this context: `messages[0]` + `role` =
+    `messages[0].role`.
+    """
     try:
         yield
     except InvalidRequest as error:
@@ -112,7 +119,7 @@ def inside(path: str) -> Iterator[None]:
 # Every other unknown field is refused: it may be a typing error.
 
 
-RENAMED: Mapping[str, str] = {
+PEER_ALIASES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "n_predict": "max_tokens",
@@ -126,7 +133,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Their names of parameters that are served."""
 
-FORMS: Mapping[str, str] = {
+PEER_FORMATS: Mapping[str, str] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "guided_json": "json",
@@ -135,7 +142,7 @@ FORMS: Mapping[str, str] = {
 }
 """Their names of forms, with the name that the form has in `structured_outputs`."""
 
-THINKING = ("enable_thinking", "reasoning", "thinking")
+PEER_THINKING = ("enable_thinking", "reasoning", "thinking")
 """Their fields of a chat that switch thoughts on and off."""
 
 IGNORED = frozenset(

@@ -1,4 +1,6 @@
-"""A request of any protocol, as the engine takes it."""
+"""Requests of any protocol after parsing, the defaults of what their bodies do not set, and what a reply's writer
+needs.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from functools import wraps
 from typing import Any, Protocol
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.error_text import noted
-from cortexmlx.protocols.fields import Unserved
+from cortexmlx.protocols.error_text import collect_notes
+from cortexmlx.protocols.fields import UnservedField
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.messages import TemplateVars
@@ -17,15 +19,15 @@ from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
-Asked = str | list[int] | list[Message]
+PromptInput = str | list[int] | list[Message]
 """One prompt of a request: a text, token ids, or messages."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A body that was read and checked."""
+    """A parsed and checked request of any protocol: its prompts, sampling parameters, and options of the reply."""
 
-    prompts: tuple[Asked, ...]
+    prompts: tuple[PromptInput, ...]
     """One prompt, or more if a completions body has a list of them."""
     params: SamplingParams
     template_vars: TemplateVars = field(default_factory=dict)
@@ -54,8 +56,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Defaults:
-    """The values for what a body does not set."""
+class RequestDefaults:
+    """The values for what a body does not set, and what it may refer to: adapters and earlier responses."""
 
     params: SamplingParams
     """The sampling parameters."""
@@ -63,11 +65,11 @@ class Defaults:
     """The variables of the chat template."""
     raw: bool = False
     """Whether texts of our own JSON skip the chat template."""
-    unserved: Mapping[str, Unserved] = field(default_factory=dict)
+    unserved: Mapping[str, UnservedField] = field(default_factory=dict)
     """Fields of the protocol that are not served here."""
     seal: Seal | None = None
     """What thoughts that come back are checked with; None: they are not checked."""
-    earlier: Earlier | None = None
+    earlier: EarlierResponses | None = None
     """The responses of the same client that were kept; None: none ever are."""
     known_vars: frozenset[str] | None = None
     """The variables that the model's chat template reads; None: they are not known."""
@@ -75,24 +77,24 @@ class Defaults:
     """The names of the adapters that our own JSON may name."""
 
 
-Read = Callable[[Mapping[str, Any], Defaults], Request]
+BodyReader = Callable[[Mapping[str, Any], RequestDefaults], Request]
 """What reads a body of a protocol."""
 
 
-def with_notes(read: Read) -> Read:
-    """Return a reader whose requests have the notes of their bodies."""
+def with_notes(read: BodyReader) -> BodyReader:
+    """Decorate a reader of bodies: its requests carry the notes about what was changed or left out."""
 
     @wraps(read)
-    def noting(body: Mapping[str, Any], defaults: Defaults) -> Request:
-        with noted() as notes:
+    def noting(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+        with collect_notes() as notes:
             request = read(body, defaults)
         return replace(request, notes=tuple(notes.values())) if notes else request
 
     return noting
 
 
-def checked_text(text: str) -> str:
-    """Return the same text. Raises InvalidRequest if it is empty or cannot be encoded as UTF-8."""
+def require_prompt_text(text: str) -> str:
+    """Return a prompt's text unchanged. Raises InvalidRequest if it is empty or cannot be encoded as UTF-8."""
     if not text:
         raise InvalidRequest("the prompt is empty")
     if not is_text(text):
@@ -100,17 +102,19 @@ def checked_text(text: str) -> str:
     return text
 
 
-def read_prompt(prompt: Any, what: str) -> Asked:
-    """Return a prompt that is a text or a list of token ids. `what` is its name in errors. Raises InvalidRequest."""
+def read_prompt(prompt: Any, what: str) -> PromptInput:
+    """Return a prompt that is a text or a list of token ids, checked. `what` is its name in errors. Raises
+    InvalidRequest.
+    """
     if isinstance(prompt, str):
-        return checked_text(prompt)
-    if is_tokens(prompt):
+        return require_prompt_text(prompt)
+    if is_token_list(prompt):
         return list(prompt)
     raise InvalidRequest(f"{what} must be one text or a list of token ids, not {type(prompt).__name__}")
 
 
-def is_tokens(prompt: Any) -> bool:
-    """Whether the prompt is a list of token ids with at least one of them."""
+def is_token_list(prompt: Any) -> bool:
+    """Whether a prompt is a list of at least one token id."""
     return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
 
 
@@ -123,13 +127,15 @@ Body = dict[str, Any]
 TokenBytes = Callable[[int], bytes]
 """A function from a token id to its bytes: `Engine.token_bytes`."""
 
-Keep = Callable[[Request, Body], None]
+StoreReply = Callable[[Request, Body], None]
 """What keeps a reply."""
 
 
 @dataclass(frozen=True)
 class ReplyInfo:
-    """The fields that every body and every chunk of one reply repeats."""
+    """What every body and every chunk of one reply repeats: id, model, time; and what its writer needs, such as the
+    seal.
+    """
 
     id: str
     """The id without the protocol's prefix."""
@@ -141,7 +147,7 @@ class ReplyInfo:
     """Whether to leave out what differs from run to run: how many tokens were cached, drafted and accepted."""
     seal: Seal | None = None
     """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
-    keep: Keep | None = None
+    keep: StoreReply | None = None
     """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
     kept.
     """
@@ -152,22 +158,24 @@ class ReplyInfo:
 # What a reader may know of earlier responses of the same client.
 
 
-Item = dict[str, Any]
+ResponseItem = dict[str, Any]
 """An item of a response's input or output, as JSON."""
 
 
 class EarlierResponse(Protocol):
-    """A response that was kept."""
+    """A stored response that a new request can continue (`previous_response_id`)."""
 
-    def items(self) -> list[Item]:
-        """Return what the model was given and wrote, up to the end of this response, without instructions."""
+    def items(self) -> list[ResponseItem]:
+        """Return the input and output items of the conversation up to the end of this response, without
+        instructions.
+        """
 
 
-class Earlier(Protocol):
-    """The kept responses of one client."""
+class EarlierResponses(Protocol):
+    """The stored responses of one client, and their items, by id."""
 
-    def response(self, id: str) -> EarlierResponse | None:
-        """Return a kept response, or None."""
+    def find_response(self, id: str) -> EarlierResponse | None:
+        """Return a stored response, or None."""
 
-    def item(self, id: str) -> Item | None:
+    def find_item(self, id: str) -> ResponseItem | None:
         """Return an item that the client sent or the model wrote, or None."""

@@ -1,4 +1,4 @@
-"""Seal: proves to a later request that a text came from this server, and was written for the same client."""
+"""Seal: signs texts for a client, so that a later request can prove that this server wrote them for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import binascii
 import hmac
 from hashlib import sha256
 
-_BYTES = 32
+_SIGNATURE_BYTES = 32
 """The length of a signature (HMAC-SHA256)."""
 
 
 class Seal:
-    """Signs the texts of one client. A signature holds as long as the secret does, and for no other client.
+    """Signs the model's thoughts for one client (HMAC), and verifies them when they come back.
 
     Texts are signed, not hidden: whoever has a sealed text can read it.
     """
@@ -21,28 +21,29 @@ class Seal:
         self._key = hmac.digest(secret, client.encode("utf-8", "surrogatepass"), sha256)
 
     def sign(self, text: str) -> str:
-        """Return a signature, in ASCII."""
-        return base64.b64encode(self._signed(text.encode("utf-8", "surrogatepass"))).decode()
+        """Return the signature of a text, in base64."""
+        return base64.b64encode(self._signature(text.encode("utf-8", "surrogatepass"))).decode()
 
-    def holds(self, text: str, signature: str) -> bool:
+    def verify(self, text: str, signature: str) -> bool:
         """Whether a signature is that of the text."""
         return hmac.compare_digest(self.sign(text).encode(), signature.encode("utf-8", "surrogatepass"))
 
     def wrap(self, text: str) -> str:
-        """Return the text with its signature, as one ASCII text."""
+        """Return a text together with its signature, as one base64 text."""
         data = text.encode("utf-8", "surrogatepass")
-        return base64.b64encode(self._signed(data) + data).decode()
+        return base64.b64encode(self._signature(data) + data).decode()
 
     def unwrap(self, sealed: str) -> str | None:
-        """Return the text that was wrapped, or None if it was not wrapped by this seal."""
+        """Return the text that `wrap` was given, or None if the signature is not from this seal."""
         try:
             whole = base64.b64decode(sealed, validate=True)
         except (ValueError, binascii.Error):
             return None
-        signature, data = whole[:_BYTES], whole[_BYTES:]
-        if not hmac.compare_digest(signature, self._signed(data)):
+        signature, data = whole[:_SIGNATURE_BYTES], whole[_SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, self._signature(data)):
             return None
         return data.decode("utf-8", "surrogatepass")
 
-    def _signed(self, data: bytes) -> bytes:
+    def _signature(self, data: bytes) -> bytes:
+        """Return the HMAC of bytes."""
         return hmac.digest(self._key, data, sha256)

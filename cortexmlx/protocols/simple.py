@@ -1,4 +1,6 @@
-"""Our own JSON: a `prompt` or `messages` with sampling parameters. The answer is one flat object."""
+"""Our own simple JSON format, for batch files: a `prompt` or `messages` with sampling parameters. The answer is one
+flat object.
+"""
 
 from __future__ import annotations
 
@@ -6,66 +8,69 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import Fields, inside
+from cortexmlx.protocols.fields import BodyFields, prefix_error_field
 from cortexmlx.protocols.openai import parameters
-from cortexmlx.protocols.openai.chat_completions import call_bodies, notes, thoughts
+from cortexmlx.protocols.openai.chat_completions import notes_field, reasoning_field, tool_call_bodies
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.request import Asked, Body, Defaults, ReplyInfo, Request, read_prompt, with_notes
-from cortexmlx.types.messages import meant
+from cortexmlx.protocols.request import Body, PromptInput, ReplyInfo, Request, RequestDefaults, read_prompt, with_notes
+from cortexmlx.types.messages import suggest_name
 from cortexmlx.types.request import Completion
 
-FIELDS = Fields(
+FIELDS = BodyFields(
     "a request",
-    parameters.SHARED | parameters.TOOL_FIELDS | {"adapter", "id", "custom_id", "prompt", "messages"},
+    parameters.SHARED_FIELDS | parameters.TOOL_FIELDS | {"adapter", "id", "custom_id", "prompt", "messages"},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
 
 
 @with_notes
-def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """Return the request in an object. Raises InvalidRequest."""
-    said = FIELDS.without(defaults.unserved).given(body)
-    values = parameters.sampling_values(said) | parameters.tool_values(said)
-    params = parameters.sampling_params(defaults.params, values, said)
-    prompt = _prompt(said)
+def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse an object with a `prompt` or `messages` into a Request. Raises InvalidRequest."""
+    said = FIELDS.exclude(defaults.unserved).validate(body)
+    values = parameters.read_sampling(said) | parameters.read_tools(said)
+    params = parameters.build_sampling_params(defaults.params, values, said)
+    prompt = _read_prompt(said)
     templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
     variables = parameters.template_variables(said, defaults, templated=templated)
-    return Request((prompt,), params, variables, defaults.raw, body=body, adapter=_adapter(said, defaults))
+    return Request((prompt,), params, variables, defaults.raw, body=body, adapter=_read_adapter(said, defaults))
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the first answer to the prompt, with the `others` if there are any."""
-    first, *others = [_answer(request, answer, info) for answer in answers[0]]
+    """Return the first answer to the prompt as a flat object, with the `others` if there are any."""
+    first, *others = [_answer_body(request, answer, info) for answer in answers[0]]
     return {**first, **({"others": others} if others else {})}
 
 
-def _prompt(said: Mapping[str, Any]) -> Asked:
+def _read_prompt(said: Mapping[str, Any]) -> PromptInput:
+    """Return the prompt: the text in `prompt`, or the `messages`. Raises InvalidRequest."""
     if "messages" in said:
         if "prompt" in said:
             raise InvalidRequest("there are both `prompt` and `messages`: give one of them", field="prompt")
         return read_messages(said["messages"])
-    with inside("prompt"):
+    with prefix_error_field("prompt"):
         return read_prompt(said.get("prompt"), "`prompt` or `messages`")
 
 
-def _adapter(said: Mapping[str, Any], defaults: Defaults) -> str | None:
+def _read_adapter(said: Mapping[str, Any], defaults: RequestDefaults) -> str | None:
+    """Return the name of the adapter in the field `adapter`, or None. Raises InvalidRequest."""
     name = said.get("adapter")
     if name is None or (isinstance(name, str) and name in defaults.adapters):
         return name
     if not isinstance(name, str):
         raise InvalidRequest(f"adapter is {name!r:.80}, but must be a text", field="adapter")
-    raise no_adapter(name, defaults.adapters, "adapter")
+    raise unknown_adapter_error(name, defaults.adapters, "adapter")
 
 
-def no_adapter(name: str, known: Collection[str], field: str) -> InvalidRequest:
-    """Return the error of a name for which there is no adapter."""
+def unknown_adapter_error(name: str, known: Collection[str], field: str) -> InvalidRequest:
+    """Return the error for the name of an adapter that is not loaded. `known` are those that are."""
     there = f"there are {', '.join(map(repr, known))}" if known else "none are loaded (--adapters)"
-    return InvalidRequest(f"there is no adapter {name!r:.80}{meant(name[:80], known)}: {there}", field=field)
+    return InvalidRequest(f"there is no adapter {name!r:.80}{suggest_name(name[:80], known)}: {there}", field=field)
 
 
-def _answer(request: Request, answer: Completion, info: ReplyInfo) -> Body:
+def _answer_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
+    """Return one answer as a flat object."""
     used = answer.usage
     usage = {
         "prompt_tokens": used.prompt_tokens,
@@ -75,10 +80,10 @@ def _answer(request: Request, answer: Completion, info: ReplyInfo) -> Body:
         "total_tokens": used.total_tokens,
     }
     reason = answer.finish_reason.value
-    said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
-    said.update(notes(request, answer))
+    said: Body = {"text": answer.text, **reasoning_field(answer), "finish_reason": reason, "usage": usage}
+    said.update(notes_field(request, answer))
     if answer.tool_calls:
-        said["tool_calls"] = call_bodies(answer.tool_calls)
+        said["tool_calls"] = tool_call_bodies(answer.tool_calls)
     if answer.logprobs is not None:
         said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
     if answer.prompt_logprobs is not None and not answer.index:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.disk.loads import DiskLoads
-from cortexmlx.disk.tier import Content, DiskLoad
+from cortexmlx.disk.tier import DiskLoad, PieceContent
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.prefix import Key, PrefixMatch
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.fair_share import Client, ClientQueues, FairShare, size
+from cortexmlx.scheduling.fair_share import Client, ClientQueues, FairShare, tokens_to_begin
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.latency import CostModel
 from cortexmlx.scheduling.running import RunningSet, can_fork
@@ -22,28 +22,28 @@ _NEVER = -1
 job can until that number or the queue changes.
 """
 
-_LOOKED_AT = 128
+_MAX_LOOKS = 128
 """How many jobs of one client are looked at in a step, which bounds its work. Jobs that cannot begin are parked, so the
 next step continues after them.
 """
 
-_TOO_LARGE = 16
+_MAX_TOO_LARGE = 16
 """After this many clients' first jobs did not fit, a further job begins in this step only if it fits without any cached
 block. To find that out takes microseconds, and no look-up in the prefix cache.
 """
 
-_PASSED = 2048
+_MAX_PASSED = 2048
 """How many clients are passed over in a step because their first job is too large. It bounds the step's work, too."""
 
-WaitsFor = Key | Job | DiskLoad
+WaitTarget = Key | Job | DiskLoad
 """What a job waits for: a block that another job computes, the job that it forks, or a load from disk."""
 
-Beginning = tuple[Job, Match | None, DiskLoad | None]
+AdmissionCandidate = tuple[Job, PrefixMatch | None, DiskLoad | None]
 """A job that can begin, what of its tokens is cached, and the load that continues the match."""
 
 
 class Admission:
-    """The queue of the jobs that wait for a row.
+    """The queue of the jobs that wait for a row: decides which one begins next, and whether it fits.
 
     The next job to begin is one of the client that has had the fewest tokens (see `FairShare`). Priority and age order
     the jobs of one client only. A client's whole queue is passed over for two reasons. The client has its
@@ -69,8 +69,8 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
         self._disk_loads = DiskLoads(running.cache.disk_tier)
-        self._waits_for: dict[Job, WaitsFor] = {}
-        self._parked: dict[WaitsFor, dict[Job, None]] = {}
+        self._waits_for: dict[Job, WaitTarget] = {}
+        self._parked: dict[WaitTarget, dict[Job, None]] = {}
         self.count = 0
         """How many wait."""
         self._pooling = 0
@@ -78,16 +78,16 @@ class Admission:
         self._nobody_at = _NEVER
 
     @property
-    def waiting(self) -> list[Job]:
+    def waiting_jobs(self) -> list[Job]:
         """The waiting jobs, by priority and age."""
         return sorted((*self._queues, *self._waits_for), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Put a job into the queue, after its client's older jobs."""
+        """Put a job into its client's queue, after older jobs."""
         self.count += 1
-        self._pooling += job.pools
+        self._pooling += job.is_pooling
         self._shares.arrive(job)
-        self._queues.move(job.client)
+        self._queues.reorder_client(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
             self._park(job, job.fork_of)
         else:
@@ -95,9 +95,9 @@ class Admission:
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
-        """Take a job out of the queue, because it has ended. Jobs that wait for it are woken."""
+        """Take an ended job out of the queue, and wake the jobs that wait for it."""
         self.count -= 1
-        self._pooling -= job.pools
+        self._pooling -= job.is_pooling
         awaited = self._waits_for.pop(job, None)
         if awaited is None:
             self._queues.remove(job)
@@ -109,36 +109,40 @@ class Admission:
         self._release_load(job)
         self._wake([job])
 
-    def stored(self, job: Job) -> None:
-        """Let other jobs begin with the part of its prompt that a job has stored."""
+    def release_stored(self, job: Job) -> None:
+        """Release the claims to the blocks that a job has stored, and wake the jobs that wait for them."""
         self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
-    def arrived(self, load: DiskLoad, pieces: Mapping[Key, Content]) -> None:
-        """Set what was read for a load, and wake the jobs that wait for it."""
-        if self._disk_loads.arrived(load, pieces):
+    def accept_load(self, load: DiskLoad, pieces: Mapping[Key, PieceContent]) -> None:
+        """Take what was read for a disk load, and wake the jobs that wait for it."""
+        if self._disk_loads.complete(load, pieces):
             self._wake([load])
 
     @property
-    def stalled(self) -> bool:
-        """Whether all waiting jobs are parked. If no job runs, they wait for the disk."""
+    def is_stalled(self) -> bool:
+        """Whether all waiting jobs are parked. If no job runs then, they wait for the disk."""
         return self.count > 0 and self._queues.first is None
 
-    def ask_again(self) -> None:
-        """Look again for a job that can begin, because answers have become shorter, or a step may have more rows."""
+    def recheck_queue(self) -> None:
+        """Look at the queue again at the next step: answers have become shorter, or a step may have more rows."""
         self._nobody_at = _NEVER
 
     def release_claims(self, job: Job) -> None:
-        """Wake the jobs that wait for this one, because it has computed its prompt, or never will."""
+        """Release all of a job's claims and wake the jobs that wait for it: its prompt is computed, or never will
+        be.
+        """
         self._wake([*self._in_flight_prefixes.release(job), job])
 
-    def leave(self, job: Job) -> None:
-        """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
+    def end_running_job(self, job: Job) -> None:
+        """Settle the account of a running job that has ended, and release its claims. Its client gets back what it
+        paid for tokens that were not generated.
+        """
         self._shares.end(job)
-        self._queues.move(job.client)
+        self._queues.reorder_client(job.client)
         self.release_claims(job)
 
     def clear(self) -> None:
-        """Forget the queue, all claims, and what clients have had."""
+        """Drop the queue, all claims, and the accounts of all clients."""
         self._shares.clear()
         self._queues = ClientQueues(self._shares)
         self._in_flight_prefixes.clear()
@@ -149,11 +153,9 @@ class Admission:
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if a job is lost, out of order, or waits for something that has happened or never
-        will.
-        """
-        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
-        assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
+        """Raise AssertionError if a job is lost, out of order, or waits for something that will not happen any more."""
+        assert self.count == len(self.waiting_jobs) == len(set(self.waiting_jobs)), "somebody waits twice, or is lost"
+        assert not any(job.is_running or job.finish_reason for job in self.waiting_jobs), "a running or ended job waits"
         self._shares.check_invariants()
         self._disk_loads.check_invariants()
         first = min(self._queues, key=lambda j: (self._shares.place(j.client), j.order), default=None)
@@ -172,24 +174,25 @@ class Admission:
                 waits = awaited in self._in_flight_prefixes
             assert waits, f"job {job.id} waits for what has happened"
 
-    def somebody_can_begin(self) -> bool:
+    def can_admit(self) -> bool:
         """Return whether `admit` would give a job a row. Jobs that turn out to wait for something are parked."""
-        return self._next() is not None
+        return self._find_candidate() is not None
 
     def admit(self) -> tuple[BlockCopy, ...]:
-        """Give rows and blocks to the jobs that can begin. Return the block copies that this takes.
+        """Give rows and blocks to the waiting jobs that can begin. Return the block copies that this takes.
 
         A step's loads are planned here and nowhere else. Until the last one is planned, no source of a copy is evicted
         (see `step_memory.prepare`).
         """
         try:
-            return tuple(self._admit())
+            return tuple(self._admit_jobs())
         finally:
-            self._running.cache.let_go_sources()
+            self._running.cache.release_copy_sources()
 
-    def _admit(self) -> list[BlockCopy]:
+    def _admit_jobs(self) -> list[BlockCopy]:
+        """Begin waiting jobs, one after the other, until none can begin. Return their block copies."""
         copies: list[BlockCopy] = []
-        while (found := self._next()) is not None:
+        while (found := self._find_candidate()) is not None:
             job, match, load = found
             match = self._running.make_room(job, match)
             try:
@@ -199,9 +202,9 @@ class Admission:
                 break
             self._queues.remove(job)
             self.count -= 1
-            self._pooling -= job.pools
+            self._pooling -= job.is_pooling
             self._shares.begin(job)
-            self._queues.move(job.client)
+            self._queues.reorder_client(job.client)
             self._release_load(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
@@ -211,7 +214,7 @@ class Admission:
             self._in_flight_prefixes.claim(job)
         return copies
 
-    def _next(self) -> Beginning | None:
+    def _find_candidate(self) -> AdmissionCandidate | None:
         """Return the first job that can begin now; None if none can."""
         running = self._running
         if not self.count or self._nobody_at == running.changes:
@@ -219,12 +222,15 @@ class Admission:
         if running.rows >= running.backoff.rows and not self._pooling:
             return None
         try:
-            return self._look()
+            return self._search_queues()
         finally:
             self._queues.bring_back()
 
-    def _look(self) -> Beginning | None:
-        running, tokens = self._running, self._tokens_of_clients()
+    def _search_queues(self) -> AdmissionCandidate | None:
+        """Return the first job that can begin, in the order of the clients' turns; None if none can. Park those that
+        wait for something.
+        """
+        running, tokens = self._running, self._running_tokens()
         looked: Counter[Client] = Counter()
         limit, too_large, passed = math.inf, 0, 0
         room: list[int] = []
@@ -232,35 +238,35 @@ class Admission:
         while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
             if not running.has_place_for(job):
                 passed += 1
-                if passed == _PASSED:
+                if passed == _MAX_PASSED:
                     break
                 self._queues.pass_over(job.client)
                 continue
-            if not self._within_share(job, tokens):
+            if not self._is_within_limit(job, tokens):
                 self._queues.pass_over(job.client)
                 continue
-            if looked[job.client] == _LOOKED_AT and running.jobs:
+            if looked[job.client] == _MAX_LOOKS and running.jobs:
                 self._queues.pass_over(job.client)
                 continue
-            if too_large >= _TOO_LARGE and not running.fits_uncached(job, room):
+            if too_large >= _MAX_TOO_LARGE and not running.fits_uncached(job, room):
                 too_large += 1
-                if too_large == _PASSED:
+                if too_large == _MAX_PASSED:
                     break
                 self._queues.pass_over(job.client)
                 continue
             looked[job.client] += 1
             match = running.match(job)
-            awaited = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
+            awaited = job.fork_of if _waits_for_parent(job) else self._block_to_await(job, match)
             if awaited is not None:
                 self._queues.remove(job)
                 self._park(job, awaited)
-                if running.cache.states.needed:
+                if running.cache.states.has_states:
                     job.waited = isinstance(awaited, Key)
                     self._in_flight_prefixes.keep_state(awaited)
             elif not running.fits(job, match):
-                limit = min(limit, self._shares.tokens(job.client) + size(job))
+                limit = min(limit, self._shares.tokens(job.client) + tokens_to_begin(job))
                 too_large += 1
-                room = room or running.room
+                room = room or running.free_blocks
                 self._queues.pass_over(job.client)
             else:
                 load = self._load_for(job, match)
@@ -268,68 +274,70 @@ class Admission:
                     return job, match, load
                 self._queues.remove(job)
                 self._park(job, load)
-        if _LOOKED_AT not in looked.values():
+        if _MAX_LOOKS not in looked.values():
             self._nobody_at = running.changes
         return None
 
     def _settle_accounts(self) -> None:
-        """Charge the clients for what their rows have generated."""
+        """Charge the clients for what their running jobs have generated."""
         for job in self._running.jobs:
             if self._shares.settle(job):
-                self._queues.move(job.client)
+                self._queues.reorder_client(job.client)
 
-    def _awaited(self, job: Job, match: Match | None) -> Key | None:
-        """Return the block of another job that a job waits for; None if it waits for none.
+    def _block_to_await(self, job: Job, match: PrefixMatch | None) -> Key | None:
+        """Return the block of another job that a job should wait for; None if it should not wait.
 
         With recurrent states a job waits only once: the state may have been dropped, and all jobs that wait for it
         would begin one after the other.
         """
         snapshots = self._running.cache.states.snapshots
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
-        return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
+        return None if match is None or in_vain else self._in_flight_prefixes.block_to_await(job, match)
 
-    def _load_for(self, job: Job, match: Match | None) -> DiskLoad | None:
-        """Return the disk load that continues a job's match, which may still be being read. None for a fork that
-        takes its parent's blocks.
+    def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
+        """Return the disk load that continues a job's match; its pieces may not have been read yet. None for a fork
+        that takes its parent's blocks.
         """
         if self._running.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
 
     def _release_load(self, job: Job) -> None:
+        """Release a job's disk load, and wake the jobs that wait for the same load."""
         load = self._disk_loads.release(job)
         if load is not None:
             self._wake([load])
 
-    def _park(self, job: Job, awaited: WaitsFor) -> None:
+    def _park(self, job: Job, awaited: WaitTarget) -> None:
         """Take a job out of the queues until `awaited` has happened."""
         self._waits_for[job] = awaited
         self._parked.setdefault(awaited, {})[job] = None
 
-    def _wake(self, happened: Iterable[WaitsFor]) -> None:
-        """Put the jobs back into their queues that waited for these things."""
+    def _wake(self, happened: Iterable[WaitTarget]) -> None:
+        """Put the jobs that wait for any of these things back into their queues."""
         for awaited in happened:
             for job in self._parked.pop(awaited, ()):
                 del self._waits_for[job]
                 self._queues.add(job)
         self._nobody_at = _NEVER
 
-    def _tokens_of_clients(self) -> dict[str, int]:
-        """Return the tokens that each client has running, prompts and answers."""
+    def _running_tokens(self) -> dict[str, int]:
+        """Return how many tokens each client has running, prompts and answers."""
         tokens: dict[str, int] = {}
         for job in self._running.jobs if self.client_tokens is not None else ():
             if job.client is not None:
                 tokens[job.client] = tokens.get(job.client, 0) + job.max_total_tokens
         return tokens
 
-    def _within_share(self, job: Job, tokens: Mapping[str, int]) -> bool:
-        """Return whether the job's client may have it running. One request is always allowed."""
+    def _is_within_limit(self, job: Job, tokens: Mapping[str, int]) -> bool:
+        """Return whether the job keeps its client within `client_tokens`. One request is always allowed."""
         if self.client_tokens is None or job.client is None or not tokens.get(job.client):
             return True
         return tokens[job.client] + job.max_total_tokens <= self.client_tokens
 
 
 def _waits_for_parent(job: Job) -> bool:
+    """Return whether a fork has to wait until its parent's prompt is computed."""
     parent = job.fork_of
     if parent is None or parent.drops or job.drops:  # it has other tokens than the prompt that both began with
         return False
@@ -344,8 +352,8 @@ WORTH_WAITING = 32
 
 
 class InFlightPrefixes:
-    """The blocks that running jobs *claim*: those of their prompts, until they are stored. A job that would compute the
-    same blocks may wait for them.
+    """The prompt blocks that running jobs *claim*, because they compute them and have not stored them yet. A job that
+    would compute the same blocks may wait for them.
 
     Waiting saves the shared tokens and costs a step, since the row is empty meanwhile. A step has a price whatever it
     computes, because it reads all weights. So a job waits if that saves it at least `worth_waiting` tokens, which cost
@@ -367,14 +375,14 @@ class InFlightPrefixes:
         return {*self._owners.values(), *self._open}
 
     def claim(self, job: Job) -> None:
-        """Claim the blocks of a beginning job's prompt that were not cached."""
+        """Claim the uncached blocks of a prompt that a job begins to compute."""
         self._open[job] = job.num_computed_tokens // self._block_size
         for key in job.keys[self._open[job] :]:
             self._owners.setdefault(key, job)
 
     def release(self, job: Job, blocks: int | None = None) -> list[Key]:
-        """End the claims to a job's first `blocks` blocks, which are stored (None: all its claims). Return the keys
-        that no job claims any more.
+        """Release the claims to a job's first `blocks` blocks, which are stored (None: all its claims). Return the
+        keys that no job claims any more.
         """
         begin = self._open.pop(job, len(job.keys))
         if blocks is not None and blocks < len(job.keys):
@@ -384,9 +392,9 @@ class InFlightPrefixes:
             self._owners.pop(key, None)
         return freed
 
-    def awaited(self, job: Job, match: Match) -> Key | None:
-        """Return the last of the blocks after `match` that another job computes, and that this job shares. None if it
-        should not wait for them.
+    def block_to_await(self, job: Job, match: PrefixMatch) -> Key | None:
+        """Return the last of the blocks after `match` that a job shares with another one that computes them. None if
+        it should not wait for them.
         """
         begin = len(match.entries)
         owner = self._owners.get(job.keys[begin]) if begin < len(job.keys) else None
@@ -401,11 +409,11 @@ class InFlightPrefixes:
         return last if last in self._owners else job.keys[begin]
 
     def keep_state(self, gate: object) -> None:
-        """If `gate` is a block, have the job that computes it keep its recurrent state after it."""
+        """If `gate` is a claimed block, have its owner keep the recurrent state after it."""
         if isinstance(gate, Key) and (owner := self._owners.get(gate)) is not None:
             owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
 
     def clear(self) -> None:
-        """Forget all claims."""
+        """Drop all claims."""
         self._owners.clear()
         self._open.clear()

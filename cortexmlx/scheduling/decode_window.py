@@ -11,8 +11,8 @@ from enum import Enum
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
 from cortexmlx.scheduling.admission import Admission
-from cortexmlx.scheduling.builder import StepBuilder, flush_of
-from cortexmlx.scheduling.job import Job, Lane, by_adapter
+from cortexmlx.scheduling.builder import StepBuilder, make_flush
+from cortexmlx.scheduling.job import Job, Lane, adapter_order
 from cortexmlx.scheduling.plan import Flush, StepPlan
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.types.request import RequestState
@@ -24,8 +24,8 @@ then ended jobs are stored, and new ones find their blocks.
 
 
 class DecodeWindow:
-    """The decode window: its `lanes`, and the next `column` of the tail's `columns`. `column` is 0 if it is not open.
-    Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS` columns.
+    """A fixed set of decoding rows, the `lanes`, and the steps until their next flush. The next step writes `column`
+    of the tail's `columns`; 0 if no window is open. Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS` columns.
 
     A job that ends well while its newest tokens are in the tail is *awaiting the flush*. It has lost its row, but keeps
     its blocks until these tokens are in the arena, so that other jobs can begin with them.
@@ -41,13 +41,13 @@ class DecodeWindow:
         self._awaiting_flush: list[Lane] = []
 
     @property
-    def awaiting_flush(self) -> list[Job]:
-        """The jobs that have ended and await the flush."""
+    def jobs_awaiting_flush(self) -> list[Job]:
+        """The jobs that have ended, but keep their blocks until the flush."""
         return [lane.job for lane in self._awaiting_flush]
 
     @property
-    def todo(self) -> dict[int, Job]:
-        """The jobs that get a token in the next step, by lane."""
+    def next_jobs(self) -> dict[int, Job]:
+        """The jobs that get a token in the next step, by lane number."""
         todo = {}
         for i, lane in enumerate(self.lanes):
             job = lane.job
@@ -56,8 +56,8 @@ class DecodeWindow:
         return todo
 
     @property
-    def wants_flush(self) -> bool:
-        """Whether no column is left, or a flush costs less than further steps.
+    def needs_flush(self) -> bool:
+        """Whether no column is left, or a flush costs less than more steps with dead lanes.
 
         A dead lane is computed in each of the remaining steps, and its tokens are ignored. A flush empties the
         pipeline, which costs about one step of all lanes.
@@ -66,20 +66,20 @@ class DecodeWindow:
         dead = sum([lane.job.generation != lane.generation for lane in self.lanes])
         return not left or bool(dead and dead * left >= len(self.lanes))
 
-    def plan(
+    def plan_step(
         self, builder: StepBuilder, make_room: Callable[[Job, int], None], flush: Flush | None = None
     ) -> tuple[StepPlan, Sequence[Job]] | None:
-        """Return the next step of the window, and the jobs that get a token in it; None if there are none. Opens a
-        window if none is: see `open`.
+        """Plan the window's next step. Return it and the jobs that get a token in it; None if there are none. Opens a
+        window if none is open: see `open`.
         """
         if self.column == 0:
             self.open(make_room)
-        todo = self.todo
+        todo = self.next_jobs
         if not todo:
             return None
         first = next(iter(todo.values()))  # all rows get their tokens in the same steps
-        committed = first.num_planned_outputs == first.generated
-        plan = builder.decode(self.lanes, self.column, self.columns, todo, committed, flush)
+        committed = first.num_planned_outputs == first.num_generated
+        plan = builder.build_decode(self.lanes, self.column, self.columns, todo, committed, flush)
         self.column += 1
         return plan, list(todo.values())
 
@@ -87,52 +87,54 @@ class DecodeWindow:
         """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that a
         job may get in the window, and may preempt other jobs for it.
         """
-        self.columns = self._columns_for([job for job in self._running.jobs if job.can_decode])
-        for job in self._running.in_order:
+        self.columns = self._choose_columns([job for job in self._running.jobs if job.can_decode])
+        for job in self._running.jobs_by_turn:
             if job.can_decode:
-                outputs = min(self.columns, job.plannable)
+                outputs = min(self.columns, job.num_plannable)
                 make_room(job, job.num_computed_tokens + outputs)
-        ready = sorted([job for job in self._running.jobs if job.can_decode], key=by_adapter)
+        ready = sorted([job for job in self._running.jobs if job.can_decode], key=adapter_order)
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
 
-    def _columns_for(self, jobs: Sequence[Job]) -> int:
-        """Return the columns of a window with a lane for each of the jobs. No job gives up blocks for a long tail."""
-        if not self._cache.grows:
+    def _choose_columns(self, jobs: Sequence[Job]) -> int:
+        """Return how many tail columns a window with a lane for each of these jobs gets. No job gives up blocks for a
+        long tail.
+        """
+        if not self._cache.uses_token_memory:
             return _COLUMNS_WITHOUT_TAIL
         if len(jobs) > self._long_tail_rows:
             return TAIL_COLUMNS
-        room = sum(min(LONG_TAIL_COLUMNS, job.plannable) + self._cache.pools.block_size for job in jobs)
-        fits = all(job.num_computed_tokens + room <= self._cache.room(job.id) for job in jobs)
+        room = sum(min(LONG_TAIL_COLUMNS, job.num_plannable) + self._cache.pools.block_size for job in jobs)
+        fits = all(job.num_computed_tokens + room <= self._cache.max_tokens_without_preemption(job.id) for job in jobs)
         return LONG_TAIL_COLUMNS if fits else TAIL_COLUMNS
 
-    def lane_of(self, job: Job) -> Lane | None:
+    def find_lane(self, job: Job) -> Lane | None:
         """Return the live lane of a job; None if it has none."""
-        return next((lane for lane in self.lanes if lane.job is job and lane.live), None)
+        return next((lane for lane in self.lanes if lane.job is job and lane.is_live), None)
 
     def await_flush(self, lane: Lane) -> None:
         """Keep the blocks of a lane's job, which has ended well, until the flush."""
         self._awaiting_flush.append(lane)
 
     def close(self) -> Flush | None:
-        """End the window. Return where the tail's columns go; None if nothing is to be written.
+        """Close the window. Return the flush of its tail; None if nothing is to be written.
 
         Everything is committed, so a live lane has all its columns. A lane whose job has ended has those that were
         planned for the job.
         """
         ends = {}
         for i, lane in enumerate(self.lanes):
-            if lane.live or lane in self._awaiting_flush:
+            if lane.is_live or lane in self._awaiting_flush:
                 ends[i] = min(lane.job.num_computed_tokens, len(lane.job.tokens))
-        flush = flush_of(self._cache, self.lanes, self.column, ends) if ends and self.column else None
+        flush = make_flush(self._cache, self.lanes, self.column, ends) if ends and self.column else None
         for i, end in ends.items():
-            self._running.store(self.lanes[i].job, end)
-        for job in self.awaiting_flush:
+            self._running.note_stored(self.lanes[i].job, end)
+        for job in self.jobs_awaiting_flush:
             self._running.release_blocks(job)
         self.forget()
         return flush
 
     def forget(self) -> None:
-        """Drop the window and the content of the tail."""
+        """Drop the window, without a flush of its tail."""
         self.lanes, self.column = (), 0
         self._awaiting_flush.clear()
 
@@ -140,12 +142,12 @@ class DecodeWindow:
 # The pipeline gate: may the next step run ahead of the one in flight, and if not, why?
 
 
-AHEAD = "ahead"
+RAN_AHEAD = "ahead"
 """The name in `stats()` of steps that ran ahead."""
 
 
-class Drain(Enum):
-    """Why a step can be planned only when everything in flight is committed."""
+class DrainReason(Enum):
+    """Why a step can be planned only after all steps in flight are committed."""
 
     PROMPT = "prompt"
     """It computes a piece of a prompt, which is written to the arena."""
@@ -169,40 +171,42 @@ class Drain(Enum):
     @property
     def ends_window(self) -> bool:
         """Whether the step writes the arena, so that the decode window ends before it."""
-        return self not in (Drain.CONTRADICTED, Drain.HISTORY, Drain.UNPIPELINED)
+        return self not in (DrainReason.CONTRADICTED, DrainReason.HISTORY, DrainReason.UNPIPELINED)
 
 
-class Gate:
-    """Decides for each step whether it may run ahead. `steps` counts the planned steps by reason; None counts those
-    that ran ahead.
+class PipelineGate:
+    """Decides for each step whether it may run ahead of the one in flight. `steps` counts the planned steps by reason;
+    None counts those that ran ahead.
     """
 
     def __init__(self, running: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
-        self.steps: Counter[Drain | None] = Counter()
+        self.steps: Counter[DrainReason | None] = Counter()
         self._running = running
         self._window = window
         self._admission = admission
         self._pipeline = pipeline
-        self._waiting_for: Drain | None = None
+        self._waiting_for: DrainReason | None = None
 
-    def reason(self, in_flight: int) -> Drain | None:
-        """Return why nothing may be in flight for the next step; None if it may run ahead. A reason that ends the
-        window stays until nothing is in flight, except for drafts.
+    def drain_reason(self, in_flight: int) -> DrainReason | None:
+        """Return why nothing may be in flight when the next step is planned; None if it may run ahead. A reason that
+        ends the window stays until nothing is in flight, except for drafts.
         """
-        reason: Drain | None = Drain.CONTRADICTED if self._waiting_for is Drain.VERIFY else self._waiting_for
+        reason: DrainReason | None = (
+            DrainReason.CONTRADICTED if self._waiting_for is DrainReason.VERIFY else self._waiting_for
+        )
         if reason is None or not reason.ends_window:
-            found = self._found()
+            found = self._find_reason()
             reason = found if in_flight else found or reason
         self._waiting_for = reason if in_flight else None
         return reason
 
-    def forget(self) -> None:
-        """Note that nothing is in flight any more, because rows begin again."""
+    def reset(self) -> None:
+        """Forget the pending reason, because nothing is in flight any more and rows begin again."""
         self._waiting_for = None
 
-    def _found(self) -> Drain | None:
-        """Return the reason at this moment. MLX writes the arena in place only when nothing else is in flight
-        (`KVArena`).
+    def _find_reason(self) -> DrainReason | None:
+        """Return the reason to drain that holds now, if any. MLX writes the arena in place only when nothing else is
+        in flight (`KVArena`).
         """
         jobs, window, admission = self._running.jobs, self._window, self._admission
         prefills = drops = verifies = False
@@ -211,20 +215,20 @@ class Gate:
             drops = drops or (job.keep is not None and job.must_drop)
             verifies = verifies or job.verifying != () or (job.drafts != () and job.can_decode)
         if prefills:
-            return Drain.PROMPT
+            return DrainReason.PROMPT
         if drops:
-            return Drain.DROP
-        if window.wants_flush:
-            return Drain.FLUSH
-        if admission.count and admission.somebody_can_begin():
-            return Drain.ADMISSION
-        if admission.count and window.awaiting_flush:
-            return Drain.MEMORY
+            return DrainReason.DROP
+        if window.needs_flush:
+            return DrainReason.FLUSH
+        if admission.count and admission.can_admit():
+            return DrainReason.ADMISSION
+        if admission.count and window.jobs_awaiting_flush:
+            return DrainReason.MEMORY
         if verifies:
-            return Drain.VERIFY
+            return DrainReason.VERIFY
         if not self._pipeline:
-            return Drain.UNPIPELINED
+            return DrainReason.UNPIPELINED
         opens = window.column == 0
-        if opens and any(job.needs_history and job.num_planned_outputs > job.generated for job in jobs):
-            return Drain.HISTORY
+        if opens and any(job.needs_history and job.num_planned_outputs > job.num_generated for job in jobs):
+            return DrainReason.HISTORY
         return None

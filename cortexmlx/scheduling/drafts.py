@@ -18,34 +18,35 @@ window.
 
 
 def can_draft(job: Job, cache: KVCache) -> bool:
-    """Return whether the next tokens of a job may be drafted: it decodes, its last drafts are verified, and its
-    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot. The caller's own functions
-    are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled gets no more.
+    """Return whether the next tokens of a job may be drafted: it decodes, no drafts of it are in flight, and its
+    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot. The caller's own
+    functions are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled
+    gets no more.
     """
     return job.can_decode and not (job.verifying or job.processed or job.spoiled or cache.needs_ends)
 
 
-def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
-    """Have the first of `tokens` verified by the job's next step: at most `MOST_DRAFTS`, and as many as may be drafted
-    of its answer. A token outside the vocabulary ends them: nothing could be computed for it.
+def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
+    """Set the first of `tokens` as drafts that the job's next step verifies: at most `MOST_DRAFTS`, and as many as may
+    be drafted of its answer. A token outside the vocabulary ends them: nothing could be computed for it.
 
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        job.drafts = in_vocabulary(tokens[: min(MOST_DRAFTS, job.most_drafts)], vocab_size)
+        job.drafts = cut_to_vocabulary(tokens[: min(MOST_DRAFTS, job.most_drafts)], vocab_size)
 
 
-def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens up to the first one that is not among the first `vocab_size` of a vocabulary."""
+def cut_to_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens before the first one that is outside the vocabulary."""
     return tuple(takewhile(lambda token: 0 <= token < vocab_size, tokens))
 
 
-def fit(job: Job, cache: KVCache) -> None:
-    """Keep only the drafts for which there is room, and reserve it: no other row gives up blocks for them."""
+def fit_drafts(job: Job, cache: KVCache) -> None:
+    """Keep only the drafts for which the cache has room, and reserve it: no other row gives up blocks for them."""
     if not (job.drafts and job.can_decode):
         job.drafts = ()
         return
-    room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens)
+    room = min(job.num_plannable, cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens)
     job.drafts = job.drafts[: max(room - 1, 0)]
     tokens = job.num_computed_tokens + 1 + len(job.drafts)
     try:
@@ -56,7 +57,7 @@ def fit(job: Job, cache: KVCache) -> None:
         job.reserved = max(job.reserved, tokens)
 
 
-def verify(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> RowTokens:
+def accept_drafts(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> RowTokens:
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
     results begin at `first`. What was computed for wrong drafts is cut off.
 
@@ -69,13 +70,13 @@ def verify(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> 
         if token < 0:
             break
         accepted_tokens.append(token)
-        reason = job.take(token)
+        reason = job.append_token(token)
         right += drafted == token
         if reason is not None or drafted != token:
             break
     row = RowTokens(job, accepted_tokens, first, reason, len(job.verifying), right)
-    job.cut_back()
+    job.drop_rejected_drafts()
     stored = job.num_computed_tokens
     running.cache.truncate(job.id, stored)
-    running.store(job, stored - stored % running.cache.block_size if job.spoiled else stored)
+    running.note_stored(job, stored - stored % running.cache.block_size if job.spoiled else stored)
     return row

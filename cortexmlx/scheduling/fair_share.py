@@ -1,4 +1,4 @@
-"""Fair shares: the tokens that each client has had, which decide whose turn it is. Without mlx."""
+"""Fair shares: counts the tokens that each client has had, which decide whose turn it is. Without mlx."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class _Account:
-    """The account of one client."""
+    """What one client has had, and has waiting and running."""
 
     tokens: int
     """Tokens that it has had, on a scale that all clients share."""
@@ -41,7 +41,7 @@ class _Account:
 
 
 class FairShare:
-    """The accounts of the clients.
+    """Counts the tokens that each client has had, which decides whose turn it is.
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
@@ -62,23 +62,23 @@ class FairShare:
         return len(self._accounts)
 
     def tokens(self, client: Client) -> int:
-        """Return the tokens that a waiting or running client has had."""
+        """Return how many tokens a waiting or running client has had."""
         return self._accounts[client].tokens
 
     def place(self, client: Client) -> Place:
-        """Return the place of a waiting or running client."""
+        """Return the place of a waiting or running client in the order of turns."""
         account = self._accounts[client]
         return account.tokens, account.number
 
     def arrive(self, job: Job) -> None:
-        """Note that a job waits, for the first time or because it lost its row.
+        """Count a job as waiting, for the first time or because it lost its row.
 
         A job that lost its row has had its turn, so it brings its client to the front. What it did not generate is paid
         back.
         """
         account = self._accounts.setdefault(job.client, _Account(0, 0))
         if job.generation:
-            self._pay(job, job.price + job.generated)
+            self._charge_up_to(job, job.price + job.num_generated)
             account.rows -= 1
             self._open -= 1
         if not account.requests:
@@ -89,14 +89,12 @@ class FairShare:
         self._open += 1
 
     def withdraw(self, job: Job) -> None:
-        """Note that a waiting job has ended."""
+        """Remove a waiting job that has ended from its client's account."""
         self._accounts[job.client].requests -= 1
-        self._one_request_less(job.client)
+        self._close_request(job.client)
 
     def begin(self, job: Job) -> None:
-        """Note that a waiting job got a row. Its client pays for the prompt tokens that are not cached, and an
-        advance.
-        """
+        """Charge a job that got a row: for the prompt tokens that are not cached, and an advance for its answer."""
         account = self._accounts[job.client]
         self.now = max(self.now, account.tokens)
         account.requests -= 1
@@ -104,20 +102,20 @@ class FairShare:
         if not job.generation:
             job.price = len(job.tokens) - job.num_computed_tokens
         self.settle(job)
-        self._drop_equal()
+        self._drop_idle_accounts()
 
     def settle(self, job: Job) -> bool:
         """Charge what a running job has generated beyond what is paid. Return whether that was anything."""
-        return self._pay(job, job.price + max(job.generated, _advance(job)))
+        return self._charge_up_to(job, job.price + max(job.num_generated, _advance_tokens(job)))
 
     def end(self, job: Job) -> None:
-        """Note that a running job has ended. What it did not generate is paid back."""
-        self._pay(job, job.price + job.generated)
+        """Remove a running job that has ended from its client's account, and pay back what it did not generate."""
+        self._charge_up_to(job, job.price + job.num_generated)
         self._accounts[job.client].rows -= 1
-        self._one_request_less(job.client)
+        self._close_request(job.client)
 
     def clear(self) -> None:
-        """Forget all accounts."""
+        """Drop all accounts."""
         self.now = self._open = 0
         self._accounts.clear()
         self._owed.clear()
@@ -131,28 +129,29 @@ class FairShare:
             idle = not account.requests and not account.rows
             assert account.owed or not idle, f"the account of {client} is kept for nothing"
 
-    def _pay(self, job: Job, total: int) -> bool:
+    def _charge_up_to(self, job: Job, total: int) -> bool:
+        """Charge a job's client until the job has paid `total` tokens. Return whether that changed anything."""
         due, job.paid = total - job.paid, total
         self._accounts[job.client].tokens += due
         return due != 0
 
-    def _one_request_less(self, client: Client) -> None:
-        """Note that one of a client's requests has ended."""
+    def _close_request(self, client: Client) -> None:
+        """Count one of a client's requests as ended."""
         self._open -= 1
         if not self._open:
             self.clear()
         elif not self._accounts[client].owed:
-            self._drop_or_owe(client)
+            self._drop_or_keep(client)
 
-    def _drop_equal(self) -> None:
-        """Drop the accounts of idle clients that are no higher than that of a new client."""
+    def _drop_idle_accounts(self) -> None:
+        """Drop the accounts of idle clients that have had no more tokens than a new client begins with."""
         while self._owed and self._owed[0][0] <= self.now + QUANTUM:
             *_, client = heappop(self._owed)
             self._accounts[client].owed = False
-            self._drop_or_owe(client)
+            self._drop_or_keep(client)
 
-    def _drop_or_owe(self, client: Client) -> None:
-        """If a client is idle, drop its account, or keep it until the others have had as much."""
+    def _drop_or_keep(self, client: Client) -> None:
+        """If a client is idle, drop its account, or keep it until the others have had as many tokens."""
         account = self._accounts[client]
         if account.requests or account.rows:
             return
@@ -164,14 +163,15 @@ class FairShare:
             heappush(self._owed, (account.tokens, self._arrivals, client))
 
 
-def size(job: Job) -> int:
+def tokens_to_begin(job: Job) -> int:
     """Return the tokens that a job needs to begin: its own, cached or not, and those of its answer that are charged in
     advance.
     """
-    return len(job.tokens) + max(0, _advance(job) - job.generated)
+    return len(job.tokens) + max(0, _advance_tokens(job) - job.num_generated)
 
 
-def _advance(job: Job) -> int:
+def _advance_tokens(job: Job) -> int:
+    """Return how many tokens of a job's answer are charged when it begins."""
     return min(ADVANCE, job.max_new_tokens)
 
 
@@ -181,13 +181,13 @@ def _advance(job: Job) -> int:
 T = TypeVar("T")
 Order = tuple[float, int]
 
-_FEW = 16
+_MAX_STALE = 16
 """How many removed things a heap may always keep."""
 
 
-class Ordered(Generic[T]):
-    """Things by their order. No two things have the same order, but a thing may come back with the order of its removed
-    entry; then the later entry counts.
+class OrderedHeap(Generic[T]):
+    """A heap of items by their order, from which any item can be removed. No two items have the same order, but an
+    item may come back with the order of its removed entry; then the later entry counts.
 
     It is a heap. Removed things stay in it until they come to the top, or make up half of it. So `add` and `remove`
     cost O(log n) on average, wherever the thing is, and `first` costs O(1).
@@ -207,23 +207,24 @@ class Ordered(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The thing that comes first. There must be one."""
+        """The item that comes first. There must be one."""
         return self._heap[0][2]
 
     def add(self, order: Order, thing: T) -> None:
-        """Add a thing at its place. A thing that is here already moves there."""
+        """Add an item at its place. An item that is here already moves there."""
         self._orders[thing] = order
         self._added += 1
         heappush(self._heap, (order, self._added, thing))
-        self._tidy()
+        self._drop_stale()
 
     def remove(self, thing: T) -> None:
-        """Remove a thing."""
+        """Remove an item."""
         del self._orders[thing]
-        self._tidy()
+        self._drop_stale()
 
-    def _tidy(self) -> None:
-        if len(self._heap) > 2 * len(self._orders) + _FEW:
+    def _drop_stale(self) -> None:
+        """Drop removed entries from the top of the heap, or all of them if they make up half of it."""
+        if len(self._heap) > 2 * len(self._orders) + _MAX_STALE:
             self._heap = [(order, i, thing) for i, (thing, order) in enumerate(self._orders.items())]
             heapify(self._heap)
         while self._heap and self._orders.get(self._heap[0][2]) != self._heap[0][0]:
@@ -231,14 +232,14 @@ class Ordered(Generic[T]):
 
 
 class ClientQueues:
-    """The waiting jobs. Each client has a queue, ordered by priority and age, and `turns` orders the queues. A queue
-    can be passed over as a whole, however long it is.
+    """The waiting jobs: a queue per client, ordered by priority and age. `turns` orders the queues. A queue can be
+    passed over as a whole, however long it is.
     """
 
     def __init__(self, turns: FairShare) -> None:
         self._turns = turns
-        self._lines: dict[Client, Ordered[Job]] = {}
-        self._heads: Ordered[Client] = Ordered()
+        self._lines: dict[Client, OrderedHeap[Job]] = {}
+        self._heads: OrderedHeap[Client] = OrderedHeap()
         self._passed: list[Client] = []
 
     def __len__(self) -> int:
@@ -250,14 +251,16 @@ class ClientQueues:
 
     @property
     def first(self) -> Job | None:
-        """The first job of the client whose turn it is, without clients that are passed over; None if there is none."""
+        """The first job of the client whose turn it is; None if there is none. Clients that are passed over do not
+        count.
+        """
         return self._lines[self._heads.first].first if self._heads else None
 
     def add(self, job: Job) -> None:
         """Put a job at its place in its client's queue."""
         line = self._lines.get(job.client)
         if line is None:
-            line = self._lines[job.client] = Ordered()
+            line = self._lines[job.client] = OrderedHeap()
             self._heads.add(self._turns.place(job.client), job.client)
         line.add(job.order, job)
 
@@ -269,20 +272,20 @@ class ClientQueues:
             self._heads.remove(job.client)
             del self._lines[job.client]
 
-    def move(self, client: Client) -> None:
-        """Move a client's queue to its place after the client's account has changed. No client may be passed over
+    def reorder_client(self, client: Client) -> None:
+        """Put a client's queue at its new place after the client's account has changed. No client may be passed over
         now.
         """
         if client in self._lines:
             self._heads.add(self._turns.place(client), client)
 
     def pass_over(self, client: Client) -> None:
-        """Leave a client's whole queue out until `bring_back`. Costs O(log clients)."""
+        """Leave a client's queue out of `first` until `bring_back`. Costs O(log clients)."""
         self._heads.remove(client)
         self._passed.append(client)
 
     def bring_back(self) -> None:
-        """End all calls of `pass_over`."""
+        """Put the queues that were passed over back at their places."""
         for client in self._passed:
             self._heads.add(self._turns.place(client), client)
         self._passed.clear()

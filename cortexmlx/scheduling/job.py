@@ -124,7 +124,7 @@ class Job:
     """Tokens of the prompt, dropped ones included."""
     order: tuple[float, int] = field(init=False)
     """Its place among the jobs: by arrival, `SECONDS_PER_PRIORITY` earlier for each step of priority, and later by its
-    part of `BACKGROUND_DELAY`. Only `count_as_new` changes it.
+    part of `BACKGROUND_DELAY`. Only `reset_arrival` changes it.
     """
 
     def __post_init__(self) -> None:
@@ -139,13 +139,15 @@ class Job:
         self.prompt_length = len(self.tokens)
         if request.pooled is not None:
             self.keep, self.num_pooled_tokens = None, request.pooled.first
-        self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
+        self.dropped = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
 
     @property
-    def chain(self) -> Salt:
-        """Under which salt its blocks are cached: keys and values of one adapter are none of another's."""
+    def block_salt(self) -> Salt:
+        """The salt of its cached blocks: its own, and that of its adapter, whose keys and values no other adapter can
+        use.
+        """
         adapter = self.request.adapter_key
         return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 
@@ -156,7 +158,7 @@ class Job:
 
     @property
     def client(self) -> str | None:
-        """The client who asked."""
+        """The client who sent the request."""
         return self.request.client
 
     @property
@@ -168,148 +170,148 @@ class Job:
         return [*self.tokens[:first], *self.dropped, *self.tokens[first:]][self.prompt_length :]
 
     @property
-    def generated(self) -> int:
+    def num_generated(self) -> int:
         """How many tokens were generated and committed."""
         return len(self.tokens) + len(self.dropped) - self.prompt_length
 
     @property
-    def prompt_kept(self) -> int:
-        """How many tokens of the prompt are left when it begins."""
-        return self.prompt_length - (0 if self.keep is None else self.keep.surplus(self.prompt_length))
+    def kept_prompt_length(self) -> int:
+        """How many tokens of the prompt its row begins with, after `keep` has dropped some."""
+        return self.prompt_length - (0 if self.keep is None else self.keep.count_surplus(self.prompt_length))
 
     @property
     def max_total_tokens(self) -> int:
-        """How many tokens, prompt included, it may have at once in the end."""
+        """The most tokens, prompt included, that its row may have at any time."""
         total = self.prompt_length + self.max_new_tokens
-        return total if self.keep is None else min(total, self.keep.most)
+        return total if self.keep is None else min(total, self.keep.max_row_tokens)
 
     @property
-    def plannable(self) -> int:
-        """How many more tokens can be planned before it ends, or must drop some."""
+    def num_plannable(self) -> int:
+        """How many more tokens can be planned before it ends or must drop some."""
         left = self.max_new_tokens - self.num_planned_outputs
-        return left if self.keep is None else min(left, self.keep.most - self.num_computed_tokens)
+        return left if self.keep is None else min(left, self.keep.max_row_tokens - self.num_computed_tokens)
 
     @property
     def must_drop(self) -> bool:
-        """Whether it has to drop tokens before its next one."""
+        """Whether it has to drop tokens from its row before its next one."""
         if self.keep is None or self.state is not RequestState.DECODING:
             return False
-        return self.num_planned_outputs < self.max_new_tokens and self.plannable <= 0
+        return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
-    def lose_row(self) -> int:
-        """Take away its row and its blocks' tokens. Drop the tokens that a text of its length does not keep, and return
-        how many.
-        """
+    def preempt(self) -> int:
+        """Take its row and blocks away, and drop the tokens that `keep` does not keep. Return how many."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
-        self.num_planned_outputs = self.generated
+        self.num_planned_outputs = self.num_generated
         self.drafts = self.verifying = ()
-        return self.drop()
+        return self.drop_tokens()
 
-    def drop(self) -> int:
-        """Drop the tokens that a text of its length does not keep. Return how many."""
-        gone = [] if self.keep is None else self.keep.cut(self.tokens)
+    def drop_tokens(self) -> int:
+        """Drop the tokens that `keep` does not keep in a text of this length. Return how many."""
+        gone = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
         self.dropped += gone
         self.drops += bool(gone)
         return len(gone)
 
     @property
-    def outgrown(self) -> bool:
-        """Whether its answer is longer than all that a row keeps, so that it would have ended without `keep`."""
-        return self.keep is not None and self.generated > self.keep.most
+    def has_outgrown_row(self) -> bool:
+        """Whether its answer is longer than a row, so that it would have ended without `keep`."""
+        return self.keep is not None and self.num_generated > self.keep.max_row_tokens
 
-    def count_as_new(self, now: float) -> None:
-        """Count as a job that arrives at `now`, on the scheduler's clock. It must not be in a queue."""
+    def reset_arrival(self, now: float) -> None:
+        """Set its arrival to `now`, on the scheduler's clock, and its order accordingly. It must not be in a queue."""
         self.order = (self.order[0] + now - self.arrival, self.number)
         self.arrival = now
 
     @property
-    def being_scored(self) -> bool:
+    def has_unscored_tokens(self) -> bool:
         """Whether tokens of its text still lack their log-probabilities."""
         return self.num_scored_tokens < len(self.request.scored)
 
     @property
-    def pools(self) -> bool:
-        """Whether the states of its prompt are asked for, and no answer. It ends with its prompt, and takes no row."""
+    def is_pooling(self) -> bool:
+        """Whether it has no answer, but the pooled states of its prompt as a result. It ends with its prompt, and
+        takes no row.
+        """
         return self.request.pooled is not None
 
     def num_sharable(self, tokens: int) -> int:
-        """Return how many of its first `tokens` tokens other jobs may begin with."""
+        """Return how many of its first `tokens` tokens it may share with other jobs in the prefix cache."""
         pooled = self.request.pooled
         return tokens if pooled is None else min(tokens, pooled.shared)
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of its first tokens need not be computed if they are cached: all but the last. While its text is
-        scored: those before the next token to score. Of a prompt whose states are summed up: those that it shares,
-        before the next state that counts.
+        """How many of its first tokens may be taken from the cache instead of computed: all but the last. While its
+        text is scored: those before the next token to score. Of a prompt whose states are summed up: those that it
+        shares, before the next state that counts.
         """
         most = len(self.tokens) - 1
-        if self.pools:
+        if self.is_pooling:
             return self.num_sharable(min(most, self.num_pooled_tokens))
-        return min(most, self.num_scored_tokens - 1) if self.being_scored else most
+        return min(most, self.num_scored_tokens - 1) if self.has_unscored_tokens else most
 
-    def scored_after(self, first: int, end: int) -> range:
+    def positions_to_score(self, first: int, end: int) -> range:
         """Return the positions of the tokens that get log-probabilities when the tokens `first .. end` are computed:
-        each of them follows one of these.
+        each follows one of these.
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
 
-    def pooled_after(self, first: int, end: int) -> range:
-        """Return the positions of the tokens whose states count when the tokens `first .. end` are computed."""
-        return range(max(first, self.num_pooled_tokens), end) if self.pools else range(0)
+    def positions_to_pool(self, first: int, end: int) -> range:
+        """Return the positions of the tokens whose states are pooled when the tokens `first .. end` are computed."""
+        return range(max(first, self.num_pooled_tokens), end) if self.is_pooling else range(0)
 
-    def take_prompt(self, scored: range, pooled: range) -> bool:
-        """Note which tokens of the prompt were scored, and which were pooled. Return whether that ends the job."""
+    def note_prompt_results(self, scored: range, pooled: range) -> bool:
+        """Note which tokens of the prompt were scored, and which were pooled. Return whether the job has ended."""
         if scored:
             self.num_scored_tokens = scored.stop
         if pooled:
             self.num_pooled_tokens = pooled.stop
-        return self.pools and self.num_pooled_tokens == self.prompt_length
+        return self.is_pooling and self.num_pooled_tokens == self.prompt_length
 
-    def take(self, token: int) -> FinishReason | None:
-        """Take the job's next token. Drafts that it contradicts are dropped. Return why it is the last one: it is a
-        stop token, or the answer has as many tokens as it may have; None if it is not. Its text may end the answer, too
-        (`Scheduler.finish`).
+    def append_token(self, token: int) -> FinishReason | None:
+        """Append the job's next token, and drop drafts that it contradicts. Return why the answer ends with it: it is
+        a stop token, or the answer has as many tokens as it may have; None if it goes on. Its text may end the
+        answer, too (`Scheduler.finish`).
         """
         self.tokens.append(token)
         if self.drafts:
             self.drafts = self.drafts[1:] if self.drafts[0] == token else ()
         if token in self.stop_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
+        return FinishReason.LENGTH if self.num_generated >= self.max_new_tokens else None
 
-    def cut_back(self) -> None:
-        """Keep only what was computed before its newest token, because its drafts are verified and the others were
-        wrong.
-        """
+    def drop_rejected_drafts(self) -> None:
+        """Forget what was computed for drafts that turned out wrong: everything from its newest token on."""
         self.verifying = ()
         self.num_computed_tokens = self.state_at = len(self.tokens) - 1
-        self.num_planned_outputs = self.generated
+        self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
-        """Note that a step was refused memory, of which this job took most."""
+        """Count a refusal of memory to a step of which this job took most."""
         computed = self.num_computed_tokens + len(self.dropped)
         farther = computed > self.refused_at
         self.refusals = 0 if farther else self.refusals + 1
         self.refused_at = max(self.refused_at, computed)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has a row and blocks."""
         return self.state in (RequestState.PREFILLING, RequestState.DECODING)
 
     @property
     def can_decode(self) -> bool:
-        """Whether it decodes and another token can be planned: see `plannable`. This runs for each row in each step."""
+        """Whether it decodes and another token can be planned: see `num_plannable`. This runs for each row in each
+        step.
+        """
         if self.state is not RequestState.DECODING or self.num_planned_outputs >= self.max_new_tokens:
             return False
-        return self.keep is None or self.num_computed_tokens < self.keep.most
+        return self.keep is None or self.num_computed_tokens < self.keep.max_row_tokens
 
     @property
     def needs_history(self) -> bool:
-        """Whether its sampling looks at the tokens so far."""
+        """Whether its sampling needs the tokens so far: it has penalties or logits processors."""
         p = self.params
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         return penalised or self.processed
@@ -319,19 +321,19 @@ class Job:
         assert self.num_stored_tokens <= self.num_computed_tokens == length, (
             f"job {self.id} has other tokens than blocks"
         )
-        assert self.generated <= self.num_planned_outputs <= self.max_new_tokens, (
+        assert self.num_generated <= self.num_planned_outputs <= self.max_new_tokens, (
             f"job {self.id} has more tokens than it may have"
         )
 
 
-def by_adapter(job: Job) -> int:
-    """Return the place of a job's row in a step: rows of one adapter are computed together."""
+def adapter_order(job: Job) -> int:
+    """Sort key of the rows of a step: rows of one adapter are computed together."""
     return job.adapter
 
 
 @dataclass(frozen=True)
 class RowTokens:
-    """The tokens that a step brought to a job: one, or several if drafts were verified."""
+    """The tokens that a step chose for a job: one, or several if drafts were verified."""
 
     job: Job
     tokens: Sequence[int]
@@ -347,7 +349,7 @@ class RowTokens:
 
 @dataclass(frozen=True)
 class Lane:
-    """A job's row in a decode window."""
+    """A job's place in a decode window."""
 
     job: Job
     generation: int
@@ -356,6 +358,6 @@ class Lane:
     """How many tokens of the job were in the arena then."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether the job still has the row with which the window began."""
         return self.job.generation == self.generation and self.job.state is RequestState.DECODING

@@ -16,7 +16,7 @@ from cortexmlx.errors import InvalidRequest
 
 T = TypeVar("T")
 
-DEFAULT_FIRST = 4
+DEFAULT_KEEP_FIRST = 4
 """How many first tokens are kept by default. Models give them attention that is not meant for anything else, and four
 are enough (Xiao et al.).
 """
@@ -24,8 +24,8 @@ are enough (Xiao et al.).
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """Keep the `first` tokens of a row and at least the `last` newest ones. When the row has `most` tokens, `last` of
-    those between are dropped.
+    """Which tokens of a long text a row keeps: the `first` ones and at least the `last` newest ones. When the row has
+    `max_row_tokens` tokens, `last` of those between are dropped.
 
     What is dropped depends on the length of the text alone, not on where its prompt ended, nor on memory or other rows.
     """
@@ -34,33 +34,36 @@ class KeepPolicy:
     last: int
 
     @property
-    def most(self) -> int:
-        """How many tokens a row computes at most before it must drop some."""
+    def max_row_tokens(self) -> int:
+        """The most tokens that a row computes before it must drop some."""
         return self.first + 2 * self.last
 
-    def surplus(self, tokens: int) -> int:
-        """Return how many of a text's tokens are dropped: the oldest ones after the `first`, a multiple of `last`."""
-        return max(0, -(-(tokens - self.most) // self.last)) * self.last
+    def count_surplus(self, tokens: int) -> int:
+        """Return how many tokens of a text of `tokens` tokens are dropped: the oldest ones after the `first`, a
+        multiple of `last`.
+        """
+        return max(0, -(-(tokens - self.max_row_tokens) // self.last)) * self.last
 
-    def cut(self, text: list[T]) -> list[T]:
-        """Remove the surplus from a text, and return it."""
-        gone = slice(self.first, self.first + self.surplus(len(text)))
+    def remove_surplus(self, text: list[T]) -> list[T]:
+        """Remove the surplus tokens from a text, and return them."""
+        gone = slice(self.first, self.first + self.count_surplus(len(text)))
         taken = text[gone]
         del text[gone]
         return taken
 
     def check(self, context: int, capacity: int) -> None:
-        """Raise InvalidRequest, with the numbers, if a row could get longer than the model's `context`, or than a cache
-        of `capacity` tokens.
+        """Raise InvalidRequest if a row could get longer than the model's `context`, or than a cache of `capacity`
+        tokens.
         """
         for holds, has, else_do in (
             (context, "the model's context has", ""),
             (capacity, "the KV cache holds", ", or raise the KV memory (--kv-memory)"),
         ):
-            if self.most > holds:
+            if self.max_row_tokens > holds:
                 fits = (holds - self.first) // 2
                 smaller = f"keep_last at most {fits}" if fits > 0 else "keep_first smaller"
                 raise InvalidRequest(
-                    f"keep_first is {self.first} and keep_last {self.last}: a row has {self.most} tokens (keep_first + "
+                    f"keep_first is {self.first} and keep_last {self.last}: a row has {self.max_row_tokens} tokens "
+                    "(keep_first + "
                     f"2 x keep_last) when it drops some, and {has} {holds}: make {smaller}{else_do}"
                 )

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.kv.snapshots import NOTHING, StateOps
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.snapshots import NO_STATE_OPS, StateOps
+from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.types.arrays import IntArray, TokenList
@@ -37,7 +37,7 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` consecutive tokens of one job, from position `first`."""
+    """`count` consecutive tokens of one job in a step, from position `first`."""
 
     job: JobId
     generation: int
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """How a token is chosen for one row of logits. All of it is plain data."""
+    """How to choose a token for one row of logits, as plain data."""
 
     params: SamplingParams
     """Without logits processors, which are functions and stay on the runner's side."""
@@ -72,7 +72,7 @@ class SamplingRow:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Tokens of prompts that get their log-probabilities, segment by segment."""
+    """The tokens of prompts that get log-probabilities in a step, segment by segment."""
 
     rows: IntArray
     """`[n]` flat indices of the tokens before them."""
@@ -84,7 +84,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Pooling:
-    """States of prompts that are summed up, for `n` segments, one after the other."""
+    """The states of prompts that a step sums up, for `n` segments, one after the other."""
 
     rows: IntArray
     """`[k]` flat indices of the tokens whose states count."""
@@ -98,24 +98,24 @@ class Pooling:
 
 @dataclass(frozen=True)
 class ArenaWrite:
-    """Where one layer group's new tokens go: to `slots`, in order. Then `zeros` are set to zero, the slots after them
-    in new blocks.
+    """The arena slots that one layer group's new tokens go to: `slots`, in order. The slots `zeros`, after them in new
+    blocks, are set to zero.
     """
 
     slots: IntArray
     zeros: IntArray
 
     @property
-    def run(self) -> int | None:
-        """The first slot if all of them are consecutive, so that one slice takes them; otherwise None."""
+    def run_start(self) -> int | None:
+        """The first slot if all slots are consecutive, so that one slice takes them; otherwise None."""
         every = np.concatenate([self.slots, self.zeros])
         return int(every[0]) if len(every) and every[0] >= 0 and (np.diff(every) == 1).all() else None
 
 
 @dataclass(frozen=True)
 class Flush:
-    """Columns `0 .. columns` of the tail go to the arena: in each layer group to `slots` `[rows * columns]`, row by
-    row.
+    """A write of the tail's columns `0 .. columns` to the arena: in each layer group to `slots` `[rows * columns]`,
+    row by row.
     """
 
     columns: int
@@ -124,8 +124,8 @@ class Flush:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens, `[n]` those that need
-    logits.
+    """One step as plain data: a forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens,
+    `[n]` those that need logits.
     """
 
     number: int
@@ -161,7 +161,7 @@ class StepPlan:
     """
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
-    states: StateOps = NOTHING
+    states: StateOps = NO_STATE_OPS
     """What happens with the states of recurrent layers."""
     scoring: Scoring | None = None
     """Log-probabilities to compute besides; only in a MIXED step."""
@@ -172,8 +172,8 @@ class StepPlan:
     """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
 
     @property
-    def asks_of_prompts(self) -> bool:
-        """Whether something of prompts' tokens is asked for, besides the next one."""
+    def has_prompt_results(self) -> bool:
+        """Whether the step scores or pools tokens of prompts."""
         return self.scoring is not None or self.pooling is not None
 
 
@@ -181,17 +181,17 @@ class StepPlan:
 
 
 class StepMemory(Protocol):
-    """The bytes that a step works on: the arena, the tail, and the snapshots of recurrent states."""
+    """The memory that a step works on: the arena, the tail, and the snapshots of recurrent states."""
 
     @property
-    def blocks(self) -> Counts:
+    def blocks(self) -> GroupCounts:
         """How many blocks each layer group has now."""
 
     def flush(self, flush: Flush) -> None:
         """Write columns of the tail to the arena."""
 
-    def resize(self, blocks: Counts) -> None:
-        """Give each layer group its number of blocks."""
+    def resize(self, blocks: GroupCounts) -> None:
+        """Resize the arena to `blocks` blocks per layer group."""
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
         """Write pieces from disk to blocks and snapshots."""
@@ -200,8 +200,8 @@ class StepMemory(Protocol):
         """Copy blocks. All sources are read before any target is written."""
 
 
-def prepare(plan: StepPlan, memory: StepMemory) -> None:
-    """Carry out a step's memory operations before its forward pass, in the one order that is right:
+def prepare_memory(plan: StepPlan, memory: StepMemory) -> None:
+    """Carry out a step's memory operations before its forward pass, in the only correct order:
 
     1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
     after the new end, or be a target of the following operations.

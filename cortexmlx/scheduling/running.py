@@ -7,19 +7,20 @@ from collections.abc import Iterable, Sequence
 from cortexmlx.disk.tier import DiskLoad, PieceLoad
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import Key, Match, Salt
-from cortexmlx.kv.snapshots import Save, whole_blocks
+from cortexmlx.kv.prefix import Key, PrefixMatch, Salt
+from cortexmlx.kv.snapshots import RowSnapshot, drop_partial_block
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.shortage import Backoff, fit
+from cortexmlx.scheduling.shortage import Backoff, limit_answer
 from cortexmlx.types.request import RequestState
 
-_FIRST_SPARE = 256
+_FIRST_SPARE_DISTANCE = 256
 """How far before its end a prompt is first kept for texts that leave it there, in tokens."""
 
 
 class RunningSet:
-    """The running jobs, `jobs`, in the order in which they began: at most as many as `backoff` allows.
+    """The jobs that have a row, `jobs`, in the order in which they began, and their blocks: at most as many as
+    `backoff` allows.
 
     A job gets room for `headroom` more tokens than it has, so that its answer stays in one run. With `share_prefixes`,
     other jobs can find what a job stores. `changes` grows whenever a row or blocks are given up or stored, so that a
@@ -41,17 +42,17 @@ class RunningSet:
         self._loads: list[PieceLoad] = []
 
     @property
-    def prefilling(self) -> bool:
-        """Whether the prompt of a row is not computed yet."""
+    def is_prefilling(self) -> bool:
+        """Whether some row's prompt is not fully computed yet."""
         return RequestState.PREFILLING in [job.state for job in self.jobs]
 
     @property
-    def dropping(self) -> list[Job]:
+    def jobs_to_shorten(self) -> list[Job]:
         """The rows that must drop tokens before their next one, in order."""
         return sorted((job for job in self.jobs if job.must_drop), key=lambda j: j.order)
 
     @property
-    def in_order(self) -> list[Job]:
+    def jobs_by_turn(self) -> list[Job]:
         """The running jobs in the order of their turns. Within a client, its turns go to its jobs by priority and
         age.
         """
@@ -67,121 +68,121 @@ class RunningSet:
 
     @property
     def victim(self) -> Job:
-        """The job that loses its row next. Of the clients with several rows, the one that uses most tokens loses its
-        last row. If every client has one row, the job that began last loses it.
+        """The job to preempt next. Of the clients with several rows, the one that uses most tokens loses its last row.
+        If every client has one row, the job that began last loses it.
         """
         rows: dict[str | None, list[Job]] = {}
-        for job in self.in_order:
+        for job in self.jobs_by_turn:
             rows.setdefault(job.client, []).append(job)
         several = [own for own in rows.values() if len(own) > 1]
-        return max(several or [self.in_order], key=lambda own: sum(len(job.tokens) for job in own))[-1]
+        return max(several or [self.jobs_by_turn], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
-    def keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
-        """Return the keys of the full blocks of `tokens` in the prefix cache; none if they are not shared."""
+    def compute_keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
+        """Return the prefix cache's keys of the full blocks of `tokens`; none if they are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
-    def keys_of(self, job: Job) -> list[Key]:
-        """Return the keys of the full blocks of a job's tokens that it may share."""
-        return self.keys(job.tokens[: job.num_sharable(len(job.tokens))], job.chain, job.request.cache)
+    def compute_job_keys(self, job: Job) -> list[Key]:
+        """Return the prefix cache's keys of the full blocks of a job's tokens that it may share."""
+        return self.compute_keys(job.tokens[: job.num_sharable(len(job.tokens))], job.block_salt, job.request.cache)
 
-    def shares(self, job: Job) -> bool:
-        """Return whether a job may begin with what other jobs stored, and other jobs with what it stores."""
+    def shares_prefix(self, job: Job) -> bool:
+        """Return whether a job shares cached blocks with other jobs, theirs and its own."""
         return self.share_prefixes and job.request.cache
 
     @property
     def rows(self) -> int:
-        """How many jobs have a row: all but those that end with their prompt."""
+        """How many running jobs have a row: all but the pooling ones, which end with their prompt."""
         return len(self.jobs) - self._texts
 
     def has_place_for(self, job: Job) -> bool:
-        """Return whether a job of this kind may begin: there is a row, or, for one that ends with its prompt, the next
-        step has room for its tokens. While steps are kept small, all jobs count as rows.
+        """Return whether a job may begin by the number of rows; a pooling job, by the tokens of the next step. While
+        steps are kept small, all jobs count as rows.
         """
         if self.backoff.holds_back:
             return len(self.jobs) < self.backoff.rows
-        if not job.pools:
+        if not job.is_pooling:
             return self.rows < self.backoff.rows
         return self._text_tokens < self.backoff.tokens
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the counts of jobs that end with their prompts are wrong."""
-        texts = [job for job in self.jobs if job.pools]
+        """Raise AssertionError if the counts of pooling jobs and their tokens are wrong."""
+        texts = [job for job in self.jobs if job.is_pooling]
         assert self._texts == len(texts), "the count of texts is wrong"
-        assert self._text_tokens == sum(map(_missing, texts)), "the count of the tokens of texts is wrong"
+        assert self._text_tokens == sum(map(_missing_tokens, texts)), "the count of the tokens of texts is wrong"
 
-    def begin_keys(self, job: Job) -> list[Key]:
-        """Return the `keys` of a new job's prompt. A fork takes those of its parent, as far as the parent still has the
-        prompt.
+    def initial_keys(self, job: Job) -> list[Key]:
+        """Return the block keys of a new job's prompt. A fork takes those of its parent, as far as the parent still
+        has the prompt.
         """
         parent = job.fork_of
         if parent is None or parent.drops:
-            return self.keys_of(job)
+            return self.compute_job_keys(job)
         return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
 
-    def match(self, job: Job) -> Match | None:
-        """Return the cached beginning of a job's tokens, which need not be computed. None if the job may not look for
-        one.
-        """
-        if not self.shares(job):
+    def match(self, job: Job) -> PrefixMatch | None:
+        """Find the cached beginning of a job's tokens, which need not be computed. None if the job does not share."""
+        if not self.shares_prefix(job):
             return None
-        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.chain)
+        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.block_salt)
 
-    def fits(self, job: Job, match: Match | None) -> bool:
-        """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources
-        of copies are let go. The first row always fits.
+    def fits(self, job: Job, match: PrefixMatch | None) -> bool:
+        """Return whether there are blocks for a job and one more for every row. Headroom may be dropped, and the
+        sources of copies released, for that. The first row always fits.
         """
         if not self.jobs:
             return True
         need, tables = self._blocks_needed(job, match), self.cache.tables
-        if tables.can_obtain(need, None, job.pools):
+        if tables.can_obtain(need, None, job.is_pooling):
             return True
-        return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.pools)
+        return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.is_pooling)
 
     @property
-    def room(self) -> list[int]:
-        """Blocks of each layer group that a job may need to begin now, if headroom is dropped."""
-        blocks = self.cache.tables.obtainable_beside({row.id: row.reserved for row in self.jobs})
+    def free_blocks(self) -> list[int]:
+        """The blocks of each layer group that a new job can have now, if headroom is dropped."""
+        blocks = self.cache.tables.obtainable_blocks({row.id: row.reserved for row in self.jobs})
         return [count - self.rows for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
-        """Return whether a job fits into `room` without any cached block. The prefix cache is not looked at."""
+        """Return whether a job fits into `room` blocks of each group, even if nothing of it is cached."""
         needed = self.cache.blocks_needed(len(job.tokens), None)
         return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
 
-    def make_room(self, job: Job, match: Match | None) -> Match | None:
-        """Drop headroom if a job that fits needs it. Return what is cached of the job then.
+    def make_room(self, job: Job, match: PrefixMatch | None) -> PrefixMatch | None:
+        """Drop headroom if a job that fits needs it. Return the job's match after that.
 
         A job that ends with its prompt evicts nothing of chats, unless no other job runs: then the system has taken
         memory away, and the job could never begin.
         """
-        if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools):
+        if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling):
             return match
         self.drop_headroom()
         evicted = False
-        while not self.jobs and job.pools and self._lacks_blocks(job, match) and self.cache.pools.drop_cached(1):
+        while not self.jobs and job.is_pooling and self._lacks_blocks(job, match) and self.cache.pools.drop_cached(1):
             evicted, match = True, None  # it may be what was evicted
         return self.match(job) if evicted else match
 
-    def _lacks_blocks(self, job: Job, match: Match | None) -> bool:
-        return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools)
+    def _lacks_blocks(self, job: Job, match: PrefixMatch | None) -> bool:
+        """Return whether a job needs more blocks than it can get without dropping headroom."""
+        return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling)
 
-    def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
+    def _blocks_needed(self, job: Job, match: PrefixMatch | None) -> list[int]:
+        """Return the blocks of each group for a job, and one more for every row."""
         return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
 
-    def begin(self, job: Job, match: Match | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
-        """Give a job a row and blocks for its tokens, and return the block copies that this takes.
+    def begin(self, job: Job, match: PrefixMatch | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
+        """Give a job a row and blocks for its tokens. Return the block copies that this takes.
 
         The job begins with the blocks of `match`, and of the disk `load` after its whole blocks, or with those of the
         job that it forks. Raises KVCacheFull; then nothing has changed.
         """
         if load is not None and match is not None:
-            match = whole_blocks(match)
+            match = drop_partial_block(match)
         parent = self.parent_to_fork(job)
         if parent is None:
-            headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
-            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load, job.pools)
+            headroom = min(self.headroom, max(0, job.max_new_tokens - job.num_generated))
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load, job.is_pooling)
             if load is not None:
-                self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
+                self._loads += self.cache.cache_loaded_blocks(job.id, load, job.tokens, job.keys)
         else:
             copies = self._fork(job, parent)
         self.jobs.append(job)
@@ -189,81 +190,84 @@ class RunningSet:
             self._turns += 1
             job.turn = self._turns
         job.state = RequestState.PREFILLING
-        job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
+        job.num_planned_outputs, job.reserved = job.num_generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
-        if job.pools:
+        if job.is_pooling:
             self._texts += 1
-            self._text_tokens += _missing(job)
-        self._enter(job, match)
+            self._text_tokens += _missing_tokens(job)
+        self._begin_state(job, match)
         return copies
 
     def take_loads(self) -> tuple[PieceLoad, ...]:
-        """Return the pieces to load from disk for the jobs that began since the last call."""
+        """Return the pieces to load from disk for the jobs that began since the last call, and forget them."""
         loads, self._loads = tuple(self._loads), []
         return loads
 
     def parent_to_fork(self, job: Job) -> Job | None:
-        """Return the job whose blocks a fork begins with. None if the job is no fork, or begins as any other job."""
+        """Return the job whose blocks a new fork begins with; None if it begins as any other job."""
         parent = job.fork_of
-        if parent is None or job.generated or not can_fork(job):
+        if parent is None or job.num_generated or not can_fork(job):
             return None
-        return parent if self.cache.can_fork(parent.id, job.prompt_kept - 1) else None
+        return parent if self.cache.can_fork(parent.id, job.kept_prompt_length - 1) else None
 
-    def _enter(self, job: Job, match: Match | None) -> None:
-        """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of
-        the prompt, before the thoughts that it opens, and where the prompt leaves what was cached before. Windows are
-        kept at the same places.
+    def _begin_state(self, job: Job, match: PrefixMatch | None) -> None:
+        """Set up a job's recurrent state, and choose where to keep it: where other jobs will begin. That is before the
+        last token of the prompt, before the thoughts that it opens, and where the prompt leaves what was cached
+        before. Windows are kept at the same places.
         """
         job.row, job.state_at = (job.id, job.generation), 0
-        self.cache.states.enter(job.row, job.id)
-        shared, forked = self.shares(job), max(job.params.n, job.params.best_of or 1) > 1
-        again, next_turn = job.prompt_kept - 1, job.prompt_kept - max(job.request.tail, 1)
-        wanted = {again, next_turn, self._anchor(job)} if shared else {again} if forked else set()
+        self.cache.states.begin_row(job.row, job.id)
+        shared, forked = self.shares_prefix(job), max(job.params.n, job.params.best_of or 1) > 1
+        again, next_turn = job.kept_prompt_length - 1, job.kept_prompt_length - max(job.request.tail, 1)
+        wanted = {again, next_turn, self._next_turn_anchor(job)} if shared else {again} if forked else set()
         if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
             wanted |= {next_turn // self.cache.block_size * self.cache.block_size}
         if match is not None:
-            self.cache.continue_text(match, self._anchor(job))
+            self.cache.reorder_resume_points(match, self._next_turn_anchor(job))
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
-        job.spare_cuts = self._spare_cuts(job) - job.cuts if shared and not job.pools else set()
+        job.spare_cuts = self._spare_cut_places(job) - job.cuts if shared and not job.is_pooling else set()
 
-    def _spare_cuts(self, job: Job) -> set[int]:
+    def _spare_cut_places(self, job: Job) -> set[int]:
         """Return places within a prompt, each twice as far from its end as the one after it. A later prompt that is
         different near its end, such as one with one more tool, then computes at most twice what is new. Wide windows
         take much memory, so there are fewer places: four times as far, and four times as much.
         """
         windows = [group.spec.window or 0 for group in self.cache.groups]
-        first, ratio = (_FIRST_SPARE, 2) if max(windows) <= _FIRST_SPARE else (4 * max(windows), 4)
-        size, end, places, distance = self.cache.block_size, job.prompt_kept, set(), first
+        first, ratio = (_FIRST_SPARE_DISTANCE, 2) if max(windows) <= _FIRST_SPARE_DISTANCE else (4 * max(windows), 4)
+        size, end, places, distance = self.cache.block_size, job.kept_prompt_length, set(), first
         while end - distance >= job.num_computed_tokens + first:
             places.add((end - distance) // size * size)
             distance *= ratio
         return places
 
-    def _anchor(self, job: Job) -> int:
-        """Return where the next turn parts from this one; 0 if that is not known, or if earlier tokens were dropped."""
-        return job.request.anchor if job.prompt_kept == job.prompt_length else 0
+    def _next_turn_anchor(self, job: Job) -> int:
+        """Return after how many tokens the next turn's text differs from this one; 0 if that is not known, or if
+        earlier tokens were dropped.
+        """
+        return job.request.anchor if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Keep the state where the next turn parts from this one longer than those of the rounds after it."""
-        anchor = self._anchor(job)
+        """Keep the state at the anchor longer than those of the rounds after it."""
+        anchor = self._next_turn_anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
-            self.cache.states.use(job.id, anchor)
+            self.cache.states.mark_used(job.id, anchor)
 
-    def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
-        """Return the states to keep within a step that computes the `scheduled` tokens."""
+    def plan_cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
+        """Plan which recurrent states to keep within a step that computes the `scheduled` tokens."""
         cuts = []
         for job, count in scheduled if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count
             every = (*job.cuts, *job.spare_cuts)
             for place in sorted(place for place in every if job.num_computed_tokens < place <= end):
-                snapshot = self.cache.states.make(job.id, place, place in job.spare_cuts)
+                snapshot = self.cache.states.make_snapshot(job.id, place, place in job.spare_cuts)
                 if snapshot is not None:
-                    cuts.append(Save(job.row, place, snapshot))
+                    cuts.append(RowSnapshot(job.row, place, snapshot))
                     self._use_anchor(job)
         return tuple(cuts)
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:
-        copies = self.cache.fork(parent.id, job.id, job.prompt_kept - 1)
+        """Give a fork its parent's blocks, and room for its tokens. Return the block copies that this takes."""
+        copies = self.cache.fork(parent.id, job.id, job.kept_prompt_length - 1)
         try:
             self.cache.reserve(job.id, len(job.tokens))
         except KVCacheFull:
@@ -272,17 +276,17 @@ class RunningSet:
         return copies
 
     def reserve(self, job: Job, tokens: int) -> bool:
-        """Make room for `tokens` tokens of a running job, and drop headroom if there is too little.
+        """Reserve blocks for `tokens` tokens of a running job, and drop headroom if there are too few.
 
         If the system refuses memory, the job gets what the cache can have, and ends there. Return False if another row
         must go first. Raises KVCacheFull if there is no other row.
         """
         if tokens > self.cache.tables.capacity_tokens:
-            self.cache.pools.look_again()
+            self.cache.pools.reset_limits_if_cheap()
         while True:
             capacity = self.cache.tables.capacity_tokens
             if tokens > capacity:
-                fit(job, capacity)
+                limit_answer(job, capacity)
                 tokens, self.outgrown = capacity, True
             job.reserved = max(job.reserved, tokens)
             try:
@@ -296,27 +300,29 @@ class RunningSet:
                 return False
 
     def drop_headroom(self) -> int:
-        """Free the blocks that running jobs have beyond what was promised to them. Return how many these were."""
-        return sum(self.cache.give_back(job.id, job.reserved) for job in self.jobs)
+        """Free the blocks that running jobs have beyond their reserved tokens. Return how many these were."""
+        return sum(self.cache.free_spare_blocks(job.id, job.reserved) for job in self.jobs)
 
     @property
-    def drafted(self) -> bool:
+    def has_drafts(self) -> bool:
         """Whether a row has drafted tokens to verify, or a step in flight verifies some."""
         return any(job.verifying or (job.drafts and job.can_decode) for job in self.jobs)
 
-    def store(self, job: Job, tokens: int) -> None:
-        """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
+    def note_stored(self, job: Job, tokens: int) -> None:
+        """Note that the job's first `tokens` tokens are in the arena, and cache their blocks. They may also be written
+        later, but before anyone reads them.
+        """
         before = job.num_stored_tokens
-        self._text_tokens -= tokens - before if job.pools else 0
+        self._text_tokens -= tokens - before if job.is_pooling else 0
         job.num_stored_tokens = tokens
-        if self.shares(job):
+        if self.shares_prefix(job):
             stored = job.num_sharable(min(tokens, len(job.tokens)))
             self.cache.register(job.id, job.tokens, stored, job.keys)
             for place in sorted(p for p in (*job.spare_cuts, *job.cuts) if before < p <= stored):
-                self.cache.keep_window(job.id, place, place in job.spare_cuts)
+                self.cache.add_resume_point(job.id, place, place in job.spare_cuts)
         self.changes += 1
 
-    def keeps_all_of(self, job: Job) -> bool:
+    def should_cache_newest(self, job: Job) -> bool:
         """Return whether the newest tokens of a job that has ended are to be cached, too: if it finished well.
 
         Other jobs can also begin with the older tokens of a cancelled job. But if a text can only continue at the end
@@ -324,43 +330,46 @@ class RunningSet:
         """
         well = job.state is RequestState.FINISHED
         cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends
-        return self.shares(job) and (well or cut_short)
+        return self.shares_prefix(job) and (well or cut_short)
 
     def release_row(self, job: Job) -> None:
-        """Free a job's row, but not its blocks."""
+        """Free an ended or preempted job's row, but not its blocks."""
         self.jobs.remove(job)
-        if job.pools:
+        if job.is_pooling:
             self._texts -= 1
-            self._text_tokens -= _missing(job)
+            self._text_tokens -= _missing_tokens(job)
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Give up the blocks of a job that has left. What it stored stays cached, with its newest state within that.
+        """Free the blocks of a job that has no row any more. What it stored stays cached, with its newest state within
+        that.
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
-        stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares(job) else 0
+        stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares_prefix(job) else 0
         if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.verify`
             stored -= stored % self.cache.block_size
-        self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
-        if self.shares(job):
-            self.cache.release_blocks(job.id, job.tokens, stored, job.keys, passed=job.must_drop)
+        self.cache.states.end_row(job.row, job.id, job.state_at if job.state_at <= stored else 0)
+        if self.shares_prefix(job):
+            self.cache.cache_and_free(job.id, job.tokens, stored, job.keys, passed=job.must_drop)
         else:
             self.cache.free(job.id)
         self.changes += 1
 
 
-def _missing(job: Job) -> int:
+def _missing_tokens(job: Job) -> int:
     """Return how many tokens of a text are not in the arena yet."""
     return len(job.tokens) - job.num_stored_tokens
 
 
 def can_fork(job: Job) -> bool:
-    """Return whether the parent of a fork has its prompt in the arena, except for the last token."""
+    """Return whether a fork can copy its parent's blocks now: the parent has its prompt in the arena, except for the
+    last token.
+    """
     parent = job.fork_of
     return (
         parent is not None
         and parent.state is RequestState.DECODING
         and not parent.drops
-        and parent.num_stored_tokens >= job.prompt_kept - 1
+        and parent.num_stored_tokens >= job.kept_prompt_length - 1
     )

@@ -21,20 +21,20 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.admission import WORTH_WAITING, Admission
 from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder
-from cortexmlx.scheduling.decode_window import DecodeWindow, Gate
-from cortexmlx.scheduling.job import Job, JobId, RowTokens, by_adapter
+from cortexmlx.scheduling.decode_window import DecodeWindow, PipelineGate
+from cortexmlx.scheduling.job import Job, JobId, RowTokens, adapter_order
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.latency import CostModel, share
+from cortexmlx.scheduling.latency import CostModel, share_budget
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import Backoff, GrowthRetry, Limits, end_all
+from cortexmlx.scheduling.shortage import Backoff, GrowthRetry, LengthLimits, limit_stuck_jobs
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """The bounds and rules of a scheduler."""
+    """The limits and rules of a scheduler."""
 
     max_rows: int
     """Jobs that run at once."""
@@ -82,7 +82,8 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Plans steps for the requests that were added, within the rows of `config` and the blocks of the cache.
+    """Plans which jobs and tokens each step computes, and gives the results to the jobs. It stays within the rows of
+    `config` and the blocks of the cache.
 
     `clock` returns seconds; jobs are ordered by their arrival. Call `arrived` with the pieces of a disk load. The
     caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
@@ -94,19 +95,19 @@ class Scheduler:
         self.config = config
         self.backoff = Backoff(config.max_rows, config.prefill_budget)
         self._growth = GrowthRetry()
-        self.limits = Limits(config.context_length, config.max_request_tokens, config.keep)
+        self.limits = LengthLimits(config.context_length, config.max_request_tokens, config.keep)
         self.costs = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
         self._clock = clock
         self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
-        self.arrived = self._admission.arrived
+        self.arrived = self._admission.accept_load
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running, config.long_tail_rows)
         self._arrivals = 0
-        self.gate = Gate(self._running, self._window, self._admission, config.pipeline)
+        self.gate = PipelineGate(self._running, self._window, self._admission, config.pipeline)
         self._shrinking = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Scheduler:
         """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` tokens can never be
         answered.
         """
-        self.limits.check(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
+        self.limits.check_prompt(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
         """Queue a job for a request, and return it. With `fork_of`, it is another answer to that job's prompt. Raises
@@ -123,14 +124,14 @@ class Scheduler:
         """
         self.limits.check_request(request, self.cache.tables.configured_tokens)
         if not self._jobs:  # a refusal costs nobody anything
-            self._grow_again()
+            self._allow_growth()
         salt = None if self.config.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
             id=job_id,
             request=request,
             stop_ids=stop_ids,
-            max_new_tokens=self.limits.new_tokens(request, self.cache.tables.configured_tokens),
+            max_new_tokens=self.limits.max_new_tokens(request, self.cache.tables.configured_tokens),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
             keys=[],
@@ -138,7 +139,7 @@ class Scheduler:
             keep=self.limits.keep,
             salt=salt if fork_of is None else fork_of.salt,
         )
-        job.keys = self._running.begin_keys(job)
+        job.keys = self._running.initial_keys(job)
         self.dropped_tokens += len(job.dropped)
         self._jobs[job_id] = job
         self._admission.enqueue(job)
@@ -156,15 +157,15 @@ class Scheduler:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        lane, running = self._window.lane_of(job), job.running
+        lane, running = self._window.find_lane(job), job.is_running
         job.state, job.finish_reason = state, reason
         job.generation += 1
         if not running:
             self._admission.remove(job)
         else:
             self._running.release_row(job)
-            self._admission.leave(job)
-            if lane is not None and self._running.keeps_all_of(job):
+            self._admission.end_running_job(job)
+            if lane is not None and self._running.should_cache_newest(job):
                 self._window.await_flush(lane)
             else:
                 self._running.release_blocks(job)
@@ -181,44 +182,45 @@ class Scheduler:
         self._admission.clear()
 
     def restart_rows(self, rows: int | None = None) -> None:
-        """Put all rows back into the queue with nothing but their tokens, after a step that failed. Neither what it was
-        to write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now on.
+        """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what it was to
+        write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now
+        on.
         """
         if rows is not None:
             self.backoff.tighten(rows)
             self.restarts += self.rows_running
-        for job in self._window.awaiting_flush:
+        for job in self._window.jobs_awaiting_flush:
             self.cache.free(job.id)
         self._window.forget()
-        for job in self._running.in_order:
+        for job in self._running.jobs_by_turn:
             self._requeue(job, trusted=False)
         for seq in list(self.cache.tables.sequences):  # whoever was to begin in the step that failed
             self.cache.free(seq)
-        self.gate.forget()
-        self._builder.forget()
+        self.gate.reset()
+        self._builder.forget_results()
         self._running.take_loads()
-        self.cache.let_go_sources()
+        self.cache.release_copy_sources()
         self.cache.pools.drop_cached()
 
-    def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
-        """Suggest a job's next tokens: see `drafts.draft`. Unknown jobs are ignored."""
+    def set_drafts(self, job_id: JobId, tokens: Sequence[int]) -> None:
+        """Set drafts of a job's next tokens: see `drafts.set_drafts`. Unknown jobs are ignored."""
         if job_id in self._jobs:
-            drafts.draft(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
+            drafts.set_drafts(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
     @property
-    def draftable(self) -> list[Job]:
-        """The rows whose next tokens may be guessed: see `drafts.can_draft`. None while steps are kept small, because
-        one was refused memory.
+    def draftable_jobs(self) -> list[Job]:
+        """The running jobs whose next tokens may be drafted: see `drafts.can_draft`. None while steps are kept small,
+        because one was refused memory.
         """
         rows = () if self.backoff.holds_back else self._running.jobs
         return [job for job in rows if drafts.can_draft(job, self.cache)]
 
     @property
-    def prefilling(self) -> bool:
-        """Whether the next step computes pieces of prompts."""
-        return self._running.prefilling
+    def is_prefilling(self) -> bool:
+        """Whether some row's prompt is not fully computed yet."""
+        return self._running.is_prefilling
 
-    def relieve(self, critical: bool) -> None:
+    def relieve_memory(self, critical: bool) -> None:
         """Evict half of the unused cached blocks, or all if memory is `critical`; then the arena shrinks at the next
         drain, too.
         """
@@ -226,33 +228,33 @@ class Scheduler:
         self.cache.pools.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
-        self.cache.pools.note_given_back()
+        self.cache.pools.record_release()
         self._running.drop_headroom()
         self._shrinking = True
-        if self.idle:
-            self.shrink()
+        if self.is_idle:
+            self.shrink_arena()
 
-    def shrink(self) -> None:
-        """Give up the free end of the arena, if `relieve` asked for it. Nothing may be in flight."""
+    def shrink_arena(self) -> None:
+        """Free the unused end of the arena, if `relieve_memory` asked for it. Nothing may be in flight."""
         if self._shrinking:
             self._shrinking = False
             self.cache.pools.shrink(1)
 
     @property
-    def idle(self) -> bool:
-        """Whether no job waits, runs or is on its way to the arena, or all jobs wait for the disk."""
-        nothing = not self._jobs or (self._admission.stalled and not self._running.jobs)
-        return nothing and not self._window.awaiting_flush
+    def is_idle(self) -> bool:
+        """Whether there is nothing to plan: no job waits, runs or awaits a flush, or all jobs wait for the disk."""
+        nothing = not self._jobs or (self._admission.is_stalled and not self._running.jobs)
+        return nothing and not self._window.jobs_awaiting_flush
 
     @property
     def jobs(self) -> tuple[Job, ...]:
         """All jobs that have not ended: the running ones, then the waiting ones in order."""
-        return (*self._running.jobs, *self._admission.waiting)
+        return (*self._running.jobs, *self._admission.waiting_jobs)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if jobs, rows, sequences and blocks do not fit together."""
-        running, ended = self._running.jobs, self._window.awaiting_flush
-        assert self._running.rows <= self.config.max_rows and all(job.running for job in running)
+        """Raise AssertionError if jobs, rows, sequences and blocks contradict each other."""
+        running, ended = self._running.jobs, self._window.jobs_awaiting_flush
+        assert self._running.rows <= self.config.max_rows and all(job.is_running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
         with_blocks = {job.id for job in (*running, *ended)}
         assert self.cache.tables.sequences.keys() == with_blocks, "blocks of nobody, or nobody's blocks"
@@ -269,11 +271,11 @@ class Scheduler:
 
     @property
     def rows_waiting(self) -> int:
-        """How many jobs wait for a row."""
+        """How many jobs wait for a row, parked ones included."""
         return self._admission.count
 
     @property
-    def steps(self) -> int:
+    def planned_steps(self) -> int:
         """How many steps were planned so far."""
         return self._builder.count
 
@@ -285,45 +287,47 @@ class Scheduler:
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan(self, in_flight: int) -> StepPlan | None:
-        """Return the next step; None if there is nothing to compute, or nothing before the `in_flight` steps are
+        """Plan the next step. None if there is nothing to compute, or nothing before the `in_flight` steps are
         committed.
         """
         pools = self.cache.pools
         limit = pools.max_blocks
-        plan = self._plan(in_flight)
+        plan = self._plan_step(in_flight)
         if plan is None and not in_flight and self._jobs and limit != pools.configured_blocks:
-            self._grow_again()  # nobody runs, and whoever waits does not fit into what the system allowed
+            self._allow_growth()  # nobody runs, and whoever waits does not fit into what the system allowed
             limit = pools.max_blocks
-            plan = self._plan(in_flight)
+            plan = self._plan_step(in_flight)
         if pools.max_blocks != limit or self._running.outgrown:
-            self.fit_cache()
-            plan = plan or self._plan(in_flight)
-            if plan is None and not in_flight and not self.idle:  # who ran has ended, and who waits does not fit
-                self.fit_cache()
-                plan = self._plan(in_flight)
+            self.end_stuck_jobs()
+            plan = plan or self._plan_step(in_flight)
+            if plan is None and not in_flight and not self.is_idle:  # who ran has ended, and who waits does not fit
+                self.end_stuck_jobs()
+                plan = self._plan_step(in_flight)
         return plan
 
-    def _grow_again(self) -> None:
-        self.cache.pools.ask_again()
-        self._admission.ask_again()
+    def _allow_growth(self) -> None:
+        """Allow growth of the cache again after a refusal, and look at the queue again."""
+        self.cache.pools.reset_limits()
+        self._admission.recheck_queue()
 
-    def fit_cache(self) -> None:
-        """End the jobs that get no further in the cache, which may not grow for now. While others run, those that wait
-        wait on.
+    def end_stuck_jobs(self) -> None:
+        """End the jobs that can get no further in the cache, which may not grow for now. While others run, those that
+        wait wait on.
         """
-        self._growth.refuse()
+        self._growth.note_refusal()
         self._running.outgrown = False
         jobs = self._running.jobs or self._jobs.values()
-        for job in end_all(list(jobs), self.cache.tables.capacity_tokens):
-            if job.generated:
+        for job in limit_stuck_jobs(list(jobs), self.cache.tables.capacity_tokens):
+            if job.num_generated:
                 self.finish(job.id, FinishReason.LENGTH)
             else:
                 self.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
             self.ended.append(job)
-        self._admission.ask_again()
+        self._admission.recheck_queue()
 
-    def _plan(self, in_flight: int) -> StepPlan | None:
-        reason = self.gate.reason(in_flight)
+    def _plan_step(self, in_flight: int) -> StepPlan | None:
+        """Plan the next step, if nothing has to be waited for, and count the reason if it drains."""
+        reason = self.gate.drain_reason(in_flight)
         if reason is not None and in_flight:
             return None
         plan = self._plan_drained() if reason is not None and reason.ends_window else self._plan_decode(flush=None)
@@ -331,80 +335,80 @@ class Scheduler:
         return plan
 
     def _plan_drained(self) -> StepPlan | None:
-        """Plan a step while nothing is in flight: flush the tail, admit the jobs that fit, then prefill together with a
-        token for every decoding row, or open a window.
+        """Plan a step while nothing is in flight: flush the tail, admit jobs, then plan a MIXED step or open a
+        window.
         """
         flush = self._window.close()
-        self.shrink()
-        for job in self._running.dropping:
-            if job.outgrown:  # it may have no other end, so those of its client that wait go first
-                job.count_as_new(self._clock())
+        self.shrink_arena()
+        for job in self._running.jobs_to_shorten:
+            if job.has_outgrown_row:  # it may have no other end, so those of its client that wait go first
+                job.reset_arrival(self._clock())
             self._requeue(job)
         copies = self._admission.admit()
-        mixed = self._running.prefilling or self._running.drafted
+        mixed = self._running.is_prefilling or self._running.has_drafts
         plan = (self._plan_mixed(flush) if mixed else None) or self._plan_decode(flush)
         loads = self._running.take_loads()
         if plan is None and (flush is not None or loads or copies):
-            plan = self._builder.flush(flush)
+            plan = self._builder.build_flush(flush)
         return replace(plan, loads=loads, copies=copies) if plan is not None and (loads or copies) else plan
 
     def _plan_mixed(self, flush: Flush | None) -> StepPlan | None:
-        """Plan one token, and its drafts, for every decoding row, and prefill pieces within the budget. All of it is
-        written straight to the arena.
+        """Plan a MIXED step: one token and its drafts for every decoding row, and pieces of prompts within the budget.
+        All of it is written straight to the arena.
         """
-        for job in self._running.in_order:
+        for job in self._running.jobs_by_turn:
             if job.can_decode:
                 self._reserve(job, job.num_computed_tokens + 1)
         for job in self._running.jobs:
-            drafts.fit(job, self.cache)
+            drafts.fit_drafts(job, self.cache)
         decoding = [j for j in self._running.jobs if j.can_decode]
-        prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
+        prefilling = [j for j in self._running.jobs_by_turn if j.state is RequestState.PREFILLING]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
-        budget = self.costs.budget(target, self.backoff.tokens, len(decoding))
-        counts = share(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
+        budget = self.costs.prompt_budget(target, self.backoff.tokens, len(decoding))
+        counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         pieces = []
         for job, count in zip(prefilling, counts, strict=True):
-            if count and job.running:
-                count = max(1, min(count, self.cache.room(job.id) - job.num_computed_tokens))
+            if count and job.is_running:
+                count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
                 self._reserve(job, job.num_computed_tokens + count)
                 pieces.append((job, count))
-        decoding = [j for j in decoding if j.running]
-        pieces = [(job, count) for job, count in pieces if job.running]
+        decoding = [j for j in decoding if j.is_running]
+        pieces = [(job, count) for job, count in pieces if job.is_running]
         several = [(j, 1 + len(j.drafts)) for j in decoding] + pieces
-        scheduled = sorted(several, key=lambda each: (each[1] > 1, by_adapter(each[0])))
+        scheduled = sorted(several, key=lambda each: (each[1] > 1, adapter_order(each[0])))
         if not scheduled:
             return None
-        plan = self._builder.mixed(scheduled, flush, self._running.cuts(scheduled))
-        self._planned(plan, scheduled)
+        plan = self._builder.build_mixed(scheduled, flush, self._running.plan_cuts(scheduled))
+        self._advance_jobs(plan, scheduled)
         return plan
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
-        """One token for every lane of the window; opens a window if none is."""
-        planned = self._window.plan(self._builder, self._reserve, flush)
+        """Plan a DECODE step: one token for every lane of the window. Open a window if none is open."""
+        planned = self._window.plan_step(self._builder, self._reserve, flush)
         if planned is None:
             return None
         plan, jobs = planned
-        self._planned(plan, [(job, 1) for job in jobs])
+        self._advance_jobs(plan, [(job, 1) for job in jobs])
         return plan
 
-    def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
-        """Advance the jobs of a step by what it computes."""
+    def _advance_jobs(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
+        """Advance the jobs of a planned step by the tokens that it computes."""
         mixed = plan.kind is StepKind.MIXED
         for job, count in scheduled:
             job.num_computed_tokens += count
             job.state_at = job.num_computed_tokens
             self.cache.append(job.id, count)
             if mixed:
-                self._running.store(job, job.num_computed_tokens)
+                self._running.note_stored(job, job.num_computed_tokens)
             if job.num_computed_tokens < len(job.tokens):
-                self._admission.stored(job)
+                self._admission.release_stored(job)
             else:
                 if job.state is RequestState.PREFILLING:
                     self._admission.release_claims(job)
                 job.state = RequestState.DECODING
                 if mixed:
                     job.verifying, job.drafts = job.drafts, ()
-                job.num_planned_outputs += 0 if mixed and job.pools else 1 + len(job.verifying)
+                job.num_planned_outputs += 0 if mixed and job.is_pooling else 1 + len(job.verifying)
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -413,56 +417,59 @@ class Scheduler:
 
         One job alone always fits, because its limit keeps it within the cache.
         """
-        while job.running and not self._running.reserve(job, tokens):
+        while job.is_running and not self._running.reserve(job, tokens):
             self._preempt(self._running.victim)
 
     def _preempt(self, job: Job) -> None:
-        """Take a job's row and blocks for other jobs."""
+        """Take a job's row and blocks for other jobs, and queue it again."""
         job.preemptions += 1
         self.preemptions += 1
         self._requeue(job)
 
     def _requeue(self, job: Job, trusted: bool = True) -> None:
-        """Queue a running job again, with the tokens that it keeps. If it is `trusted`, what it stored stays cached."""
+        """Queue a running job again, with the tokens that it keeps. What it stored stays cached only if it is
+        `trusted`.
+        """
         self._running.release_row(job)
         self._admission.release_claims(job)
         self._running.release_blocks(job) if trusted else self.cache.free(job.id)
-        self.dropped_tokens += job.lose_row()
-        job.keys = self._running.keys_of(job)
+        self.dropped_tokens += job.preempt()
+        job.keys = self._running.compute_job_keys(job)
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[RowTokens]:
-        """Give the tokens of a step, which took `seconds`, to their jobs, and return them row by row. Those of a job
-        that has lost its row since are dropped. A job whose row has a reason to end goes on until `finish` ends it.
+        """Give the tokens of a finished step, which took `seconds`, to their jobs, and return them row by row. Those
+        of a job that has lost its row since are dropped. A job whose row has a reason to end goes on until `finish`
+        ends it.
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.learn(plan, seconds)
         rows: list[RowTokens] = []
-        for segment in plan.segments if plan.kind is StepKind.MIXED and plan.asks_of_prompts else ():
-            job = self._of(segment)
-            if job is not None and job.take_prompt(segment.scored, segment.pooled):
+        for segment in plan.segments if plan.kind is StepKind.MIXED and plan.has_prompt_results else ():
+            job = self._find_job(segment)
+            if job is not None and job.note_prompt_results(segment.scored, segment.pooled):
                 rows.append(RowTokens(job, (), 0, FinishReason.STOP))
-        if self._growth.wait and self._growth.is_due():
-            self._grow_again()
+        if self._growth.wait and self._growth.note_good_step():
+            self._allow_growth()
         if self.backoff.holds_back and self.backoff.relax():
-            self._admission.ask_again()
+            self._admission.recheck_queue()
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
-            if not segment.live or (job := self._of(segment)) is None:
+            if not segment.live or (job := self._find_job(segment)) is None:
                 continue
             if not job.verifying:
                 token = tokens[first]
-                rows.append(RowTokens(job, (token,), first, job.take(token)))
+                rows.append(RowTokens(job, (token,), first, job.append_token(token)))
                 continue
-            rows.append(drafts.verify(job, tokens[first:end], first, self._running))
+            rows.append(drafts.accept_drafts(job, tokens[first:end], first, self._running))
             if job.spoiled and rows[-1].finish_reason is None:
                 self._requeue(job, trusted=False)
         return rows
 
-    def _of(self, segment: Segment) -> Job | None:
+    def _find_job(self, segment: Segment) -> Job | None:
         """Return the job of a segment; None if it has lost the row that it had when the step was planned."""
         job = self._jobs.get(segment.job)
         return job if job is not None and job.generation == segment.generation else None

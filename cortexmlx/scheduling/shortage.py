@@ -1,4 +1,6 @@
-"""Requests that do not fit: too long for the context or the cache, or refused memory by the system. Without mlx."""
+"""What happens with requests that do not fit: too long for the context or the cache, or refused memory by the system.
+Without mlx.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
-_ENDLESS = 2**31 - 1
+_MAX_LENGTH = 2**31 - 1
 """Tokens of a request that nothing else bounds: positions and counts are 32-bit integers."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class LengthLimits:
     """How long prompts and answers may be: within the model's `context`, and together within `max_request_tokens`
     (None: only the context bounds them). Tokens that `keep` drops need no place in the context (None: no token is
     dropped).
@@ -29,11 +31,11 @@ class Limits:
     keep: KeepPolicy | None = None
 
     @property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
         """How many tokens a prompt and its answer may have together."""
-        return min(self.context if self.keep is None else _ENDLESS, self.max_request_tokens or _ENDLESS)
+        return min(self.context if self.keep is None else _MAX_LENGTH, self.max_request_tokens or _MAX_LENGTH)
 
-    def check(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
+    def check_prompt(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
         """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for one token of an answer: in
         the model's context, in the longest request, or in a cache of `capacity` tokens.
 
@@ -41,94 +43,100 @@ class Limits:
         """
         count = f"at least {tokens}" if at_least else str(tokens)
         tokens -= params.only_scores
-        if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.most:
+        if self.keep is not None and params.prompt_logprobs is not None and tokens > self.keep.max_row_tokens:
             raise PromptTooLong(
-                f"the prompt has {count} tokens and a row keeps {self.keep.most} at most (keep_first + 2 x keep_last), "
+                f"the prompt has {count} tokens and a row keeps {self.keep.max_row_tokens} at most (keep_first + 2 x "
+                "keep_last), "
                 "but prompt_logprobs are of the whole text: shorten the prompt or leave keep_last out"
             )
         if self.keep is None and tokens + 1 > self.context:
             raise PromptTooLong(
                 f"the prompt has {count} tokens and the model's context is {self.context}: shorten the prompt"
             )
-        if (tokens if self.keep is None else min(tokens, self.keep.most)) > capacity:
+        if (tokens if self.keep is None else min(tokens, self.keep.max_row_tokens)) > capacity:
             raise PromptTooLong(
                 f"the prompt has {count} tokens and the KV cache holds {capacity}: "
                 "raise the KV memory (--kv-memory) or shorten the prompt"
             )
-        if tokens + 1 > self.longest:
+        if tokens + 1 > self.max_tokens:
             raise PromptTooLong(
-                f"the prompt has {count} tokens and a request may have {self.longest} with its answer: "
+                f"the prompt has {count} tokens and a request may have {self.max_tokens} with its answer: "
                 "shorten the prompt or raise max_request_tokens"
             )
 
     def check_request(self, request: QueuedRequest, capacity: int) -> None:
-        """`check` the prompt of a request. If it has no answer, it needs no room for one."""
+        """Check a request's prompt as `check_prompt` does. If it has no answer, it needs no room for one."""
         tokens = len(request.prompt)
         if request.pooled is None:
-            self.check(tokens, capacity, request.params)
-        elif tokens > min(self.context, self.max_request_tokens or _ENDLESS, capacity):
+            self.check_prompt(tokens, capacity, request.params)
+        elif tokens > min(self.context, self.max_request_tokens or _MAX_LENGTH, capacity):
             raise PromptTooLong(
                 f"the text has {tokens} tokens, and the model's context is {self.context}, a request may have "
                 f"{self.max_request_tokens or 'any number of'} and the KV cache holds {capacity}: shorten the text, or "
                 "raise what is too small (max_request_tokens, --kv-memory)"
             )
 
-    def new_tokens(self, request: QueuedRequest, capacity: int) -> int:
+    def max_new_tokens(self, request: QueuedRequest, capacity: int) -> int:
         """Return how many tokens an answer of a request may have."""
         if request.pooled is not None:
             return 0
-        room, most = self.room(len(request.prompt), capacity), request.params.max_tokens
+        room, most = self.max_answer_tokens(len(request.prompt), capacity), request.params.max_tokens
         return room if most is None else min(most, room)
 
-    def scored(self, capacity: int) -> int:
-        """Return the length of the longest text that can be scored in a cache of `capacity` tokens, which need not hold
-        the last token.
+    def max_scored_tokens(self, capacity: int) -> int:
+        """Return how long a text to score may be for a cache of `capacity` tokens, which need not hold the last
+        token.
         """
-        return min(self.longest, (capacity if self.keep is None else min(capacity, self.keep.most)) + 1)
+        return min(self.max_tokens, (capacity if self.keep is None else min(capacity, self.keep.max_row_tokens)) + 1)
 
-    def room(self, prompt: int, capacity: int) -> int:
-        """Return how many tokens the answer to `prompt` tokens may have. Its last token needs no place in a cache of
-        `capacity` tokens.
+    def max_answer_tokens(self, prompt: int, capacity: int) -> int:
+        """Return how many tokens the answer to a prompt of `prompt` tokens may have. Its last token needs no place in
+        a cache of `capacity` tokens.
         """
-        most = self.longest - prompt
-        return most if self.keep is not None and self.keep.most <= capacity else min(most, capacity + 1 - prompt)
+        most = self.max_tokens - prompt
+        return (
+            most if self.keep is not None and self.keep.max_row_tokens <= capacity else min(most, capacity + 1 - prompt)
+        )
 
 
-def fit(job: Job, capacity: int) -> None:
-    """Let a job's answer end when a cache of `capacity` tokens is full. Its last token needs no place there."""
-    if job.pools or (job.keep is not None and job.keep.most <= capacity):
+def limit_answer(job: Job, capacity: int) -> None:
+    """Limit a job's answer so that it ends when a cache of `capacity` tokens is full. Its last token needs no place
+    there.
+    """
+    if job.is_pooling or (job.keep is not None and job.keep.max_row_tokens <= capacity):
         return
     most = capacity + 1 - job.prompt_length + len(job.dropped)
-    job.max_new_tokens = max(job.generated, min(job.max_new_tokens, most))
+    job.max_new_tokens = max(job.num_generated, min(job.max_new_tokens, most))
 
 
-def end_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
-    """`fit` the jobs that can get no further token, and return them: their answer has reached its end, or their prompt
-    alone is too long. Other answers stay as long as they may be: the cache may have grown before they fill it.
+def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
+    """Limit the answers of the jobs that can get no further token in the cache, and return these jobs. Their answer
+    has reached its end, or their prompt alone is too long. Other answers stay as long as they may be: the cache may
+    have grown before they fill it.
     """
     ended = []
     for job in jobs:
         longest = job.max_new_tokens
-        fit(job, capacity)
-        if job.prompt_length > capacity if job.pools else job.generated >= job.max_new_tokens:
+        limit_answer(job, capacity)
+        if job.prompt_length > capacity if job.is_pooling else job.num_generated >= job.max_new_tokens:
             ended.append(job)
         else:
             job.max_new_tokens = longest
     return ended
 
 
-def most_concerned(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
+def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
     """Return the job that takes most of a step's memory: that of the largest prefill piece, or else the one with the
     most tokens.
 
     Without a step, or if no job is in it, all running jobs count. None if none runs.
     """
     of_step = {segment.job: segment.count for segment in plan.segments} if plan is not None else {}
-    concerned = [job for job in jobs if (job.id in of_step if of_step else job.running)]
+    concerned = [job for job in jobs if (job.id in of_step if of_step else job.is_running)]
     return max(concerned, key=lambda job: (of_step.get(job.id, 0), len(job.tokens)), default=None)
 
 
-def cache_full(job: Job, capacity: int) -> KVCacheFull:
+def cache_full_error(job: Job, capacity: int) -> KVCacheFull:
     """Return the error for a job whose prompt does not fit into the cache that the system allowed."""
     return KVCacheFull(
         f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}, for the system refuses it more "
@@ -136,7 +144,7 @@ def cache_full(job: Job, capacity: int) -> KVCacheFull:
     )
 
 
-def out_of_memory(job: Job, refusal: str) -> OutOfMemory:
+def out_of_memory_error(job: Job, refusal: str) -> OutOfMemory:
     """Return the error for a job that was refused memory twice without progress in between."""
     return OutOfMemory(
         f"a step of this request, which has {len(job.tokens)} tokens, was refused memory, and again when nothing was "
@@ -156,8 +164,8 @@ MOST_STEPS = 64 * STEPS_TO_RELAX
 
 
 class Backoff:
-    """The bounds of a step: at most `rows` rows and `tokens` prompt tokens. Before any refusal these are `most_rows`
-    and `most_tokens`.
+    """How large a step may be after memory was refused: at most `rows` rows and `tokens` prompt tokens. Before any
+    refusal these are `most_rows` and `most_tokens`.
 
     Memory may be free again later, when another app has ended. So after `STEPS_TO_RELAX` good steps both are doubled,
     until nothing is held back.
@@ -171,14 +179,14 @@ class Backoff:
         self._good = 0
 
     def tighten(self, rows: int) -> None:
-        """Allow at most `rows` rows, at least one, and half of the tokens, because memory was refused."""
+        """Allow at most `rows` rows, at least one, and half as many tokens, because memory was refused."""
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
         self._good = 0
-        self._compare()
+        self._update_holds_back()
 
     def relax(self) -> bool:
-        """Note a good step. Return whether the next steps may have more."""
+        """Count a good step, and loosen the bounds after many. Return whether the next steps may have more."""
         if not self.holds_back:
             return False
         self._good += 1
@@ -187,28 +195,30 @@ class Backoff:
         self._good = 0
         self.rows = min(self.most_rows, 2 * self.rows)
         self.tokens = min(self.most_tokens, 2 * self.tokens)
-        self._compare()
+        self._update_holds_back()
         return True
 
-    def _compare(self) -> None:
+    def _update_holds_back(self) -> None:
+        """Note whether the bounds are below those before any refusal."""
         self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
 
 
 class GrowthRetry:
-    """When a cache that was refused memory asks for it again while requests run: after `STEPS_TO_RELAX` good steps, and
-    after each further refusal in a row twice as many, up to `MOST_STEPS`. A refusal may cost all rows a new beginning.
+    """Decides when a cache that was refused memory asks for it again while requests run. That is after
+    `STEPS_TO_RELAX` good steps, and after each further refusal in a row twice as many, up to `MOST_STEPS`. A
+    refusal may cost all rows a new beginning.
     """
 
     def __init__(self) -> None:
         self.wait = self._good = 0
         """The good steps to wait for; 0: nothing was refused lately, and nobody need ask."""
 
-    def refuse(self) -> None:
-        """Note a refusal."""
+    def note_refusal(self) -> None:
+        """Note that growth was refused, and wait longer than the last time."""
         self.wait, self._good = min(max(STEPS_TO_RELAX, 2 * self.wait), MOST_STEPS), 0
 
-    def is_due(self) -> bool:
-        """Note a good step. Return whether growth may be asked for again from now on."""
+    def note_good_step(self) -> bool:
+        """Count a good step. Return whether growth may be asked for again from now on."""
         if not self.wait:
             return False
         self._good += 1

@@ -24,14 +24,14 @@ __all__ = ["ModelPool", "ServedModel", "ServerSettings", "app"]
 def app(
     engine: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings | None = None, **options: Any
 ) -> Starlette:
-    """Return an ASGI application that answers with an engine, with several by name, or with the models of a pool. They
-    stay the caller's to close. `options` are fields of ServerSettings. Raises InvalidRequest for an alias of no model,
-    and CortexError if starlette is not installed.
+    """Return an ASGI application (Starlette) that serves one engine, several by name, or the models of a pool. They
+    stay the caller's to close. `options` are fields of ServerSettings. Raises InvalidRequest for an alias of no
+    model, and CortexError if starlette is not installed.
     """
     try:
-        from cortexmlx.server.application import application
+        from cortexmlx.server.application import build_application
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "prometheus_client"):
             raise
         raise CortexError(f"the server needs {error.name}: pip install 'cortexmlx[server]'") from None
-    return application(engine, settings or ServerSettings(**options))
+    return build_application(engine, settings or ServerSettings(**options))

@@ -1,4 +1,4 @@
-"""The ASGI application: which path is answered by what."""
+"""The ASGI application: builds the endpoints and routes each URL path to its handler."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cortexmlx.server import stored_responses
 from cortexmlx.server.embeddings import EmbeddingEndpoints
 from cortexmlx.server.generation import PROTOCOLS, GenerationEndpoints
 from cortexmlx.server.http import RequestRefused, error_reply, json_reply, with_error_replies
-from cortexmlx.server.metrics import Tally
-from cortexmlx.server.middleware import OPEN, Access, RequestLog, UsualPaths
+from cortexmlx.server.metrics import ServerCounters
+from cortexmlx.server.middleware import PUBLIC_PATHS, AccessControl, PathNormalizer, RequestLog
 from cortexmlx.server.model_pool import ModelPool
-from cortexmlx.server.models import Models
-from cortexmlx.server.monitoring import LIVE, Monitoring
+from cortexmlx.server.models import ModelDirectory
+from cortexmlx.server.monitoring import LIVE_PATH, MonitoringEndpoints
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 from cortexmlx.server.stored_responses import ResponseEndpoints
 
@@ -39,16 +39,16 @@ PATHS = (
     "/tokenize",
     "/health",
     "/metrics",
-    LIVE,
+    LIVE_PATH,
     "/",
 )
 """What is served."""
 
 
-def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
-    """Return the application of an engine, of several by name, or of a pool."""
-    models, tally = Models(served, settings), Tally(PATHS)
-    generation, monitoring = GenerationEndpoints(models, settings, tally), Monitoring(models, settings, tally)
+def build_application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
+    """Build the ASGI application for an engine, several by name, or a pool."""
+    models, tally = ModelDirectory(served, settings), ServerCounters(PATHS)
+    generation, monitoring = GenerationEndpoints(models, settings, tally), MonitoringEndpoints(models, settings, tally)
     responses, vectors = ResponseEndpoints(generation.stored), EmbeddingEndpoints(generation)
 
     def log(logged: LoggedRequest, path: str) -> None:
@@ -56,13 +56,13 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
         logged: they would fill the log.
         """
         tally.count_reply(logged, path)
-        if settings.log is not None and not (path == LIVE and logged.status == 200):
+        if settings.log is not None and not (path == LIVE_PATH and logged.status == 200):
             settings.log(logged)
 
     routes = [
         *(Route(path, generation.handler(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
-        Route(stored_responses.ONE, with_error_replies(responses.read_or_delete), methods=["GET", "DELETE"]),
-        Route(stored_responses.INPUT_ITEMS, with_error_replies(responses.input_items), methods=["GET"]),
+        Route(stored_responses.RESPONSE_PATH, with_error_replies(responses.read_or_delete), methods=["GET", "DELETE"]),
+        Route(stored_responses.INPUT_ITEMS_PATH, with_error_replies(responses.input_items), methods=["GET"]),
         Route(messages.COUNT_URL, with_error_replies(generation.count_tokens), methods=["POST"]),
         Route(embeddings.URL, with_error_replies(vectors.embeddings), methods=["POST"]),
         *(Route(path, with_error_replies(vectors.rerank), methods=["POST"]) for path in rerank.URLS),
@@ -71,35 +71,35 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
         Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
         Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),
-        Route(LIVE, with_error_replies(monitoring.live), methods=["GET"]),
+        Route(LIVE_PATH, with_error_replies(monitoring.live), methods=["GET"]),
         Route("/", monitoring.root, methods=["GET"]),
     ]
     made = Starlette(
         routes=routes,
         middleware=[
-            Middleware(UsualPaths, paths=frozenset(PATHS) - {*OPEN}),
+            Middleware(PathNormalizer, paths=frozenset(PATHS) - {*PUBLIC_PATHS}),
             Middleware(RequestLog, write=log),
-            Middleware(Access, settings=settings),
+            Middleware(AccessControl, settings=settings),
         ],
-        exception_handlers={404: _missing, 405: _missing, 500: _failed},
+        exception_handlers={404: _path_error, 405: _path_error, 500: _internal_error},
     )
     made.state.generation = generation
     return made
 
 
 async def _health(request: Request) -> Response:
-    """Say that the server runs."""
+    """Answer `/health`: the server runs."""
     return json_reply({"status": "ok"})
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    """Name the paths that there are."""
+async def _path_error(request: Request, error: Exception) -> Response:
+    """Answer a request for an unknown path (404) or with a wrong method (405), and name the served paths."""
     status: int = getattr(error, "status_code", 404)
     path = request.url.path
     why = "is not served" if status == 404 else f"does not take {request.method}"
     return error_reply(RequestRefused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Tell of a bug without its traceback, which is logged."""
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """Answer a request that raised an unexpected exception (500), without its traceback, which is logged."""
     return error_reply(CortexError(f"unexpected {type(error).__name__}"), request.url.path)

@@ -1,4 +1,4 @@
-"""The paths that answer with numbers: the embeddings of texts, and how well documents answer a query."""
+"""HTTP endpoints that return numbers: embeddings of texts, and scores of documents for a query."""
 
 from __future__ import annotations
 
@@ -17,112 +17,133 @@ from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.protocols.request import Body
 from cortexmlx.server.generation import GenerationEndpoints
-from cortexmlx.server.http import BODY_BYTES, CLIENT, MODEL, TOKENS, by_size, dumped, unless_gone
-from cortexmlx.server.model_pool import Lease
+from cortexmlx.server.http import (
+    SCOPE_BODY_BYTES,
+    SCOPE_CLIENT,
+    SCOPE_MODEL,
+    SCOPE_TOKENS,
+    run_by_size,
+    run_until_disconnect,
+    to_json_bytes,
+)
+from cortexmlx.server.model_pool import ModelLease
 from cortexmlx.server.settings import RequestTokens
 
 T = TypeVar("T")
 
-_BYTES_PER_NUMBER = 20
+_JSON_BYTES_PER_NUMBER = 20
 """Of a vector's number in JSON."""
 
 
 class EmbeddingEndpoints:
-    """Answers who asks for embeddings and for scores of documents. A client that goes away cancels its request."""
+    """The HTTP endpoints for embeddings and reranking. A client that disconnects cancels its request."""
 
     def __init__(self, generation: GenerationEndpoints) -> None:
         self._generation = generation
 
     async def embeddings(self, request: Request) -> Response:
-        """Answer with the embeddings of texts."""
+        """Handle POST `/v1/embeddings`."""
 
-        async def answer(body: dict[str, Any], lease: Lease, began: float) -> Response:
+        async def answer(body: dict[str, Any], lease: ModelLease, began: float) -> Response:
             info = lease.engine.info
-            asked = await self._read(request, lambda: embeddings.read(body, info.embedding, info.vocab_size))
+            asked = await self._run_by_body_size(
+                request, lambda: embeddings.read(body, info.embedding, info.vocab_size)
+            )
             options: dict[str, Any] = {"prompt": asked.prompt, "dimensions": asked.dimensions}
             work = lease.engine.aembed(
-                asked.inputs, **options, truncate=asked.truncate, client=request.scope.get(CLIENT, "")
+                asked.inputs, **options, truncate=asked.truncate, client=request.scope.get(SCOPE_CLIENT, "")
             )
-            made = await self._within(request, work, began)
-            request.scope[TOKENS] = RequestTokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
-            size = 0 if asked.base64 else made.vectors.size * _BYTES_PER_NUMBER
-            return await _reply(
+            made = await self._run_with_limits(request, work, began)
+            request.scope[SCOPE_TOKENS] = RequestTokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
+            size = 0 if asked.base64 else made.vectors.size * _JSON_BYTES_PER_NUMBER
+            return await _list_reply(
                 max(size, made.vectors.nbytes),
-                lambda: (embeddings.without_data(made, lease.name), "data", embeddings.data(asked, made)),
+                lambda: (
+                    embeddings.reply_without_items(made, lease.name),
+                    "data",
+                    embeddings.embedding_items(asked, made),
+                ),
             )
 
-        return await self._answer(request, embeddings.read, answer)
+        return await self._handle(request, embeddings.read, answer)
 
     async def rerank(self, request: Request) -> Response:
-        """Answer with the scores of documents, the best first."""
+        """Handle POST `/v1/rerank`: score documents for a query, the best first."""
 
-        async def answer(body: dict[str, Any], lease: Lease, began: float) -> Response:
-            asked = await self._read(request, lambda: rerank.read(body, lease.engine.longest_request))
+        async def answer(body: dict[str, Any], lease: ModelLease, began: float) -> Response:
+            asked = await self._run_by_body_size(request, lambda: rerank.read(body, lease.engine.longest_request))
             work = lease.engine.arerank(
                 asked.query,
                 asked.documents,
                 instruction=asked.instruction,
                 truncate=asked.truncate,
-                client=request.scope.get(CLIENT, ""),
+                client=request.scope.get(SCOPE_CLIENT, ""),
             )
-            made = await self._within(request, work, began)
-            request.scope[TOKENS] = RequestTokens(made.prompt_tokens, made.cached_tokens, 0)
+            made = await self._run_with_limits(request, work, began)
+            request.scope[SCOPE_TOKENS] = RequestTokens(made.prompt_tokens, made.cached_tokens, 0)
             named = uuid.uuid4().hex
-            return await _reply(
-                request.scope[BODY_BYTES],
-                lambda: (rerank.without_results(made, lease.name, named), "results", rerank.results(asked, made)),
+            return await _list_reply(
+                request.scope[SCOPE_BODY_BYTES],
+                lambda: (
+                    rerank.reply_without_items(made, lease.name, named),
+                    "results",
+                    rerank.result_items(asked, made),
+                ),
             )
 
-        return await self._answer(request, rerank.read, answer)
+        return await self._handle(request, rerank.read, answer)
 
-    async def _answer(
+    async def _handle(
         self,
         request: Request,
         read: Callable[[dict[str, Any]], object],
-        answer: Callable[[dict[str, Any], Lease, float], Awaitable[Response]],
+        answer: Callable[[dict[str, Any], ModelLease, float], Awaitable[Response]],
     ) -> Response:
-        """Answer with a model, which is given back at the end."""
+        """Read the body, lease the model that it names, call `answer`, and release the model. `read` checks the body
+        before a model is loaded.
+        """
         generation = self._generation
         with ExitStack() as held:
-            body = await generation.body(request, held)
+            body = await generation.read_body(request, held)
             began, name = time.monotonic(), body.get("model")
             if not generation.models.is_ready(name):  # a wrong body loads no model
-                await self._read(request, lambda: read(body))
-            lease = await generation.models.take(name, request)
+                await self._run_by_body_size(request, lambda: read(body))
+            lease = await generation.models.acquire(name, request)
             held.callback(lease.release)
             try:
                 if lease.adapter is not None:
-                    raise embeddings.vectors_of_adapter(lease.name)
-                request.scope[MODEL] = lease.name
+                    raise embeddings.unsupported_adapter_error(lease.name)
+                request.scope[SCOPE_MODEL] = lease.name
                 return await answer(body, lease, began)
             except EmbeddingRefused as error:  # a folder's path is nobody's business
                 said, info = str(error), lease.engine.info
                 raise EmbeddingRefused(said.replace(info.path, lease.name).replace(info.name, lease.name)) from None
 
     @staticmethod
-    async def _read(request: Request, work: Callable[[], T]) -> T:
-        return await by_size(request.scope[BODY_BYTES], work)
+    async def _run_by_body_size(request: Request, work: Callable[[], T]) -> T:
+        """Run work on the body: on a thread if the body is large."""
+        return await run_by_size(request.scope[SCOPE_BODY_BYTES], work)
 
-    async def _within(self, request: Request, work: Awaitable[T], began: float) -> T:
-        """Return what `work` returns, as long as the client is there, and within the time that a request has."""
+    async def _run_with_limits(self, request: Request, work: Awaitable[T], began: float) -> T:
+        """Await `work`; cancel it if the client disconnects, and raise RequestTimeout if the request's time is over."""
         timeout = self._generation.settings.timeout
         left = None if timeout is None else max(timeout - (time.monotonic() - began), 0.001)
         try:
             async with asyncio.timeout(left):
-                return await unless_gone(request, work)
+                return await run_until_disconnect(request, work)
         except TimeoutError as error:
             if isinstance(error, RequestTimeout):
                 raise
             raise RequestTimeout(f"not all was computed within {timeout:g} s: ask for less") from None
 
 
-async def _reply(size: int, parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
-    """Return a reply of about `size` bytes: a body, and in it, under a name, a list of items. Each item is written by
-    itself: Python's writer of JSON holds up all other threads until it is done.
+async def _list_reply(size: int, parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
+    """Return a JSON reply with a list of items, each serialized by itself so that other threads can run in between.
+    `parts` returns the body, the list's field and the items; `size` is roughly the bytes.
     """
 
     def text() -> bytes:
         body, name, items = parts()
-        return dumped(body)[:-1] + b',"%s":[' % name.encode() + b",".join(map(dumped, items)) + b"]}"
+        return to_json_bytes(body)[:-1] + b',"%s":[' % name.encode() + b",".join(map(to_json_bytes, items)) + b"]}"
 
-    return Response(await by_size(size, text), media_type="application/json")
+    return Response(await run_by_size(size, text), media_type="application/json")

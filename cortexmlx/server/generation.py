@@ -1,4 +1,6 @@
-"""Requests that generate text: a body becomes requests of an engine, and their events a reply or a stream."""
+"""HTTP endpoints that generate text: parse the body, submit its prompts to an engine, and reply whole or as a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +17,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.request import Defaults, ReplyInfo, is_tokens
+from cortexmlx.protocols.request import ReplyInfo, RequestDefaults, is_token_list
 from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.http import (
-    BODIES,
-    BODY_BYTES,
-    CLIENT,
-    MODEL,
-    TOKENS,
-    Answer,
+    MAX_FULL_BODIES,
+    SCOPE_BODY_BYTES,
+    SCOPE_CLIENT,
+    SCOPE_MODEL,
+    SCOPE_TOKENS,
     EventStream,
-    Places,
-    by_size,
+    RequestHandler,
+    RequestLimiter,
     error_for_client,
-    event,
-    json_body,
     json_reply,
-    unless_gone,
+    read_json_body,
+    run_by_size,
+    run_until_disconnect,
+    server_sent_event,
     with_error_replies,
 )
-from cortexmlx.server.metrics import Tally
-from cortexmlx.server.models import Lease, Models
+from cortexmlx.server.metrics import ServerCounters
+from cortexmlx.server.models import ModelDirectory, ModelLease
 from cortexmlx.server.settings import RequestTokens, ServerSettings
 from cortexmlx.server.stored_responses import StoredResponses
-from cortexmlx.server.transcripts import TranscriptReading, TranscriptTable, TranscriptTables
+from cortexmlx.server.transcripts import TranscriptMemory, TranscriptTable, TranscriptTables
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, TokenEvent
@@ -57,13 +59,13 @@ if TYPE_CHECKING:
 
 
 class ServedProtocol(NamedTuple):
-    """How the requests of one path are read, and their answers written."""
+    """The protocol of one URL path: the module that reads bodies and writes replies, and how its streams look."""
 
     module: ModuleType
     """It has `read` and `write`."""
-    chunks: Any
+    stream_class: Any
     """The class that makes the chunks of a stream."""
-    named: bool = False
+    named_events: bool = False
     """Whether the events of a stream have names, and nothing stands after the last."""
     ping: bytes = b": still here\n\n"
     """What a silent stream says, so that clients do not give up."""
@@ -74,11 +76,11 @@ class ServedProtocol(NamedTuple):
 PROTOCOLS = {
     chat_completions.URL: ServedProtocol(chat_completions, chat_completions.ChatChunks),
     completions.URL: ServedProtocol(completions, completions.CompletionChunks),
-    responses.URL: ServedProtocol(responses, responses.ResponseEvents, named=True),
+    responses.URL: ServedProtocol(responses, responses.ResponseEvents, named_events=True),
     messages.URL: ServedProtocol(
         messages,
         messages.MessageEvents,
-        named=True,
+        named_events=True,
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
         id_header="request-id",
     ),
@@ -86,136 +88,145 @@ PROTOCOLS = {
 
 
 class GenerationEndpoints:
-    """Answers the requests of all protocols."""
+    """The HTTP endpoints that generate text or count tokens, for all protocols."""
 
-    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
+    def __init__(self, models: ModelDirectory, settings: ServerSettings, tally: ServerCounters) -> None:
         self.models = models
         self.settings = settings
         self.tally = tally
         clients = len(set(settings.keys.values()))
-        self.places = Places(settings.max_open, clients, BODIES * settings.max_body)
+        self.places = RequestLimiter(settings.max_open, clients, MAX_FULL_BODIES * settings.max_body)
         self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
-        self._mailbox: Mailbox | None = None
+        self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
     @property
-    def open(self) -> int:
+    def open_requests(self) -> int:
         """How many requests are being read or answered."""
-        return self.places.open
+        return self.places.open_count
 
-    def handler(self, protocol: ServedProtocol) -> Answer:
-        """Return what answers the requests of a protocol."""
+    def handler(self, protocol: ServedProtocol) -> RequestHandler:
+        """Return the request handler of a protocol's path."""
 
         async def answer(request: Request) -> Response:
             with ExitStack() as held:
-                body = await self.body(request, held)
+                body = await self.read_body(request, held)
                 began, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
-                    defaults = self._defaults(request)
-                    await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
-                lease = await self.models.take(name, request)
+                    defaults = self._request_defaults(request)
+                    await run_by_size(request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults))
+                lease = await self.models.acquire(name, request)
                 held.callback(lease.release)
-                request.scope[MODEL] = lease.name
-                return await self._answer(request, protocol, body, lease, time.monotonic() - began, held)
+                request.scope[SCOPE_MODEL] = lease.name
+                return await self._generate(request, protocol, body, lease, time.monotonic() - began, held)
 
         return with_error_replies(answer)
 
-    async def body(self, request: Request, held: ExitStack) -> dict[str, Any]:
-        """Return the body of a request, which is counted as open until `held` ends. Raises RequestRefused if there are
-        too many, before the body takes memory.
+    async def read_body(self, request: Request, held: ExitStack) -> dict[str, Any]:
+        """Read the JSON body of a request, which counts as open until `held` is closed. Raises RequestRefused if too
+        many requests are open, before the body takes memory.
         """
-        place = held.enter_context(self.places.take(request.scope.get(CLIENT, "")))
+        place = held.enter_context(self.places.acquire(request.scope.get(SCOPE_CLIENT, "")))
         most, seconds = self.settings.max_body, self.settings.body_seconds
-        return await json_body(request, place, most, seconds)
+        return await read_json_body(request, place, most, seconds)
 
     async def count_tokens(self, request: Request) -> Response:
-        """Answer with how many tokens the prompt of a message would have."""
+        """Handle POST `/v1/messages/count_tokens`: return the number of tokens of a message's prompt."""
         with ExitStack() as held:
-            body = await self.body(request, held)
-            size, unknown = request.scope[BODY_BYTES], self._defaults(request)
-            await by_size(size, lambda: messages.read_prompt(body, unknown))  # a wrong body loads no model
-            lease = await self.models.take(body.get("model"), request)
+            body = await self.read_body(request, held)
+            size, unknown = request.scope[SCOPE_BODY_BYTES], self._request_defaults(request)
+            await run_by_size(size, lambda: messages.read_for_counting(body, unknown))  # a wrong body loads no model
+            lease = await self.models.acquire(body.get("model"), request)
             held.callback(lease.release)
-            defaults = self._defaults(request, lease)
-            asked: TextRequest = await by_size(size, lambda: messages.read_prompt(body, defaults))
+            defaults = self._request_defaults(request, lease)
+            asked: TextRequest = await run_by_size(size, lambda: messages.read_for_counting(body, defaults))
             prompt: Any = asked.prompts[0]
             chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
-            tokens = await self._encode(lease, chat, asked.params)
+            tokens = await self._tokenize_prompt(lease, chat, asked.params)
         return json_reply({"input_tokens": len(tokens)}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def tokenize(self, request: Request) -> Response:
-        """Answer with the tokens of a text: llama.cpp's `/tokenize`, with `content`."""
+        """Handle POST `/tokenize`, as llama.cpp has it: return the tokens of the text `content`."""
         with ExitStack() as held:
-            body = await self.body(request, held)
+            body = await self.read_body(request, held)
             text = body.get("content", body.get("prompt"))
             if not isinstance(text, str):
                 raise InvalidRequest("`content` must be a text", field="content")
-            lease = await self.models.take(body.get("model"), request)
+            lease = await self.models.acquire(body.get("model"), request)
             held.callback(lease.release)
-            tokens = await self._encode(lease, text)
+            tokens = await self._tokenize_prompt(lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
-    async def _answer(
+    async def _generate(
         self,
         request: Request,
         protocol: ServedProtocol,
         body: dict[str, Any],
-        lease: Lease,
+        lease: ModelLease,
         waited: float,
         held: ExitStack,
     ) -> Response:
-        """Answer with a model, for which the request waited so many seconds. A stream keeps what is `held` until its
-        end.
+        """Submit the request to the leased model and return its reply or stream. `waited`: seconds spent on the
+        model's load; `held` is closed when a stream ends.
         """
-        client, defaults = request.scope.get(CLIENT), self._defaults(request, lease)
-        question: TextRequest = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
+        client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
+        question: TextRequest = await run_by_size(
+            request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults)
+        )
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
-            self._mailbox = Mailbox(asyncio.get_running_loop())
-        table = self._tables.of(lease.engine.info.identity)
-        answers = RequestAnswers(lease.engine, self._mailbox, question, table, lease.adapter)
+            self._mailbox = EventMailbox(asyncio.get_running_loop())
+        table = self._tables.for_model(lease.engine.info.identity)
+        answers = HttpRequestAnswers(lease.engine, self._mailbox, question, table, lease.adapter)
         info = ReplyInfo(
             uuid.uuid4().hex,
             lease.name,
             int(time.time()),
             lease.engine.token_bytes,
             seal=defaults.seal,
-            keep=self.stored.of(client).keep,
+            keep=self.stored.for_client(client).store,
             progress=answers.progress,
         )
         headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
 
         def finish() -> None:
             answers.close()
-            request.scope[TOKENS] = _count_tokens(answers.completions.values())
-            self.tally.count_answers(lease.name, answers.completions.values(), answers.failed, answers.cancelled)
+            request.scope[SCOPE_TOKENS] = _sum_tokens(answers.completions.values())
+            self.tally.count_answers(lease.name, answers.completions.values(), answers.failed, answers.cancelled_count)
 
         held.callback(finish)
         timeout = self.settings.timeout
         await answers.submit(client, None if timeout is None else max(timeout - waited, 0.001))
         if question.stream:
-            stream = self._stream(answers, protocol, protocol.chunks(question, info))
+            stream = self._stream_events(answers, protocol, protocol.stream_class(question, info))
             return EventStream(stream, held.pop_all().close, headers)
-        completions = await unless_gone(request, answers.result())
+        completions = await run_until_disconnect(request, answers.wait_for_answers())
         return json_reply(protocol.module.write(question, completions, info), headers=headers)
 
     @staticmethod
-    async def _encode(lease: Lease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
-        """Return the tokens of a prompt. A text that surely is too long for a request is refused, as requests are."""
-        return await on_a_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
+    async def _tokenize_prompt(lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+        """Return the tokens of a prompt. A text that surely is too long for a request is refused first."""
+        return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
-    def _defaults(self, request: Request, lease: Lease | None = None) -> Defaults:
-        """Return what a body of this client does not set, with what it may refer to. Without a lease, nothing is known
-        of the model.
+    def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
+        """Return the defaults for a client's body, with its seal and stored responses. Without a lease, nothing is
+        known of the model.
         """
-        client = request.scope.get(CLIENT)
+        client = request.scope.get(SCOPE_CLIENT)
         usual = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
         known = None if lease is None else lease.engine.info.known_vars
         seal = Seal(self.settings.secret, client or "")
-        return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
+        return replace(usual, seal=seal, earlier=self.stored.for_client(client), known_vars=known)
 
-    async def _stream(self, answers: RequestAnswers, protocol: ServedProtocol, chunks: Any) -> AsyncIterator[bytes]:
+    async def _stream_events(
+        self, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes of a streamed reply: the protocol's events, pings while it is silent, and errors."""
+
         def as_bytes(said: TokenEvent, number: int = 0) -> bytes:
-            return b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
+            return b"".join(
+                server_sent_event(body, body["type"] if protocol.named_events else None)
+                for body in chunks.of(said, number)
+            )
 
         try:
             async for item in answers.events(self.settings.quiet):
@@ -231,28 +242,28 @@ class GenerationEndpoints:
                 raise
             yield as_bytes(TokenEvent("", error=why))
             return
-        if not protocol.named:
+        if not protocol.named_events:
             yield b"data: [DONE]\n\n"
 
 
 # The answers of one request: submitted, read as events, and cancelled when nobody reads them any more.
 
 
-MOST_WAITING = 4096
+MAX_QUEUED_EVENTS = 4096
 """Events of one request that may wait for a slow reader. With one more, the request is cancelled."""
 
 
-class SlowReader(CortexError):
-    """A client reads its stream so slowly that too much of it is waiting."""
+class SlowClient(CortexError):
+    """A client reads its stream so slowly that more than MAX_QUEUED_EVENTS events wait for it."""
 
 
-class RequestAnswers:
-    """The answers to the prompts of one request."""
+class HttpRequestAnswers:
+    """The running answers to all prompts of one HTTP request: submit them, read their events, cancel them."""
 
     def __init__(
         self,
         engine: Engine,
-        mailbox: Mailbox,
+        mailbox: EventMailbox,
         request: TextRequest,
         transcripts: TranscriptTable | None = None,
         adapter: str | None = None,
@@ -273,19 +284,20 @@ class RequestAnswers:
         """How many prompts ended with an error."""
 
     async def submit(self, client: str | None, timeout: float | None) -> None:
-        """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
-        await on_a_thread(lambda: self._submit(client, timeout), lambda done: self.close())
+        """Submit all prompts to the engine; they are tokenized on a thread. Raises what `Engine.submit` raises."""
+        await run_on_thread(lambda: self._submit_prompts(client, timeout), lambda done: self.close())
 
-    def _submit(self, client: str | None, timeout: float | None) -> None:
+    def _submit_prompts(self, client: str | None, timeout: float | None) -> None:
+        """Submit all prompts, on the caller's thread."""
         for number, asked in enumerate(self._request.prompts):
             prompt: Any = asked
             reading = None
-            if not isinstance(asked, str) and not is_tokens(asked):
+            if not isinstance(asked, str) and not is_token_list(asked):
                 if self._transcripts is not None:
-                    reading = TranscriptReading(self._transcripts, client or "", prompt, self._request.params)
+                    reading = TranscriptMemory(self._transcripts, client or "", prompt, self._request.params)
                     prompt = reading.messages
                 prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
-            listener = self._listener(number, reading)
+            listener = self._make_listener(number, reading)
             self._handles.append(
                 self._engine.submit(
                     prompt,
@@ -297,7 +309,11 @@ class RequestAnswers:
                 )
             )
 
-    def _listener(self, number: int, reading: TranscriptReading | None) -> Any:
+    def _make_listener(self, number: int, reading: TranscriptMemory | None) -> Any:
+        """Return the callback that the engine calls with each event of a prompt. `reading` remembers the answer for
+        later turns.
+        """
+
         def deliver(event: TokenEvent) -> None:
             if event.completion is not None and reading is not None:
                 reading.remember(event.completion)
@@ -305,16 +321,16 @@ class RequestAnswers:
                 return
             self._events.append((number, event))
             self._news.set()
-            if len(self._events) > MOST_WAITING:
-                why = f"more than {MOST_WAITING} events wait to be read: the request is cancelled"
-                self._events.append((number, TokenEvent("", error=SlowReader(why))))
+            if len(self._events) > MAX_QUEUED_EVENTS:
+                why = f"more than {MAX_QUEUED_EVENTS} events wait to be read: the request is cancelled"
+                self._events.append((number, TokenEvent("", error=SlowClient(why))))
                 self.close()
 
         return lambda event: self._mailbox.put(deliver, event)
 
     async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
-        """Yield each event with the number of its prompt, up to the last completion or the first error, which may be
-        a SlowReader. Yield None whenever nothing has come for `quiet` seconds. After `close` it ends.
+        """Yield each event with its prompt's number, until all prompts are completed or one fails (a SlowClient, too).
+        Yield None whenever nothing has come for `quiet` seconds. After `close` it ends.
         """
         while len(self.completions) < len(self._request.prompts):
             if not self._events:
@@ -338,50 +354,51 @@ class RequestAnswers:
                 return
 
     @property
-    def cancelled(self) -> int:
-        """How many prompts have no answer: nobody waited for it, or another prompt's error ended the request."""
+    def cancelled_count(self) -> int:
+        """How many prompts have no answer, because the client left or another prompt failed."""
         return len(self._handles) - len(self.completions) - self.failed
 
     def progress(self) -> Progress | None:
-        """Return how far the first prompt is; None if it has not begun."""
+        """Return the prefill progress of the first prompt; None if it has not begun."""
         return self._handles[0].progress if self._handles else None
 
-    async def result(self) -> list[tuple[Completion, ...]]:
-        """Return all answers to each prompt. Raises the error of the first prompt that fails."""
+    async def wait_for_answers(self) -> list[tuple[Completion, ...]]:
+        """Wait for all prompts and return the answers to each. Raises the error of the first prompt that fails."""
         async for item in self.events(3600.0):
             if item is not None and item[1].error is not None:
                 raise item[1].error
         return [(done, *done.others) for _, done in sorted(self.completions.items())]
 
     def close(self) -> None:
-        """Cancel what has not ended. Safe to call again, and from other threads."""
+        """Cancel all prompts that have not ended. Safe to call again, and from other threads."""
         self.closed = True
         for handle in self._handles:
             handle.cancel()
 
 
-Deliver = Callable[[TokenEvent], None]
+EventCallback = Callable[[TokenEvent], None]
 
 
-class Mailbox:
-    """Hands events from the engine's thread to an event loop. The engine never waits for the loop."""
+class EventMailbox:
+    """Hands events from the engine's thread to an asyncio event loop. The engine never waits for the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._waiting: deque[tuple[Deliver, TokenEvent]] = deque()
+        self._waiting: deque[tuple[EventCallback, TokenEvent]] = deque()
         self._woken = False
         self.wakeups = 0
         """How often the loop was woken."""
 
-    def put(self, deliver: Deliver, event: TokenEvent) -> None:
-        """Have the loop call `deliver(event)`. Called on the engine's thread."""
+    def put(self, deliver: EventCallback, event: TokenEvent) -> None:
+        """Schedule `deliver(event)` on the event loop. Called on the engine's thread."""
         self._waiting.append((deliver, event))
         if not self._woken:
             self._woken = True
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                self.loop.call_soon_threadsafe(self._empty)
+                self.loop.call_soon_threadsafe(self._deliver_all)
 
-    def _empty(self) -> None:
+    def _deliver_all(self) -> None:
+        """Deliver all queued events, on the event loop."""
         self._woken = False  # before the first event is taken: what is put after that wakes the loop again
         self.wakeups += 1
         while self._waiting:
@@ -389,8 +406,8 @@ class Mailbox:
             deliver(event)
 
 
-def _count_tokens(completions: Iterable[Completion]) -> RequestTokens | None:
-    """Return the tokens of the answers to all prompts of a request; None if there are no answers."""
+def _sum_tokens(completions: Iterable[Completion]) -> RequestTokens | None:
+    """Add up the tokens of the answers to all prompts of a request; None if there are no answers."""
     listed = list(completions)
     if not listed:
         return None

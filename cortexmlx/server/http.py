@@ -1,4 +1,6 @@
-"""Requests and replies over HTTP: bodies within bounds, errors in the protocol's words, and streams of events."""
+"""HTTP basics of the server: bodies read within limits, a limit on open requests, errors as replies, and event
+streams.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.errors import (
     CortexError,
     EngineClosed,
@@ -31,32 +33,32 @@ from cortexmlx.errors import (
     UnknownAdapter,
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
-from cortexmlx.protocols.openai.errors import NotStored, error_body, is_refusal
+from cortexmlx.protocols.openai.errors import ResponseNotFound, error_body, is_client_error
 from cortexmlx.server.model_pool import CannotLoad
 
 T = TypeVar("T")
 
 log = logging.getLogger("cortexmlx")
 
-Answer = Callable[[Request], Awaitable[Response]]
+RequestHandler = Callable[[Request], Awaitable[Response]]
 
 # What the parts of the server note in the scope of a request.
 
-CLIENT = "cortexmlx.client"
+SCOPE_CLIENT = "cortexmlx.client"
 """The name of the client, in the scope of a request."""
 
-MODEL = "cortexmlx.model"
+SCOPE_MODEL = "cortexmlx.model"
 """The name of the model that answers, in the scope of a request."""
 
-TOKENS = "cortexmlx.tokens"
+SCOPE_TOKENS = "cortexmlx.tokens"
 """The tokens of a request's answers, in its scope."""
 
-BODY_BYTES = "cortexmlx.body_bytes"
+SCOPE_BODY_BYTES = "cortexmlx.body_bytes"
 """The size of a request's body, in its scope."""
 
 
 class RequestRefused(InvalidRequest):
-    """A request that is refused before the engine hears of it."""
+    """A request that the server refuses with this HTTP status before it reaches the engine."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
@@ -67,20 +69,22 @@ class RequestRefused(InvalidRequest):
         self.headers = headers or {}
 
 
-async def json_body(request: Request, place: Place, most: int, seconds: float) -> dict[str, Any]:
-    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises RequestRefused."""
+async def read_json_body(request: Request, place: RequestPermit, most: int, seconds: float) -> dict[str, Any]:
+    """Read and parse a JSON object of at most `most` bytes within `seconds`; `place` counts its memory. Raises
+    RequestRefused.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
-        raise _too_large(int(declared), most)
+        raise _too_large_error(int(declared), most)
     pieces, size, began = [], 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds) as limit:
-            with place.while_it_arrives(limit):
+            with place.receiving_body(limit):
                 async for piece in request.stream():
                     size += len(piece)
                     if size > most:
-                        raise _too_large(size, most)
-                    place.hold(size)
+                        raise _too_large_error(size, most)
+                    place.set_body_size(size)
                     pieces.append(piece)
     except TimeoutError:
         took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
@@ -89,99 +93,100 @@ async def json_body(request: Request, place: Place, most: int, seconds: float) -
         ) from None
     data = b"".join(pieces)
     if (coding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
-        data = await on_a_thread(lambda: decompress(data, coding, most))
-        place.hold(len(data))
-    request.scope[BODY_BYTES] = len(data)
-    return await by_size(len(data), lambda: parse_json(data))
+        data = await run_on_thread(lambda: decompress(data, coding, most))
+        place.set_body_size(len(data))
+    request.scope[SCOPE_BODY_BYTES] = len(data)
+    return await run_by_size(len(data), lambda: parse_json(data))
 
 
 def decompress(data: bytes, coding: str, most: int) -> bytes:
-    """Return a compressed body of at most `most` bytes. Raises RequestRefused, before more memory is taken, and for
-    other codings than gzip and deflate.
+    """Decompress a gzip or deflate body of at most `most` bytes when plain. Raises RequestRefused for a larger one,
+    before it takes memory, and for other encodings.
     """
-    if coding not in _CODINGS:
+    if coding not in _ENCODINGS:
         why = f"a body of the content-encoding {coding[:40]!r} is not read: send it plain, or with gzip"
         raise RequestRefused(415, why, headers={"accept-encoding": "gzip, deflate, identity"})
-    reader = zlib.decompressobj(_CODINGS[coding])
+    reader = zlib.decompressobj(_ENCODINGS[coding])
     try:
         plain = reader.decompress(data, most + 1)
     except zlib.error as error:
         raise InvalidRequest(f"the body is no {coding}: {error}") from None
     if len(plain) > most:
-        raise _too_large(len(plain), most)
+        raise _too_large_error(len(plain), most)
     if not reader.eof or reader.unused_data:
         raise InvalidRequest(f"the body is no whole {coding}: it ends early, or something follows")
     return plain
 
 
-async def by_size(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` does with a body of so many bytes: on a thread, unless it is small."""
-    return work() if size <= SMALL else await on_a_thread(work)
+async def run_by_size(size: int, work: Callable[[], T]) -> T:
+    """Run `work` on a body of `size` bytes: here if it is small, or else on a thread."""
+    return work() if size <= SMALL_BODY else await run_on_thread(work)
 
 
-_CODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-def _too_large(size: int, most: int) -> RequestRefused:
+def _too_large_error(size: int, most: int) -> RequestRefused:
+    """Return the error for a body that is too large (413)."""
     return RequestRefused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
 
 
 # JSON that strangers send: parsed within bounds, so that it holds up nobody else's stream.
 
 
-MOST_VALUES = 1 << 18
+MAX_VALUES = 1 << 18
 """How many values and names a body may have. Python's parser holds the interpreter's lock while it makes them, on
 whichever thread: about 0.2 s for a million. A thread is no help; this is.
 """
 
-MOST_DEPTH = 128
+MAX_DEPTH = 128
 """How deep a body may be nested. Code that descends into it does not exhaust its stack."""
 
-SMALL = 1 << 16
+SMALL_BODY = 1 << 16
 """Bytes of a body that may be parsed and read on the event loop: some milliseconds."""
 
-_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
+_JSON_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
 """A text, also one without an end; or what stands before a value."""
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises InvalidRequest."""
-    _check_values(data)
+    """Parse the JSON object in a body, with limits on its values and its depth. Raises InvalidRequest."""
+    _check_value_count(data)
     try:
         body = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is no UTF-8: {error.reason} at byte {error.start:,}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep_error() from None
     except ValueError as error:
         if "integer string conversion" in str(error):
             raise InvalidRequest("the body has an integer of more than 4,300 digits") from None
         raise InvalidRequest(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    _check_nested(body)
+    _check_nesting(body)
     return body
 
 
-def _check_values(data: bytes) -> None:
-    """Raise InvalidRequest if there are too many values. Texts are searched only if their marks could be too many."""
-    if sum(map(data.count, (b"[", b"{", b",", b":"))) <= MOST_VALUES:
+def _check_value_count(data: bytes) -> None:
+    """Raise InvalidRequest if a body has more than MAX_VALUES values, before it is parsed."""
+    if sum(map(data.count, (b"[", b"{", b",", b":"))) <= MAX_VALUES:
         return
     count = 0
-    for part in _PARTS.finditer(data):
+    for part in _JSON_TOKENS.finditer(data):
         count += part[0][0] != 0x22
-        if count > MOST_VALUES:
-            raise _too_many()
+        if count > MAX_VALUES:
+            raise _too_many_values_error()
 
 
-def _check_nested(body: dict[str, Any]) -> None:
-    """Raise InvalidRequest if it is too deep, or if the arguments of its calls have too many values together."""
+def _check_nesting(body: dict[str, Any]) -> None:
+    """Raise InvalidRequest if a parsed body is nested too deeply, or its tool calls' arguments have too many values."""
     level: list[Any] = [body]
     inner = 0
-    for _ in range(MOST_DEPTH):
-        inner += sum(_values_in_arguments(each) for each in level if isinstance(each, dict))
-        if inner > MOST_VALUES:
-            raise _too_many()
+    for _ in range(MAX_DEPTH):
+        inner += sum(_count_argument_values(each) for each in level if isinstance(each, dict))
+        if inner > MAX_VALUES:
+            raise _too_many_values_error()
         level = [
             child
             for each in level
@@ -190,40 +195,41 @@ def _check_nested(body: dict[str, Any]) -> None:
         ]
         if not level:
             return
-    raise _too_deep()
+    raise _too_deep_error()
 
 
-def _values_in_arguments(call: dict[str, Any]) -> int:
-    """Return how many values the arguments of a call may have, which are JSON in a text."""
+def _count_argument_values(call: dict[str, Any]) -> int:
+    """Return how many values a call's arguments, JSON inside a text, may have at most."""
     text = call.get("input" if call.get("type") == "tool_use" else "arguments")
     return sum(map(text.count, "[{,:")) if isinstance(text, str) else 0
 
 
-def _too_many() -> InvalidRequest:
+def _too_many_values_error() -> InvalidRequest:
+    """Return the error for a body with too many values."""
     return InvalidRequest(
-        f"the body has more than {MOST_VALUES:,} values: send a text instead of token ids, or shorten it"
+        f"the body has more than {MAX_VALUES:,} values: send a text instead of token ids, or shorten it"
     )
 
 
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"the body is nested more than {MOST_DEPTH} deep")
+def _too_deep_error() -> InvalidRequest:
+    """Return the error for a body that is nested too deeply."""
+    return InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep")
 
 
 # How many requests are open at once, shared among clients so that none locks the others out.
 
 
-SLOW_SECONDS = 5.0
+SLOW_BODY_SECONDS = 5.0
 """A body that has been arriving for longer gives its place to another request of its client, if all are taken."""
 
-BODIES = 16
+MAX_FULL_BODIES = 16
 """Bodies of the greatest size that open requests may have in memory."""
 
 
-class Places:
-    """At most `most` open requests of `clients` clients. Half of the places are kept for single clients, as many for
-    each. The other half is for whoever comes first. If there are too few to keep one for each, a client has half of
-    them at most. Their bodies have at most `most_bytes` together, those of one client of several half of it. Small
-    bodies are never refused.
+class RequestLimiter:
+    """Limits the open HTTP requests (`most`) and the bytes of their bodies (`most_bytes`), fairly among clients. Half
+    of the requests are reserved for single clients, the same number for each; half go to whoever comes first. Of
+    the bytes, one client of several has half at most, and small bodies are never refused.
     """
 
     def __init__(self, most: int, clients: int = 1, most_bytes: int = sys.maxsize) -> None:
@@ -236,48 +242,50 @@ class Places:
         self._most_bytes_of_one = most_bytes // 2 if shared else most_bytes
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._slow: dict[Place, asyncio.Timeout] = {}
+        self._slow: dict[RequestPermit, asyncio.Timeout] = {}
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         """How many requests are open."""
         return self._open.total()
 
-    def take(self, client: str = "") -> Place:
-        """Return a place for a request. Raises RequestRefused if there is none for this client."""
-        if not self._has_room(client) and not self._cut_a_slow_body(client):
+    def acquire(self, client: str = "") -> RequestPermit:
+        """Return a permit for a request. Raises RequestRefused (429) if this client has none left."""
+        if not self._has_room(client) and not self._cut_slow_body(client):
             mine = self._open[client]
-            whose = f"{mine} requests" if mine == self.open else f"{mine} requests of this key, and others,"
-            raise _too_busy(f"{whose} run or wait")
+            whose = f"{mine} requests" if mine == self.open_count else f"{mine} requests of this key, and others,"
+            raise _overloaded_error(f"{whose} run or wait")
         self._open[client] += 1
-        return Place(self, client)
+        return RequestPermit(self, client)
 
     def _has_room(self, client: str) -> bool:
-        mine, free = self._open[client], self._most - self.open
+        """Whether a client may open another request."""
+        mine, free = self._open[client], self._most - self.open_count
         if mine < self._own:
             return free > 0
         taken = sum(min(self._own, count) for other, count in self._open.items() if other != client)
         return free > self._own * self._others - taken and mine < self._most_of_one
 
-    def _has_memory(self, client: str, more: int) -> bool:
+    def _has_body_memory(self, client: str, more: int) -> bool:
+        """Whether a client's bodies may take this many more bytes."""
         mine, all_bytes = self._bytes[client] + more, self._bytes.total() + more
         return mine <= self._most_bytes_of_one and all_bytes <= self._most_bytes
 
-    def _cut_a_slow_body(self, client: str) -> bool:
-        """End the oldest of this client's bodies that arrive slowly. Return whether there is one."""
+    def _cut_slow_body(self, client: str) -> bool:
+        """Cancel the oldest of this client's bodies that arrive slowly; return whether there was one."""
         now = asyncio.get_running_loop().time()
         for place, limit in self._slow.items():
-            if place.client == client and now - place.since >= SLOW_SECONDS:
-                place.leave()
+            if place.client == client and now - place.since >= SLOW_BODY_SECONDS:
+                place.release()
                 limit.reschedule(now)
                 return True
         return False
 
 
-class Place:
-    """The place of one request, until it is left."""
+class RequestPermit:
+    """A permit for one open request, from the RequestLimiter, until it is released."""
 
-    def __init__(self, places: Places, client: str) -> None:
+    def __init__(self, places: RequestLimiter, client: str) -> None:
         self.client = client
         self.since = 0.0
         """When its body began to arrive, on the loop's clock."""
@@ -286,8 +294,8 @@ class Place:
         self._size = 0
 
     @contextmanager
-    def while_it_arrives(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Let the body of the request be cut with `limit` in this context, if it arrives slowly and others wait."""
+    def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """A context in which the body arrives: if it is slow and others wait, the limiter cuts it with `limit`."""
         self.since = asyncio.get_running_loop().time()
         self._places._slow[self] = limit
         try:
@@ -295,19 +303,19 @@ class Place:
         finally:
             self._places._slow.pop(self, None)
 
-    def hold(self, size: int) -> None:
-        """Say that the body has so many bytes by now. Raises RequestRefused if bodies take too much memory."""
+    def set_body_size(self, size: int) -> None:
+        """Report the body's size so far. Raises RequestRefused if all bodies take too much memory."""
         if self._left:
             return
-        while size > SMALL and not self._places._has_memory(self.client, size - self._size):
-            if not self._places._cut_a_slow_body(self.client):
-                raise _too_busy("the bodies of other requests take the memory that there is for them")
+        while size > SMALL_BODY and not self._places._has_body_memory(self.client, size - self._size):
+            if not self._places._cut_slow_body(self.client):
+                raise _overloaded_error("the bodies of other requests take the memory that there is for them")
         if not self._left:
             self._places._bytes[self.client] += size - self._size
             self._size = size
 
-    def leave(self) -> None:
-        """Leave it. Safe to call again."""
+    def release(self) -> None:
+        """Give the permit back. Safe to call again."""
         if not self._left:
             self._left = True
             self._places._slow.pop(self, None)
@@ -316,22 +324,23 @@ class Place:
             if not self._places._open[self.client]:
                 del self._places._open[self.client], self._places._bytes[self.client]
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> RequestPermit:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.leave()
+        self.release()
 
 
-def _too_busy(why: str) -> RequestRefused:
+def _overloaded_error(why: str) -> RequestRefused:
+    """Return the error for too many requests (429), with `retry-after`."""
     return RequestRefused(429, f"{why}: come again later", "overloaded", {"retry-after": "1"})
 
 
 # Replies: JSON, errors in the form of the protocol, and streams of events.
 
 
-def with_error_replies(answer: Answer) -> Answer:
-    """Return the same, with errors as replies in the protocol of the path."""
+def with_error_replies(answer: RequestHandler) -> RequestHandler:
+    """Wrap a handler: errors that it raises become replies in the form of the path's protocol."""
 
     async def answer_or_error(request: Request) -> Response:
         try:
@@ -347,9 +356,8 @@ def with_error_replies(answer: Answer) -> Answer:
 
 
 def error_for_client(error: BaseException) -> CortexError | None:
-    """Return what a client is told of an error; None: nothing, since nobody listens any more. A task is cancelled when
-    the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries, which
-    are no subclass of Exception. What is returned has no traceback, whose frames would keep the body of the request.
+    """Convert any exception into the error to tell the client; None if nobody listens any more. Unexpected ones are
+    logged.
     """
     if isinstance(error, CortexError):
         return error.with_traceback(None)
@@ -361,68 +369,70 @@ def error_for_client(error: BaseException) -> CortexError | None:
     return CortexError("an unexpected error, which the server's log tells")
 
 
-def status_of(error: CortexError) -> int:
-    """Return the status of an error."""
+def http_status(error: CortexError) -> int:
+    """Return the HTTP status of an error."""
     if isinstance(error, RequestRefused):
         return error.status
-    if isinstance(error, NotStored | UnknownAdapter):
+    if isinstance(error, ResponseNotFound | UnknownAdapter):
         return 404
-    if is_refusal(error):
+    if is_client_error(error):
         return 400
     if isinstance(error, RequestTimeout):
         return 504
     return 503 if isinstance(error, CannotLoad | EngineClosed | KVCacheFull | MemoryRefused | OutOfMemory) else 500
 
 
-_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """The types of errors that have a status of their own."""
 
 
 def error_reply(error: CortexError, path: str) -> Response:
-    """Return the reply that tells a client of an error, in the form of the protocol that `path` belongs to."""
-    status = status_of(error)
+    """Return the HTTP reply for an error, in the form of the protocol that `path` belongs to."""
+    status = http_status(error)
     headers = error.headers if isinstance(error, RequestRefused) else {}
     if isinstance(error, CannotLoad):
         headers = {"retry-after": str(math.ceil(error.seconds))}
-    if anthropic_errors.is_own_path(path):
+    if anthropic_errors.is_messages_path(path):
         id = f"req_{uuid.uuid4().hex}"
         return json_reply(anthropic_errors.error_body(error, status, id), status, {**headers, "request-id": id})
     body = error_body(error)
     if status < 500:
-        body["error"]["type"] = _KINDS.get(status, "invalid_request_error")
+        body["error"]["type"] = _ERROR_TYPES.get(status, "invalid_request_error")
     if isinstance(error, RequestRefused):
         body["error"]["code"] = error.code
     return json_reply(body, status, headers)
 
 
 def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a whole body."""
-    return Response(dumped(body), status, headers, "application/json")
+    """Return an HTTP reply with a JSON body."""
+    return Response(to_json_bytes(body), status, headers, "application/json")
 
 
-_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_JSON_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def dumped(body: Any) -> bytes:
-    """Return JSON as bytes. Halves of characters, which UTF-8 cannot hold, are escaped."""
+def to_json_bytes(body: Any) -> bytes:
+    """Serialize a value as UTF-8 JSON. If a text has lone surrogates, non-ASCII characters are escaped."""
     try:
-        return _TEXT.encode(body).encode()
+        return _JSON_ENCODER.encode(body).encode()
     except UnicodeEncodeError:
         return json.dumps(body, separators=(",", ":")).encode()
 
 
-def event(body: Any, name: str | None = None) -> bytes:
-    """Return an event of a stream. Many clients split it as `str.splitlines` does: it has no line break of Unicode."""
+def server_sent_event(body: Any, name: str | None = None) -> bytes:
+    """Return the bytes of one server-sent event. Its data has no Unicode line breaks, at which many clients would
+    split it.
+    """
     head = b"" if name is None else f"event: {name}\n".encode()
-    data = dumped(body)
+    data = to_json_bytes(body)
     for sign in "\u2028\u2029\x85":
         data = data.replace(sign.encode(), f"\\u{ord(sign):04x}".encode())
     return head + b"data: " + data + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """A stream of events. `end` is called when it is over, also if the client has gone before it began, and perhaps
-    again.
+    """A streaming HTTP reply of server-sent events. `end` is called when it is over, perhaps twice, also if the client
+    left before it began.
     """
 
     def __init__(
@@ -440,16 +450,14 @@ class EventStream(StreamingResponse):
             self._end()
 
     async def listen_for_disconnect(self, receive: Receive) -> None:
-        """Wait until the client has gone, or has it all."""
+        """Wait until the client has disconnected or has received all, then call `end`."""
         await super().listen_for_disconnect(receive)
         self._end()
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what `work` returns, or raise what it raises. If the client goes away before, cancel it and raise
-    ClientDisconnect.
-    """
-    result, away = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_gone(request))
+async def run_until_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """Await `work` and return its result. If the client disconnects first, cancel it and raise ClientDisconnect."""
+    result, away = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait((result, away), return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
@@ -462,8 +470,8 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
                 await task
 
 
-async def wait_until_gone(request: Request) -> None:
-    """Return when the client has gone."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Wait until the client has disconnected."""
     while True:
         try:
             message = await request.receive()

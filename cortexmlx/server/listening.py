@@ -1,4 +1,4 @@
-"""An application on an address of this machine, from the first request to the last."""
+"""Runs the application on a socket with uvicorn: shutdown, signals, and limits for each connection."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.openai.errors import error_body
-from cortexmlx.server.http import RequestRefused, dumped
+from cortexmlx.server.http import RequestRefused, to_json_bytes
 
-OWN_FILES = 128
+RESERVED_FILES = 128
 """Open files that are kept for the model, the disk cache and the terminal."""
 
-LAST_WORDS = 1.0
+CANCEL_SECONDS = 1.0
 """Seconds in which requests that are cut at the end tell their clients so."""
 
 
-class Listening:
-    """Answers on a socket of `bound` while `run` runs. `stop`, SIGINT and SIGTERM end it: no new requests are taken,
-    those that run get `grace` seconds.
+class HttpServer:
+    """Runs an ASGI application with uvicorn on an open socket. `stop`, SIGINT and SIGTERM end it: no new requests are
+    taken, those that run get `grace` seconds.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Listening:
         import uvicorn
 
         self._socket = bound
-        self.url = _url(bound)
+        self.url = _listener_url(bound)
         """The address, for programs on this machine."""
         listening = self
         given = limits or ConnectionLimits()
-        allowed = replace(given, connections=connections_that_fit(given.connections))
+        allowed = replace(given, connections=allowed_connections(given.connections))
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
-            http=protocol_with_limits(allowed),
+            http=connection_class(allowed),
             ws="none",
             h11_max_incomplete_event_size=allowed.head_bytes,
             timeout_keep_alive=max(1, round(allowed.idle_seconds)),
@@ -63,7 +63,7 @@ class Listening:
         class Server(uvicorn.Server):
             @contextmanager
             def capture_signals(self) -> Iterator[None]:
-                with listening._signals():
+                with listening._stop_on_signals():
                     yield
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,33 +71,33 @@ class Listening:
                 if tasks := set(self.server_state.tasks):  # the time is over: let them tell their clients
                     for task in tasks:
                         task.cancel()
-                    await asyncio.wait(tasks, timeout=LAST_WORDS)
+                    await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
 
         for name in ("uvicorn.error", "asyncio"):
-            logging.getLogger(name).addFilter(_is_news)
+            logging.getLogger(name).addFilter(_is_worth_logging)
         self._server = Server(config)
 
     def run(self) -> None:
-        """Answer until the end."""
+        """Serve until the server is stopped."""
         try:
             asyncio.run(self._server.serve(sockets=[self._socket]))
         finally:
             self._socket.close()
 
     def stop(self) -> None:
-        """End it. Safe from other threads, and to call again: then requests that run are cut."""
+        """Stop the server. Safe from other threads; a second call cuts the running requests."""
         if self._server.should_exit:
             self._server.force_exit = True
         self._server.should_exit = True
 
     @property
-    def connections(self) -> int:
+    def open_connections(self) -> int:
         """How many connections are open."""
         return len(self._server.server_state.connections)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let signals end the server, on the main thread. On another, the program has its own."""
+    def _stop_on_signals(self) -> Iterator[None]:
+        """Stop the server on SIGINT and SIGTERM inside this context, if it runs on the main thread."""
         loop = asyncio.get_running_loop()
         taken = []
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,40 +111,41 @@ class Listening:
                 loop.remove_signal_handler(number)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether an error is worth a line: not a request that was cut because the server ends, and not a client
-    that has gone while several events of its stream were written, which asyncio tells from the fifth on.
-    """
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """A log filter: whether a record is no mere sign of a cancelled request or of a client that has gone."""
     if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
         return False
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-def connections_that_fit(wanted: int) -> int:
-    """Return how many of `wanted` connections the limit on open files allows, beside the model's own files. The limit
-    is raised as far as the system lets this process.
+def allowed_connections(wanted: int) -> int:
+    """Return how many of `wanted` connections the limit on open files allows. The limit is raised as far as the system
+    permits.
     """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OWN_FILES
+    needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with suppress(ValueError, OSError):  # macOS has a limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
             soft = possible
-        return max(1, min(wanted, soft - OWN_FILES))
+        return max(1, min(wanted, soft - RESERVED_FILES))
     return wanted
 
 
-def _url(listener: socket.socket) -> str:
+def _listener_url(listener: socket.socket) -> str:
+    """Return the URL of a listening socket, for programs on this machine."""
     host, port = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}"
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. Port 0: any free port. Raises CortexError if it cannot be had."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Open a socket that listens on an address; port 0: any free port. Raises CortexError if the address cannot be
+    used.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -170,7 +171,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a client may take of a connection. All times are in seconds."""
+    """Limits of one client connection. All times are in seconds."""
 
     head_seconds: float = 20.0
     """How long a request's line and headers may take, and a new connection be silent."""
@@ -189,8 +190,8 @@ class ConnectionLimits:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
 
 
-class Pending(Enum):
-    """What a client must send soon."""
+class AwaitedPart(Enum):
+    """The part of a request that a client must send within the time limit."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -199,118 +200,121 @@ class Pending(Enum):
     """The rest of a body that was answered before its end, as one that is too large."""
 
 
-class Connection(H11Protocol):
-    """uvicorn's protocol with an end for each state in which a client could stay for ever: a request's head, the time
-    between two requests, a body that nobody reads, and an answer that the client does not read. `json_body` limits the
-    time of a body that is read.
+class LimitedConnection(H11Protocol):
+    """An HTTP/1.1 connection of uvicorn that no client can keep open for ever. It limits the time of a request's head,
+    between two requests, of a body that nobody reads, and of a reply that the client does not read.
+    `read_json_body` limits the time of a body that is read.
     """
 
     limits = ConnectionLimits()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._awaited = Pending.NOTHING
-        self._receiving = _Timer(self.loop)
-        self._sending = _Timer(self.loop)
+        self._awaited = AwaitedPart.NOTHING
+        self._receiving = _OneShotTimer(self.loop)
+        self._sending = _OneShotTimer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin. If there are too many connections, an idle one ends; if all are in use, this one is refused."""
+        """Begin a connection. If there are too many, an idle one is closed; if none is idle, this one is refused."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections and not self._end_an_idle_one():
+        if len(self.connections) > self.limits.connections and not self._close_idle_connection():
             why = f"{self.limits.connections:,} connections are in use: come again later"
-            self._refuse(RequestRefused(503, why, "overloaded", {"retry-after": "1"}))
-        self._watch()
+            self._send_error(RequestRefused(503, why, "overloaded", {"retry-after": "1"}))
+        self._update_timers()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Handle bytes that have arrived."""
         if not self.transport.is_closing():  # otherwise it is the rest of a request that was refused
             super().data_received(data)
-            self._watch()
+            self._update_timers()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request. h11 says with which status."""
+        """Refuse bytes that are no valid HTTP request, with the status that h11 names."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431:
             why = f"the line and the headers must have at most {self.limits.head_bytes:,} bytes together"
         else:
             why = f"this is no HTTP request: {str(error)[:200]}"
-        self._refuse(RequestRefused(status, why))
+        self._send_error(RequestRefused(status, why))
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request of this connection."""
         super().on_response_complete()
-        self._watch()
+        self._update_timers()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that is idle."""
+        """Close an idle connection."""
         super().timeout_keep_alive_handler()
-        self._watch()
+        self._update_timers()
 
     def pause_writing(self) -> None:
-        """Wait for the client, which reads too slowly."""
+        """Start the time limit for a client that reads too slowly."""
         super().pause_writing()
-        self._limit_sending()
+        self._start_send_timer()
 
     def resume_writing(self) -> None:
-        """Go on: the client has read something."""
+        """Stop the time limit: the client has read something."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._sending.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End. No timer is left."""
+        """Stop all timers of a closed connection."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._receiving.stop()
         self._sending.stop()
 
-    def _watch(self) -> None:
-        """Limit the time of what is awaited from now on. For the same as before, the time does not begin anew."""
-        awaited = self._pending_part()
+    def _update_timers(self) -> None:
+        """Start or stop the timers to match what is awaited now. A timer that runs for the same part goes on."""
+        awaited = self._awaited_part()
         if awaited is not self._awaited:
             self._awaited = awaited
             self._receiving.stop()
-            if awaited is not Pending.NOTHING:
-                self._receiving.start(self.limits.head_seconds, self._late)
+            if awaited is not AwaitedPart.NOTHING:
+                self._receiving.start(self.limits.head_seconds, self._on_receive_timeout)
         if self.transport.is_closing():
-            self._limit_sending()
+            self._start_send_timer()
 
-    def _pending_part(self) -> Pending:
+    def _awaited_part(self) -> AwaitedPart:
+        """Return which part of a request the client must send now."""
         if self.transport.is_closing():
-            return Pending.NOTHING
+            return AwaitedPart.NOTHING
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
-            return Pending.REST
+            return AwaitedPart.REST
         idle = self.timeout_keep_alive_task is not None  # uvicorn limits this time
-        return Pending.HEAD if self.conn.their_state is h11.IDLE and not idle else Pending.NOTHING
+        return AwaitedPart.HEAD if self.conn.their_state is h11.IDLE and not idle else AwaitedPart.NOTHING
 
-    def _late(self) -> None:
+    def _on_receive_timeout(self) -> None:
+        """Refuse or close a connection whose awaited part did not come in time."""
         begun = bool(self.conn.trailing_data[0])
-        if self._awaited is Pending.HEAD and begun:
-            self._refuse(
+        if self._awaited is AwaitedPart.HEAD and begun:
+            self._send_error(
                 RequestRefused(408, f"a request's headers must be whole within {self.limits.head_seconds:g} s")
             )
         else:
             self.transport.close()
-        self._watch()
+        self._update_timers()
 
-    def _limit_sending(self) -> None:
+    def _start_send_timer(self) -> None:
+        """Abort the connection unless the client reads within `send_seconds`."""
         self._sending.start(self.limits.send_seconds, self.transport.abort)
 
-    def _end_an_idle_one(self) -> bool:
-        """Close a connection that waits for its next request. Return whether there is one."""
+    def _close_idle_connection(self) -> bool:
+        """Close a connection that waits for its next request; return whether there was one."""
         for other in self.connections:
-            if isinstance(other, Connection) and other.timeout_keep_alive_task is not None:
+            if isinstance(other, LimitedConnection) and other.timeout_keep_alive_task is not None:
                 other.timeout_keep_alive_handler()
                 return True
         return False
 
-    def _refuse(self, error: RequestRefused) -> None:
-        """Answer with an error instead of the application, and close."""
+    def _send_error(self, error: RequestRefused) -> None:
+        """Send an error instead of the application's reply, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = error_body(error)
             body["error"] |= {"type": "server_error" if error.status == 503 else "invalid_request_error"}
-            told = dumped(body)
+            told = to_json_bytes(body)
             headers = {**error.headers, "content-type": "application/json", "content-length": str(len(told))}
             phrase = HTTPStatus(error.status).phrase
             head = h11.Response(
@@ -324,25 +328,25 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-class _Timer:
-    """Calls a function after some time, unless it is stopped before."""
+class _OneShotTimer:
+    """Calls a function once after some time, unless it is stopped before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._running: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float, then: Callable[[], None]) -> None:
-        """Begin. If it runs already, it goes on as it is."""
+        """Start the timer. One that runs already goes on unchanged."""
         if self._running is None:
             self._running = self._loop.call_later(seconds, then)
 
     def stop(self) -> None:
-        """Stop it, if it runs."""
+        """Stop the timer, if it runs."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
 
 
-def protocol_with_limits(limits: ConnectionLimits) -> type[Connection]:
-    """Return the protocol with these limits, as uvicorn takes it."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:
+    """Return a subclass of the connection with these limits, for uvicorn's `http` option."""
+    return type("LimitedConnection", (LimitedConnection,), {"limits": limits})

@@ -27,26 +27,28 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-__all__ = ["CONTENT_TYPE", "exposition"]
+__all__ = ["CONTENT_TYPE", "render_metrics"]
 
 NamedEngines = Sequence[tuple[str, "Engine"]]
 """The engines that are open, each with the name of its model."""
 
 
 class _Metric(NamedTuple):
-    """One number of the statistics. A name that ends in `_total` is a counter."""
+    """A Prometheus metric and how to read it from the engine's statistics. A name that ends in `_total` is a
+    counter.
+    """
 
     name: str
     help: str
-    of: Callable[[EngineStats], float]
+    read_value: Callable[[EngineStats], float]
 
 
 class _StoreMetric(NamedTuple):
-    """The same for the disk tier."""
+    """A Prometheus metric and how to read it from the disk tier's statistics."""
 
     name: str
     help: str
-    of: Callable[[StoreStats], float]
+    read_value: Callable[[StoreStats], float]
 
 
 _ENGINE_METRICS = (
@@ -81,20 +83,20 @@ _STORE_METRICS = (
 )
 
 
-class _Families(Collector):
-    """Metrics as prometheus_client's writer asks for them."""
+class _MetricCollector(Collector):
+    """Adapter: ready metrics as the Collector that prometheus_client's text writer needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
     def collect(self) -> Iterable[Metric]:
-        """Return them."""
+        """Return the metrics."""
         return self._families
 
 
-def exposition(engines: NamedEngines, tally: Tally, started: float) -> bytes:
-    """Return the metrics of a server that `started`, in seconds since 1970. Engines are asked on their threads, one
-    after the other. One that is closed has no values, except that it is not up.
+def render_metrics(engines: NamedEngines, tally: ServerCounters, started: float) -> bytes:
+    """Return all metrics as Prometheus text. `started`: the server's start in seconds since 1970. Engines are asked on
+    their threads, one after the other; a closed one has no values, except that it is not up.
     """
     stats: dict[str, EngineStats] = {}
     for name, engine in engines:
@@ -102,11 +104,12 @@ def exposition(engines: NamedEngines, tally: Tally, started: float) -> bytes:
             stats[name] = engine.stats()
         except CortexError:
             continue
-    families = [*_of_server(tally, started), *_of_engines(engines, stats), *_of_stats(stats)]
-    return generate_latest(_Families(families))
+    families = [*_server_metrics(tally, started), *_model_metrics(engines, stats), *_engine_metrics(stats)]
+    return generate_latest(_MetricCollector(families))
 
 
-def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
+def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
+    """Yield the metrics of the server: its start, HTTP replies, answers, and durations."""
     replies, models = tally.snapshot()
     since = GaugeMetricFamily("cortexmlx_start_time_seconds", "When the server began, in seconds since 1970.")
     since.add_metric([], started)
@@ -118,7 +121,7 @@ def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
     ended = _counter("requests_total", "Answers that have ended.", "model", "finish_reason")
     for model, each in models.items():
         for reason, count in sorted(each.reasons.items()):
-            ended.add_metric([_label(model), reason], count)
+            ended.add_metric([_label_value(model), reason], count)
     yield ended
     for name, said, of in (
         ("queue_seconds", "From the submission to the start of the prefill.", attrgetter("queued")),
@@ -131,27 +134,29 @@ def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
             histogram: Histogram = of(each)
             bounds = map(floatToGoString, (*histogram.bounds, math.inf))
             counts = accumulate(histogram.counts)
-            family.add_metric([_label(model)], list(zip(bounds, counts, strict=True)), histogram.sum)
+            family.add_metric([_label_value(model)], list(zip(bounds, counts, strict=True)), histogram.sum)
         yield family
 
 
-def _of_engines(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iterator[Metric]:
+def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iterator[Metric]:
+    """Yield the metrics that describe each model, and whether its engine runs."""
     up = _gauge("up", "Whether a model's engine runs.", "model")
     about = _gauge("model_info", "The model.", "model", "architecture", "dtype")
     weights = _gauge("weight_bytes", "Bytes of a model's weights.", "model")
     for name, engine in engines:
-        info, model = engine.info, _label(name)
+        info, model = engine.info, _label_value(name)
         up.add_metric([model], float(name in stats))
-        about.add_metric([model, _label(info.architecture), _label(info.dtype)], 1)
+        about.add_metric([model, _label_value(info.architecture), _label_value(info.dtype)], 1)
         weights.add_metric([model], info.weight_bytes)
     yield from (up, about, weights)
 
 
-def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
+def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
+    """Yield the metrics in the engines' statistics, with a label for each model."""
     for value in _ENGINE_METRICS:
-        family = _family(value.name, value.help)
+        family = _model_family(value.name, value.help)
         for model, each in stats.items():
-            family.add_metric([_label(model)], value.of(each))
+            family.add_metric([_label_value(model)], value.read_value(each))
         yield family
     blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
     drafts = {
@@ -165,7 +170,7 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
     total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
     for model, each in stats.items():
-        name = _label(model)
+        name = _label_value(model)
         total.add_metric([name], each.total_blocks)
         for use in ("used", "shared", "free", "cached"):
             blocks.add_metric([name, use], getattr(each, f"{use}_blocks"))
@@ -180,27 +185,30 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     yield from (total, blocks, *drafts.values(), verified, steps, times)
     if any(each.kv_store is not None for each in stats.values()):
         for stored in _STORE_METRICS:
-            family = _family(stored.name, stored.help)
+            family = _model_family(stored.name, stored.help)
             for model, each in stats.items():
                 if each.kv_store is not None:
-                    family.add_metric([_label(model)], stored.of(each.kv_store))
+                    family.add_metric([_label_value(model)], stored.read_value(each.kv_store))
             yield family
 
 
-def _family(name: str, said: str) -> CounterMetricFamily | GaugeMetricFamily:
+def _model_family(name: str, said: str) -> CounterMetricFamily | GaugeMetricFamily:
+    """Return an empty counter or gauge with the label `model`."""
     return _counter(name, said, "model") if name.endswith("_total") else _gauge(name, said, "model")
 
 
 def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
+    """Return an empty counter with these labels."""
     return CounterMetricFamily(f"cortexmlx_{name}", said, labels=labels)
 
 
 def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:
+    """Return an empty gauge with these labels."""
     return GaugeMetricFamily(f"cortexmlx_{name}", said, labels=labels)
 
 
-def _label(text: str) -> str:
-    """Return a text that UTF-8 can hold: the name of a folder may have halves of characters."""
+def _label_value(text: str) -> str:
+    """Return a text as a label's value: what UTF-8 cannot hold is replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -210,16 +218,16 @@ def _label(text: str) -> str:
 OTHER = "other"
 """The path of requests for which there is none, and the name of a model when there are too many."""
 
-MOST_MODELS = 100
+MAX_MODELS = 100
 """Names of models that are counted apart. A label that grows without end would fill the memory of whoever scrapes."""
 
-_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
-_EACH_TOKEN = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-_WHOLE = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
+_TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_TOTAL_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
 class Histogram:
-    """Durations in seconds, counted by upper `bounds`, which are in order."""
+    """A histogram of durations in seconds. `bounds` are the upper bounds of its buckets, sorted."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -233,7 +241,7 @@ class Histogram:
         self.sum += seconds
 
     def copy(self) -> Histogram:
-        """Return the same, which stays as it is."""
+        """Return a copy that later durations do not change."""
         copied = Histogram(self.bounds)
         copied.counts, copied.sum = list(self.counts), self.sum
         return copied
@@ -241,20 +249,20 @@ class Histogram:
 
 @dataclass
 class AnswerCounts:
-    """The requests of one model that have ended."""
+    """Statistics of one model's ended answers: counts by finish reason, and histograms of their times."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     """Answers by finish reason."""
-    queued: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN))
-    first_token: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN))
+    queued: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS))
+    first_token: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS))
     """From the submission."""
-    each_token: Histogram = field(default_factory=lambda: Histogram(_EACH_TOKEN))
+    each_token: Histogram = field(default_factory=lambda: Histogram(_TOKEN_BOUNDS))
     """The mean time between an answer's tokens after the first one."""
-    whole: Histogram = field(default_factory=lambda: Histogram(_WHOLE))
+    whole: Histogram = field(default_factory=lambda: Histogram(_TOTAL_BOUNDS))
     """From the submission to the last token."""
 
     def add(self, completion: Completion) -> None:
-        """Count an answer."""
+        """Count a completed answer."""
         self.reasons[completion.finish_reason.value] += 1
         tokens, times = completion.usage.completion_tokens, completion.timings
         if tokens:
@@ -265,13 +273,15 @@ class AnswerCounts:
             self.each_token.add((times.total - times.ttft) / (tokens - 1))
 
     def copy(self) -> AnswerCounts:
-        """Return the same, which stays as it is."""
+        """Return a copy that later answers do not change."""
         histograms = (each.copy() for each in (self.queued, self.first_token, self.each_token, self.whole))
         return AnswerCounts(self.reasons.copy(), *histograms)
 
 
-class Tally:
-    """Counts from any thread. `paths` are those that are counted by name."""
+class ServerCounters:
+    """Counts the server's replies and answers for `/metrics`, from any thread. `paths` are counted by name, others
+    together.
+    """
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = frozenset(paths)
@@ -280,19 +290,17 @@ class Tally:
         self._models: dict[str, AnswerCounts] = {}
 
     def count_reply(self, logged: LoggedRequest, path: str) -> None:
-        """Count a reply, or a client that went away (499). `path` is that of the request, without what the server is
-        mounted under.
-        """
+        """Count an HTTP reply, or a client that went away (status 499). `path` is the path inside the application."""
         known = next((each for each in (path, path.rpartition("/")[0]) if each in self._paths), OTHER)
         with self._lock:
             self._replies[known, logged.status] += 1
 
     def count_answers(self, model: str, completions: Iterable[Completion], failed: int, cancelled: int) -> None:
-        """Count the answers of a request to a model that has ended: its completions, and how many of its prompts failed
-        or were cancelled.
+        """Count the answers of an ended request: its completions, and how many of its prompts failed or were
+        cancelled.
         """
         with self._lock:
-            if model not in self._models and len(self._models) >= MOST_MODELS:
+            if model not in self._models and len(self._models) >= MAX_MODELS:
                 model = OTHER
             counted = self._models.setdefault(model, AnswerCounts())
             for first in completions:
@@ -302,6 +310,6 @@ class Tally:
             counted.reasons[FinishReason.CANCELLED.value] += cancelled
 
     def snapshot(self) -> tuple[Counter[tuple[str, int]], dict[str, AnswerCounts]]:
-        """Return the replies by path and status, and the answers by model, of this moment."""
+        """Return copies of the replies by path and status, and of the answers by model."""
         with self._lock:
             return self._replies.copy(), {name: each.copy() for name, each in self._models.items()}

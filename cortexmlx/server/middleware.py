@@ -1,4 +1,4 @@
-"""ASGI middlewares: who may ask, the log of requests, and paths as clients write them.
+"""ASGI middlewares: access control, the request log, and normalization of URL paths.
 
 A streamed answer passes through each of them unchanged.
 """
@@ -13,22 +13,22 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import CLIENT, MODEL, TOKENS, RequestRefused, error_reply
+from cortexmlx.server.http import SCOPE_CLIENT, SCOPE_MODEL, SCOPE_TOKENS, RequestRefused, error_reply
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
-OPEN = ("/health", "/")
+PUBLIC_PATHS = ("/health", "/")
 """Paths that are answered without a key. They tell nothing but that the server runs; the page asks for the key."""
 
-_ALLOWED = (
+_PREFLIGHT_HEADERS = (
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta, *"),
     (b"access-control-max-age", b"600"),
 )
 
 
-class Access:
-    """Lets through what may ask. A request without a valid key is 401, one for another host or from a foreign page
-    403.
+class AccessControl:
+    """Middleware that refuses requests without a valid API key (401), for another host, or from a foreign web page
+    (403).
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -40,14 +40,14 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _headers(scope)
+        headers = _decode_headers(scope)
         origin = headers.get("origin")
-        if why := self._why_foreign(headers, origin):
+        if why := self._foreign_reason(headers, origin):
             await error_reply(RequestRefused(403, why), scope["path"])(scope, receive, send)
             return
-        cors = _cors_headers(origin) if origin is not None and self._trusts(origin) else []
+        cors = _cors_headers(origin) if origin is not None and self._allows_origin(origin) else []
         if scope["method"] == "OPTIONS" and origin is not None:
-            await send({"type": "http.response.start", "status": 204, "headers": [*cors, *_ALLOWED]})
+            await send({"type": "http.response.start", "status": 204, "headers": [*cors, *_PREFLIGHT_HEADERS]})
             await send({"type": "http.response.body", "body": b""})
             return
 
@@ -56,33 +56,34 @@ class Access:
                 message["headers"] = [*message.get("headers", ()), *cors]
             await send(message)
 
-        path = path_in(scope)
-        if self._settings.keys and path not in OPEN:
-            client = self._client(headers)
+        path = application_path(scope)
+        if self._settings.keys and path not in PUBLIC_PATHS:
+            client = self._find_client(headers)
             if client is None:
                 why = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
                 refused = error_reply(RequestRefused(401, why, headers={"www-authenticate": "Bearer"}), path)
                 await refused(scope, receive, send_with_cors)
                 return
-            scope[CLIENT] = client
+            scope[SCOPE_CLIENT] = client
 
         await self._app(scope, receive, send_with_cors)
 
-    def _why_foreign(self, headers: Mapping[str, str], origin: str | None) -> str:
-        """Return why a request may come from a page of the web that nobody allowed; empty: it does not."""
-        host = _name_of(headers.get("host", ""))
+    def _foreign_reason(self, headers: Mapping[str, str], origin: str | None) -> str:
+        """Return why a request is refused as one of a foreign host or web page; empty if it is allowed."""
+        host = _host_name(headers.get("host", ""))
         names = self._settings.hosts
         if not self._settings.keys and host not in names and "*" not in names:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
-        if origin is None or self._trusts(origin) or origin.partition("://")[2] == headers.get("host"):
+        if origin is None or self._allows_origin(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"
 
-    def _trusts(self, origin: str) -> bool:
+    def _allows_origin(self, origin: str) -> bool:
+        """Whether web pages of an origin may send requests."""
         return "*" in self._settings.origins or origin in self._settings.origins
 
-    def _client(self, headers: Mapping[str, str]) -> str | None:
-        """Return the client whose key a request has. All keys are compared, each in constant time."""
+    def _find_client(self, headers: Mapping[str, str]) -> str | None:
+        """Return the client whose API key a request has, or None. Keys are compared in constant time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         found = None
@@ -93,14 +94,16 @@ class Access:
 
 
 def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
+    """Return the CORS headers of a reply to a page of this origin."""
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
 
-def _headers(scope: Scope) -> dict[str, str]:
+def _decode_headers(scope: Scope) -> dict[str, str]:
+    """Return the request headers of an ASGI scope as texts, with names in lower case."""
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _name_of(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return the name in a `Host` header, without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -108,7 +111,7 @@ def _name_of(host: str) -> str:
 
 
 class RequestLog:
-    """Hands each request to `write` when it has ended, with its path inside the application."""
+    """Middleware that passes each ended request, with its path inside the application, to the callback `write`."""
 
     def __init__(self, app: ASGIApp, write: Callable[[LoggedRequest, str], None]) -> None:
         self._app = app
@@ -132,16 +135,20 @@ class RequestLog:
             await self._app(scope, receive, watch_and_send)
         finally:
             seconds = time.perf_counter() - started
-            path, inside, shown = scope["path"][:200], path_in(scope), status if ended else 499
-            logged = LoggedRequest(scope["method"], path, shown, seconds, scope.get(TOKENS), scope.get(MODEL))
+            path, inside, shown = scope["path"][:200], application_path(scope), status if ended else 499
+            logged = LoggedRequest(
+                scope["method"], path, shown, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
+            )
             self._write(logged, inside)
 
 
 _VERSION = "/v1"
 
 
-class UsualPaths:
-    """Serves paths as clients write them, under the path that is meant. A redirection would lose the body."""
+class PathNormalizer:
+    """Middleware that maps path variants, such as doubled slashes or a missing `/v1`, to the served path, without a
+    redirect.
+    """
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
         self._app = app
@@ -150,22 +157,22 @@ class UsualPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer."""
         if scope["type"] == "http":
-            scope = {**scope, "path": scope.get("root_path", "") + self.served_path(path_in(scope))}
+            scope = {**scope, "path": scope.get("root_path", "") + self.normalize(application_path(scope))}
         await self._app(scope, receive, send)
 
-    def served_path(self, path: str) -> str:
-        """Return the path that is served for this one: the same, if none is."""
+    def normalize(self, path: str) -> str:
+        """Return the served path that a client's path means, or the path itself if none is."""
         plain = re.sub(r"/{2,}", "/", path)
         plain = plain.rstrip("/") or "/"
         bare = re.sub(rf"^(?:{_VERSION})+(?=/)", "", plain)
-        return next((each for each in (plain, _VERSION + bare, bare) if self._serves(each)), path)
+        return next((each for each in (plain, _VERSION + bare, bare) if self._is_served(each)), path)
 
-    def _serves(self, path: str) -> bool:
-        """Return whether a path is served, or is that of one thing of a list, such as a model."""
+    def _is_served(self, path: str) -> bool:
+        """Whether a path is served, also one below a list, such as `/v1/models/NAME`."""
         return path in self._paths or any(path.startswith(f"{each}/") for each in self._paths if each.startswith("/v1"))
 
 
-def path_in(scope: Mapping[str, Any]) -> str:
-    """Return the path of a request inside the application, which may be mounted in another one."""
+def application_path(scope: Mapping[str, Any]) -> str:
+    """Return a request's path inside the application, which may be mounted below another path."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -1,4 +1,4 @@
-"""ModelPool: models that are loaded when a request needs them, within one memory budget, on a thread of its own."""
+"""ModelPool: loads models on demand and unloads them, within one memory budget, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cortexmlx.errors import (
     OutOfMemory,
 )
 from cortexmlx.kv.sizing import format_bytes, parse_size
-from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.residency import LoadModel, Residency, Retries, State, Ticket, UnloadModel
-from cortexmlx.system.machine import give_back_freed
+from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.server.residency import LoadBackoff, LoadModel, ModelState, ModelTicket, Residency, UnloadModel
+from cortexmlx.system.machine import release_freed_memory
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cortexmlx")
 
-_LONGEST_WAIT = 3600.0
+_MAX_WAIT_SECONDS = 3600.0
 """Seconds after which the pool's thread looks again, whatever the clock says."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that a pool can load."""
+    """A model that a pool can load: its name, how to open its engine, and the memory that it takes."""
 
     name: str
     open: Callable[[OnProgress], Engine]
@@ -58,14 +58,14 @@ class ServedModel:
     """
     adapters: tuple[str, ...] = ()
     """The names of the adapters that it is loaded with."""
-    defaults: Callable[[Engine], Defaults] | None = None
+    defaults: Callable[[Engine], RequestDefaults] | None = None
     """Returns what a body does not set. Called when the model is loaded, which fails with it. None: as the server's
     settings say.
     """
 
 
 class ModelPool:
-    """Loads models on demand, and unloads the least recently used ones before, so that all fit into the budget.
+    """Loads models on demand and unloads the least recently used ones, so that all fit into a memory budget.
 
     Use it as a context manager, or call `close`. Any thread may call everything here.
     """
@@ -96,18 +96,18 @@ class ModelPool:
         if idle is not None and not idle > 0:
             raise InvalidRequest(f"idle is {idle!r}, but must be above 0 seconds or None")
         if budget is not None:
-            _check_room(listed, budget, keep)
+            _check_budget(listed, budget, keep)
         self.memory = budget
         """The budget in bytes; None: any number."""
         self._residency = Residency({m.name: m.memory for m in listed}, budget, keep, idle)
-        self._retries = Retries()
+        self._retries = LoadBackoff()
         self._contexts = {m.name: m.context_length for m in listed}
         self._tell = tell or log.info
         self._complain = tell or log.warning
         self._clock = clock
         self._on_progress: OnProgress | None = None
-        self._loaded: dict[str, tuple[Engine, Defaults | None]] = {}
-        self._waits: dict[int, _Wait] = {}
+        self._loaded: dict[str, tuple[Engine, RequestDefaults | None]] = {}
+        self._waits: dict[int, _PoolWait] = {}
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="cortexmlx-models", daemon=True)
@@ -117,14 +117,14 @@ class ModelPool:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of all models, in order."""
         return tuple(self._models)
 
     def context_length(self, name: str) -> int | None:
-        """Return how many tokens a prompt and its answer may have; None before the first load, if nobody said so."""
+        """Return how many tokens a prompt and its answer may have; None if that is not known before the first load."""
         return self._contexts[name]
 
-    def memory_of(self, name: str) -> int:
+    def model_memory(self, name: str) -> int:
         """Return the bytes that a model takes when it is loaded."""
         return self._models[name].memory
 
@@ -134,45 +134,45 @@ class ModelPool:
         return self._models[name].adapters if loaded is None else tuple(loaded[0].adapters)
 
     def is_loaded(self, name: str) -> bool:
-        """Return whether a model is in memory."""
+        """Whether a model is in memory."""
         return name in self._loaded
 
-    def loaded(self) -> list[tuple[str, Engine]]:
-        """Return the engines of the models that are in memory, by name. One may be closed meanwhile."""
+    def loaded_engines(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models in memory, each with its name. One may be closed meanwhile."""
         with self._changed:
             return [(name, engine) for name, (engine, _) in self._loaded.items()]
 
     def is_ready(self, name: str) -> bool:
-        """Return whether a request would get the model at once."""
+        """Whether a request for a model would be granted at once."""
         with self._changed:
-            self._notice(name)
+            self._check_engine(name)
             return self._residency.would_grant(name)
 
-    def ask(self, name: str, settled: Callable[[], None] = lambda: None) -> _Wait:
-        """Ask for a model. `settled` is called on any thread when the wait is settled, unless it is so at once. Raises
-        EngineClosed.
+    def request_model(self, name: str, settled: Callable[[], None] = lambda: None) -> _PoolWait:
+        """Request a model. `settled` is called, on any thread, when the request is granted or has failed later than at
+        once. Raises EngineClosed.
         """
         with self._changed:
             if self._closing:
-                raise _closed()
-            self._notice(name)
-            wait = _Wait(self, self._residency.ask(name), settled)
-            if (refusal := self._refusal(name)) is not None:
-                self._residency.leave(wait.ticket, self._clock())
+                raise _pool_closed_error()
+            self._check_engine(name)
+            wait = _PoolWait(self, self._residency.add_request(name), settled)
+            if (refusal := self._load_refusal(name)) is not None:
+                self._residency.end_request(wait.ticket, self._clock())
                 wait.error, wait.cause = refusal
                 return wait
             self._waits[wait.ticket.number] = wait
-            self._settle(self._residency.grant(), but=wait)
+            self._hand_out(self._residency.grant_requests(), but=wait)
             self._changed.notify()
             return wait
 
-    def take(self, name: str, on_progress: OnProgress | None = None) -> Lease:
-        """Wait for a model on this thread, and return it; release it. `on_progress` is called while it is loaded, on
-        other threads. Raises what loading raises, with the paths, and EngineClosed.
+    def acquire(self, name: str, on_progress: OnProgress | None = None) -> ModelLease:
+        """Wait for a model on this thread and return its lease, to be released. `on_progress` is called while it is
+        loaded, on other threads. Raises what loading raises, with the paths, and EngineClosed.
         """
         there = threading.Event()
         self._on_progress = on_progress
-        wait = self.ask(name, there.set)
+        wait = self.request_model(name, there.set)
         try:
             while not wait.settled:
                 there.wait(LONGEST_SECONDS)
@@ -180,25 +180,25 @@ class ModelPool:
                 raise wait.cause
             return wait.lease()
         except BaseException:
-            wait.leave()
+            wait.end()
             raise
         finally:
             self._on_progress = None
 
-    def look(self) -> None:
-        """Look at the clock now. For a clock that is not the machine's."""
+    def check_clock(self) -> None:
+        """Have the pool's thread read the clock now, for tests with a clock of their own."""
         with self._changed:
             self._changed.notify()
 
     def close(self) -> None:
-        """Close all engines, also one that is being loaded, and wait for that. Requests in flight fail with
-        EngineClosed. Safe to call again.
+        """Close all engines, also one that is being loaded, and wait for it. Running requests fail with EngineClosed.
+        Safe to call again.
         """
         with self._changed:
             self._closing = True
             for wait in list(self._waits.values()):
                 if not wait.settled:
-                    wait.fail(_closed())
+                    wait.fail(_pool_closed_error())
             self._changed.notify()
         self._thread.join()
 
@@ -212,166 +212,173 @@ class ModelPool:
 
     # -- waits, under the lock ----------------------------------------------------------------------------------------
 
-    def left(self, wait: _Wait) -> None:
-        """End a request, or take it back."""
+    def end_wait(self, wait: _PoolWait) -> None:
+        """End a granted request for a model, or withdraw a waiting one."""
         with self._changed:
             if self._waits.pop(wait.ticket.number, None) is not None:
-                self._notice(wait.ticket.model)
-                if self._residency.users(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
-                    self._retries.served(wait.ticket.model)
-                self._residency.leave(wait.ticket, self._clock())
-                self._settle(self._residency.grant())
+                self._check_engine(wait.ticket.model)
+                if self._residency.user_count(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
+                    self._retries.record_success(wait.ticket.model)
+                self._residency.end_request(wait.ticket, self._clock())
+                self._hand_out(self._residency.grant_requests())
                 self._changed.notify()
 
-    def _notice(self, name: str) -> None:
-        """Note it if a loaded model's engine has failed for good. It is then unloaded, and loaded again when it is
-        asked for.
+    def _check_engine(self, name: str) -> None:
+        """Mark a loaded model as failed if its engine has closed for good, so that it is unloaded, and loaded again on
+        request.
         """
         engine = self._loaded[name][0] if name in self._loaded else None
-        loaded = self._residency.state(name) is State.LOADED and not self._residency.has_failed(name)
+        loaded = self._residency.state_of_model(name) is ModelState.LOADED and not self._residency.has_failed(name)
         if engine is not None and engine.closed and loaded:
-            self._residency.fail(name)
-            if not self._retries.serves(name):
-                self._retries.failed(name, EngineClosed("it failed before it had answered a request"), self._clock())
+            self._residency.mark_failed(name)
+            if not self._retries.has_served(name):
+                self._retries.record_failure(
+                    name, EngineClosed("it failed before it had answered a request"), self._clock()
+                )
             self._changed.notify()
 
-    def _refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
-        """Return why a model is not tried now, and what its last load raised; None if it may be loaded."""
-        if self._residency.state(name) is not State.UNLOADED and not self._residency.has_failed(name):
+    def _load_refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
+        """Return the error and the last load's exception if a model must not be loaded yet; None if it may be."""
+        if self._residency.state_of_model(name) is not ModelState.UNLOADED and not self._residency.has_failed(name):
             return None
-        refusal = self._retries.refusal(name, self._clock())
-        return None if refusal is None else (cannot_load(name, *refusal), refusal[0])
+        refusal = self._retries.current_failure(name, self._clock())
+        return None if refusal is None else (cannot_load_error(name, *refusal), refusal[0])
 
-    def _settle(self, granted: Iterable[Ticket], but: _Wait | None = None) -> None:
-        """Hand out the models of requests that are granted."""
+    def _hand_out(self, granted: Iterable[ModelTicket], but: _PoolWait | None = None) -> None:
+        """Give granted requests their leases. The wait `but` is not notified."""
         for ticket in granted:
             wait = self._waits[ticket.number]
             engine, defaults = self._loaded[ticket.model]
-            wait.take(Lease(engine, ticket.model, defaults, end=wait.leave), quiet=wait is but)
+            wait.grant(ModelLease(engine, ticket.model, defaults, on_release=wait.end), quiet=wait is but)
 
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (action := self._next()) is not None:
+        """Carry out loads and unloads until the pool is closed: the pool's thread."""
+        while (action := self._next_action()) is not None:
             if isinstance(action, LoadModel):
                 self._load(self._models[action.model])
             else:
                 self._unload(action.model)
                 with self._changed:
-                    self._residency.unloaded()
-                    self._settle(self._residency.grant())
+                    self._residency.finish_unload()
+                    self._hand_out(self._residency.grant_requests())
         for name in list(self._loaded):
             self._unload(name)
 
-    def _next(self) -> LoadModel | UnloadModel | None:
-        """Wait for something to do. Return None at the end."""
+    def _next_action(self) -> LoadModel | UnloadModel | None:
+        """Wait for the next load or unload; None when the pool is closed."""
         with self._changed:
             while not self._closing:
-                action = self._residency.begin(self._clock())
+                action = self._residency.begin_action(self._clock())
                 if action is not None:
                     return action
-                due = self._residency.due()
-                wait = _LONGEST_WAIT if due is None else due - self._clock()
-                self._changed.wait(min(max(wait, 0.0), _LONGEST_WAIT))
+                due = self._residency.next_idle_unload()
+                wait = _MAX_WAIT_SECONDS if due is None else due - self._clock()
+                self._changed.wait(min(max(wait, 0.0), _MAX_WAIT_SECONDS))
             return None
 
     def _load(self, model: ServedModel) -> None:
+        """Load a model and grant the requests that wait for it, or record its failure."""
         began = self._clock()
         engine: Engine | None = None
         try:
-            engine = model.open(self._report)
+            engine = model.open(self._on_load_progress)
             defaults = None if model.defaults is None else model.defaults(engine)
             longest = engine.longest_request
         except BaseException as error:  # whatever it is, the other models go on
             cause = error.with_traceback(None)
             if engine is not None:
-                _close(engine, model.name)
-            self._failed(model.name, cause)
+                _close_engine(engine, model.name)
+            self._fail_load(model.name, cause)
             return
         with self._changed:
             if self._contexts[model.name] is None:
                 self._contexts[model.name] = longest
             self._loaded[model.name] = (engine, defaults)
-            self._settle(self._residency.loaded(self._clock()))
-            self._settle(self._residency.grant())
-        self._say(f"loaded {model.name} in {self._clock() - began:.1f} s")
+            self._hand_out(self._residency.finish_load(self._clock()))
+            self._hand_out(self._residency.grant_requests())
+        self._report_event(f"loaded {model.name} in {self._clock() - began:.1f} s")
 
-    def _failed(self, name: str, cause: BaseException) -> None:
+    def _fail_load(self, name: str, cause: BaseException) -> None:
+        """Record a failed load and fail the requests that wait for the model."""
         with self._changed:
-            says = cannot_load(name, cause, self._retries.failed(name, cause, self._clock()))
-            for ticket in self._residency.failed():
+            says = cannot_load_error(name, cause, self._retries.record_failure(name, cause, self._clock()))
+            for ticket in self._residency.fail_load():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
                     wait.fail(says, cause)
-            self._settle(self._residency.grant())
+            self._hand_out(self._residency.grant_requests())
         if not self._closing:
-            self._say(f"{name} cannot be loaded: {cause or type(cause).__name__}", wrong=True)
+            self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", wrong=True)
 
     def _unload(self, name: str) -> None:
+        """Close a model's engine and free its memory."""
         with self._changed:
             engine, _ = self._loaded.pop(name)
-            self._retries.unloaded(name)
-        _close(engine, name)
+            self._retries.record_unload(name)
+        _close_engine(engine, name)
         del engine
-        give_back_freed()
+        release_freed_memory()
         if not self._closing:
-            self._say(f"unloaded {name}")
+            self._report_event(f"unloaded {name}")
 
-    def _say(self, text: str, *, wrong: bool = False) -> None:
+    def _report_event(self, text: str, *, wrong: bool = False) -> None:
+        """Report a load, failed load or unload to the pool's owner, or else to the log."""
         try:
             (self._complain if wrong else self._tell)(text)
         except Exception:  # nobody reads any more: the models go on
             log.info(text)
 
-    def _report(self, progress: Progress) -> None:
-        """Pass the progress of a load on. Raises EngineClosed if the pool is closed, which ends the load."""
+    def _on_load_progress(self, progress: Progress) -> None:
+        """Pass on the progress of a load. Raises EngineClosed, which ends the load, if the pool is closed."""
         if self._closing:
-            raise _closed()
+            raise _pool_closed_error()
         if (told := self._on_progress) is not None:
             told(progress)
 
 
-class _Wait:
-    """A request for a model, and the lease that comes of it."""
+class _PoolWait:
+    """A request for a model of a pool, which ends in a lease or an error."""
 
-    def __init__(self, pool: ModelPool, ticket: Ticket, settled: Callable[[], None]) -> None:
+    def __init__(self, pool: ModelPool, ticket: ModelTicket, settled: Callable[[], None]) -> None:
         self.ticket = ticket
         self.error: CortexError | None = None
         self.cause: BaseException | None = None
         """What loading raised, with the paths."""
         self._pool = pool
         self._settled = settled
-        self._lease: Lease | None = None
+        self._lease: ModelLease | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether `lease` returns or raises now."""
+        """Whether the request was granted or has failed, so that `lease` does not wait."""
         return self._lease is not None or self.error is not None
 
-    def lease(self) -> Lease:
-        """Return the lease. Raises CannotLoad or EngineClosed."""
+    def lease(self) -> ModelLease:
+        """Return the lease, or raise CannotLoad or EngineClosed."""
         if self.error is not None:
             raise self.error
         assert self._lease is not None
         return self._lease
 
-    def leave(self) -> None:
-        """End the request, or take it back."""
-        self._pool.left(self)
+    def end(self) -> None:
+        """End the request, or withdraw it if it still waits."""
+        self._pool.end_wait(self)
 
-    def take(self, lease: Lease, *, quiet: bool) -> None:
-        """Settle it with a lease."""
+    def grant(self, lease: ModelLease, *, quiet: bool) -> None:
+        """Settle the request with a lease. `quiet`: without notifying its owner."""
         self._lease = lease
         if not quiet:
             self._settled()
 
     def fail(self, error: CortexError, cause: BaseException | None = None) -> None:
-        """Settle it with an error."""
+        """Settle the request with an error."""
         self.error, self.cause = error, cause
         self._settled()
 
 
-def _check_room(models: Iterable[ServedModel], budget: int, keep: Collection[str]) -> None:
-    """Raise InvalidRequest for a model that can never be loaded, with the numbers."""
+def _check_budget(models: Iterable[ServedModel], budget: int, keep: Collection[str]) -> None:
+    """Raise InvalidRequest if a model does not fit into the budget beside those that are always loaded."""
     held = sum(model.memory for model in models if model.name in keep)
     for model in models:
         others = held - (model.memory if model.name in keep else 0)
@@ -384,14 +391,16 @@ def _check_room(models: Iterable[ServedModel], budget: int, keep: Collection[str
             )
 
 
-def _close(engine: Engine, name: str) -> None:
+def _close_engine(engine: Engine, name: str) -> None:
+    """Close an engine; an error is logged."""
     try:
         engine.close()
     except Exception:
         log.exception("%s did not close properly", name)
 
 
-def _closed() -> EngineClosed:
+def _pool_closed_error() -> EngineClosed:
+    """Return the error of requests to a closed pool."""
     return EngineClosed("the server ends: its models are closed")
 
 
@@ -399,7 +408,7 @@ def _closed() -> EngineClosed:
 
 
 class OpenEngines:
-    """One engine, which has the name of its model, or several by their names."""
+    """Serves engines that the program itself has opened: one under its model's name, or several by name."""
 
     def __init__(self, engines: Engine | Mapping[str, Engine]) -> None:
         self._given = engines
@@ -407,12 +416,13 @@ class OpenEngines:
 
     @cached_property
     def _engines(self) -> Mapping[str, Engine]:
+        """The engines by name."""
         given = self._given
-        return dict(given) if isinstance(given, Mapping) else {public_name(given.info.name): given}
+        return dict(given) if isinstance(given, Mapping) else {client_model_name(given.info.name): given}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of all models, in order."""
         return tuple(self._engines)
 
     def context_length(self, name: str) -> int:
@@ -424,39 +434,39 @@ class OpenEngines:
         return tuple(self._engines[name].adapters)
 
     def is_loaded(self, name: str) -> bool:
-        """Return True."""
+        """Return True: an open engine's model is always loaded."""
         return True
 
-    def loaded(self) -> list[tuple[str, Engine]]:
-        """Return all engines by name."""
+    def loaded_engines(self) -> list[tuple[str, Engine]]:
+        """Return all engines, each with its name."""
         return list(self._engines.items())
 
     def is_ready(self, name: str) -> bool:
-        """Return True."""
+        """Return True: an open engine can be used at once."""
         return True
 
-    def ask(self, name: str, settled: Callable[[], None]) -> _ReadyWait:
-        """Return a wait that is settled."""
-        return _ReadyWait(Lease(self._engines[name], name))
+    def request_model(self, name: str, settled: Callable[[], None]) -> _ReadyWait:
+        """Return a request that is already granted."""
+        return _ReadyWait(ModelLease(self._engines[name], name))
 
 
 class _ReadyWait:
+    """A request for a model that was granted at once."""
+
     settled = True
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: ModelLease) -> None:
         self._lease = lease
 
-    def lease(self) -> Lease:
+    def lease(self) -> ModelLease:
         return self._lease
 
-    def leave(self) -> None:
-        """Nothing ends: the engine is the program's."""
+    def end(self) -> None:
+        """Do nothing: the engine belongs to the program."""
 
 
-def public_name(model: str | Path) -> str:
-    """Return what clients call a model: of a folder or a file the last part of its path, since the rest is nobody's
-    business.
-    """
+def client_model_name(model: str | Path) -> str:
+    """Return the name of a model for clients: of a local path only the last part, since the rest is private."""
     path = Path(os.path.expanduser(model))
     if path.is_absolute() or os.path.exists(path):  # which is False for what no path can be
         return Path(os.path.abspath(path)).name.removesuffix(".gguf") or "model"
@@ -467,69 +477,71 @@ def public_name(model: str | Path) -> str:
 
 
 @dataclass(frozen=True)
-class Lease:
-    """A model while a request needs it."""
+class ModelLease:
+    """The right of one request to use a loaded model until it is released."""
 
     engine: Engine
     name: str
     """The name that replies say."""
-    defaults: Defaults | None = None
+    defaults: RequestDefaults | None = None
     """What a body does not set; None: as the server's settings say."""
     adapter: str | None = None
     """The name of the adapter that answers; None: the model alone does."""
-    end: Callable[[], None] = lambda: None
+    on_release: Callable[[], None] = lambda: None
 
     def release(self) -> None:
-        """Say that the request has ended. Safe to call again, from any thread."""
-        self.end()
+        """Give the model back: the request has ended. Safe to call again, from any thread."""
+        self.on_release()
 
 
-class Wait(Protocol):
-    """A request for a model, until it is `settled`."""
+class ModelWait(Protocol):
+    """A request for a model: first it waits, then it has a lease or an error."""
 
     @property
     def settled(self) -> bool:
-        """Whether `lease` returns or raises now."""
+        """Whether the request was granted or has failed, so that `lease` does not wait."""
 
-    def lease(self) -> Lease:
-        """Return the lease. Raises CortexError if the model cannot be had."""
+    def lease(self) -> ModelLease:
+        """Return the lease. Raises CortexError if the model cannot be loaded."""
 
-    def leave(self) -> None:
-        """End the request, or take it back. Safe to call again, from any thread."""
+    def end(self) -> None:
+        """End the request, or withdraw it if it still waits. Safe to call again, from any thread."""
 
 
-class ModelSource(Protocol):
-    """The models of a server, by name."""
+class ModelProvider(Protocol):
+    """What a server gets its models from: a ModelPool, or OpenEngines."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in order. The first model answers requests that name none."""
+        """The names of all models, in order. The first model answers requests that name none."""
 
     def context_length(self, name: str) -> int | None:
-        """Return how many tokens a prompt and its answer may have. It does not change once it is known; None: it is
-        not.
+        """Return how many tokens a prompt and its answer may have; None while that is not known. It does not change
+        once known.
         """
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""
 
     def is_loaded(self, name: str) -> bool:
-        """Return whether a model is in memory."""
+        """Whether a model is in memory."""
 
-    def loaded(self) -> list[tuple[str, Engine]]:
-        """Return the engines of the models that are in memory, by name. One may be closed meanwhile."""
+    def loaded_engines(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models in memory, each with its name. One may be closed meanwhile."""
 
     def is_ready(self, name: str) -> bool:
-        """Return whether a request would get the model at once."""
+        """Whether a request for a model would be granted at once."""
 
-    def ask(self, name: str, settled: Callable[[], None]) -> Wait:
-        """Ask for a model. `settled` is called on any thread when the wait is settled, unless it is so at once."""
+    def request_model(self, name: str, settled: Callable[[], None]) -> ModelWait:
+        """Request a model. `settled` is called, on any thread, when the request is granted or has failed later than at
+        once.
+        """
 
 
 # CannotLoad: what clients are told of a model that cannot be loaded.
 
 
-_WHY = (
+_PUBLIC_REASONS = (
     (ModelNotFound, "its files are not there"),
     (ModelCorrupt, "its files are damaged"),
     (ModelUnsupported, "this version cannot run it"),
@@ -540,8 +552,8 @@ _WHY = (
 
 
 class CannotLoad(CortexError):
-    """A model cannot be loaded now. The message names it without its path: clients read it. It may be tried again after
-    `seconds`.
+    """A model cannot be loaded now; it may be tried again after `seconds`. The message does not have its path: clients
+    read it.
     """
 
     def __init__(self, message: str, seconds: float = 1.0) -> None:
@@ -549,8 +561,8 @@ class CannotLoad(CortexError):
         self.seconds = seconds
 
 
-def cannot_load(name: str, cause: BaseException, seconds: float) -> CannotLoad:
-    """Return the error that clients get for what loading a model raised, and the seconds until it is tried again."""
-    why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
+def cannot_load_error(name: str, cause: BaseException, seconds: float) -> CannotLoad:
+    """Return the error for clients when loading a model raised `cause`. `seconds`: when it is tried again."""
+    why = next((words for kind, words in _PUBLIC_REASONS if isinstance(cause, kind)), "see the server's log")
     again = math.ceil(seconds)
     return CannotLoad(f"the model {name!r} cannot be loaded: {why}. Ask again in {again} s", again)

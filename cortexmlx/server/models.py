@@ -1,4 +1,4 @@
-"""The models of a server, by their names."""
+"""The models of a server by the names that clients use: aliases, adapters, and leases."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
-from cortexmlx.server.http import RequestRefused, error_reply, json_reply, wait_until_gone
-from cortexmlx.server.model_pool import Lease, ModelPool, ModelSource, OpenEngines, Wait
+from cortexmlx.server.http import RequestRefused, error_reply, json_reply, wait_for_disconnect
+from cortexmlx.server.model_pool import ModelLease, ModelPool, ModelProvider, ModelWait, OpenEngines
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.types.messages import meant as suggestion
+from cortexmlx.types.messages import suggest_name as suggestion
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
-__all__ = ["Lease", "Models"]
+__all__ = ["ModelDirectory", "ModelLease"]
 
-_SHOWN = 80
+_MAX_SHOWN = 80
 """Characters of an unknown name that an error repeats."""
 
 
 @dataclass(frozen=True)
 class ModelTarget:
-    """What a name means: a model, or one of its adapters."""
+    """What a client's model name refers to: a model, or one of its LoRA adapters."""
 
     model: str
     adapter: str | None = None
@@ -38,32 +38,32 @@ class ModelTarget:
 
     @property
     def name(self) -> str:
-        """The name that replies say."""
+        """The name for replies: `model`, or `model:adapter`."""
         return self.model if self.adapter is None else f"{self.model}:{self.adapter}"
 
 
-class Models:
-    """The models of a server: which name means which, and leases of them."""
+class ModelDirectory:
+    """Resolves the model names of requests, leases the models, and answers `/v1/models`."""
 
     def __init__(self, served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> None:
-        self._served: ModelSource = served if isinstance(served, ModelPool) else OpenEngines(served)
+        self._served: ModelProvider = served if isinstance(served, ModelPool) else OpenEngines(served)
         self._settings = settings
         self._started = int(time.time())
         if settings.aliases:
             self._check_aliases()
 
     @property
-    def name(self) -> str:
+    def default_name(self) -> str:
         """The name of the first model, which answers requests that name none."""
         return self._served.names[0]
 
-    def loaded(self) -> list[tuple[str, Engine]]:
-        """Return the engines of the models that are in memory, by name."""
-        return self._served.loaded()
+    def loaded_engines(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models in memory, each with its name."""
+        return self._served.loaded_engines()
 
-    async def take(self, name: object, request: Request | None = None) -> Lease:
-        """Return the model of a name; None means the first. If it is not loaded, wait for it, as long as the client of
-        `request` is there, and at most as long as a request may take.
+    async def acquire(self, name: object, request: Request | None = None) -> ModelLease:
+        """Return a lease of the model with this name (None: the first), after waiting for its load, but not longer
+        than a request may take or its client stays.
 
         Raises RequestRefused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
         """
@@ -74,30 +74,30 @@ class Models:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(settled.set)
 
-        wait = self._served.ask(model, wake)
+        wait = self._served.request_model(model, wake)
         try:
             if not wait.settled:
-                await self._wait(model, wait, settled, request)
+                await self._wait_for_model(model, wait, settled, request)
             lease = wait.lease()
         except BaseException:
-            wait.leave()
+            wait.end()
             raise
         return lease if target.adapter is None else replace(lease, name=target.name, adapter=target.adapter)
 
     def is_ready(self, name: object) -> bool:
-        """Return whether `take` would not wait. Raises RequestRefused for an unknown name."""
+        """Whether `acquire` would not wait. Raises RequestRefused for an unknown name."""
         return self._served.is_ready(self._resolve(name).model)
 
     async def list_models(self, request: Request) -> Response:
-        """List all models under all their names, with their adapters, in one form for the OpenAI API and Anthropic's.
-        Nothing is loaded.
+        """Handle GET `/v1/models`: list all models and adapters under all their names, in one form for OpenAI's and
+        Anthropic's API.
         """
-        names = list(self._listed)
+        names = list(self._targets_by_name)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_reply({"object": "list", "data": [self._describe(name) for name in names], **pages})
 
     async def describe_model(self, request: Request) -> Response:
-        """Describe a model. Nothing is loaded."""
+        """Handle GET `/v1/models/NAME`: describe a model without loading it."""
         name = request.path_params["name"]
         try:
             self._resolve(name)
@@ -105,11 +105,13 @@ class Models:
             return error_reply(error, request.url.path)
         return json_reply(self._describe(name))
 
-    async def _wait(self, model: str, wait: Wait, settled: asyncio.Event, request: Request | None) -> None:
-        """Wait until the wait is settled, or raise what ends it before."""
+    async def _wait_for_model(
+        self, model: str, wait: ModelWait, settled: asyncio.Event, request: Request | None
+    ) -> None:
+        """Wait until the model's request is settled. Raises ClientDisconnect or RequestTimeout."""
         tasks = [asyncio.ensure_future(settled.wait())]
         if request is not None:
-            tasks.append(asyncio.ensure_future(wait_until_gone(request)))  # type: ignore[arg-type]
+            tasks.append(asyncio.ensure_future(wait_for_disconnect(request)))  # type: ignore[arg-type]
         try:
             await asyncio.wait(tasks, timeout=self._settings.timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -125,60 +127,65 @@ class Models:
     # -- names --------------------------------------------------------------------------------------------------------
 
     @property
-    def _names(self) -> dict[str, str]:
-        """All names of models, each with the model that it means."""
+    def _models_by_name(self) -> dict[str, str]:
+        """All model names and aliases, each with the model's own name."""
         names = self._served.names
         others = dict.fromkeys(self._settings.names, names[0])
         return {**{name: name for name in names}, **others, **self._settings.aliases}
 
     @property
-    def _listed(self) -> dict[str, ModelTarget]:
-        """All names that are listed: those of models, then `model:adapter` for each adapter."""
-        models = {name: ModelTarget(model) for name, model in self._names.items()}
+    def _targets_by_name(self) -> dict[str, ModelTarget]:
+        """All names in the list of models: models, aliases, then `model:adapter` for each adapter."""
+        models = {name: ModelTarget(model) for name, model in self._models_by_name.items()}
         adapted = [
             ModelTarget(model, adapter) for model in self._served.names for adapter in self._served.adapters(model)
         ]
         return models | {target.name: target for target in adapted if target.name not in models}
 
     def _resolve(self, name: object) -> ModelTarget:
-        """Return what a name means. Raises InvalidRequest or RequestRefused."""
+        """Return the model and adapter that a name refers to. Raises InvalidRequest or RequestRefused (404)."""
         if name is None:
-            return ModelTarget(self.name)
-        listed = self._listed
+            return ModelTarget(self.default_name)
+        listed = self._targets_by_name
         if isinstance(name, str):
             if name in listed:
                 return listed[name]
             if (adapted := self._resolve_adapter(name)) is not None:
                 return adapted
-        if self._settings.any_name and not (isinstance(name, str) and self._names_adapter(name)):
-            return ModelTarget(self.name)
+        if self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
+            return ModelTarget(self.default_name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
-        told, shown = ", ".join(map(repr, listed)), name[:_SHOWN]
+        told, shown = ", ".join(map(repr, listed)), name[:_MAX_SHOWN]
         why = f"there is no model {shown!r}{suggestion(shown, listed)}: this server has {told}"
         raise RequestRefused(404, why, "model_not_found")
 
     def _resolve_adapter(self, name: str) -> ModelTarget | None:
-        """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one
-        model has it; None: it means nothing.
+        """Return the adapter that an unlisted name refers to (`alias:adapter`, or the adapter's own name if it is
+        unique); None: no adapter.
         """
-        for own, adapter in self._parts(name):
+        for own, adapter in self._split_adapter_name(name):
             if adapter in self._served.adapters(own):
                 return ModelTarget(own, adapter)
         having = [own for own in self._served.names if name in self._served.adapters(own)]
         return ModelTarget(having[0], name) if len(having) == 1 else None
 
-    def _names_adapter(self, name: str) -> bool:
-        """Return whether a name asks for an adapter of a model that has some, so that another model is no answer."""
-        return any(self._served.adapters(own) for own, _ in self._parts(name))
+    def _may_name_adapter(self, name: str) -> bool:
+        """Whether a name has the form `model:adapter` of a model with adapters, so that another model must not
+        answer.
+        """
+        return any(self._served.adapters(own) for own, _ in self._split_adapter_name(name))
 
-    def _parts(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield each model that a name may begin with, and what follows its colon. Both may have colons, too."""
-        for known, own in self._names.items():
+    def _split_adapter_name(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield each model whose name or alias a name may begin with, and what follows the colon. Both may have
+        colons, too.
+        """
+        for known, own in self._models_by_name.items():
             if name.startswith(f"{known}:"):
                 yield own, name[len(known) + 1 :]
 
     def _check_aliases(self) -> None:
+        """Raise InvalidRequest for an alias of no model, or one that hides another model."""
         for name, model in self._settings.aliases.items():
             if model not in self._served.names:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but there is no such model", field="aliases")
@@ -186,6 +193,7 @@ class Models:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but is a model's own name", field="aliases")
 
     def _describe(self, name: str) -> dict[str, Any]:
+        """Return the entry of a model in `/v1/models`."""
         target = self._resolve(name)
         model = target.model
         context = self._served.context_length(model)

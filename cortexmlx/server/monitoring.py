@@ -1,4 +1,4 @@
-"""Monitoring: what people and Prometheus see of the engines, at `/`, `/live` and `/metrics`."""
+"""Monitoring endpoints: the web page at `/`, its data at `/live`, and Prometheus metrics at `/metrics`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortexmlx import __version__
-from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.errors import CortexError
-from cortexmlx.server.http import dumped
-from cortexmlx.server.metrics import CONTENT_TYPE, Tally, exposition
-from cortexmlx.server.models import Models
+from cortexmlx.server.http import to_json_bytes
+from cortexmlx.server.metrics import CONTENT_TYPE, ServerCounters, render_metrics
+from cortexmlx.server.models import ModelDirectory
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, Latency, RequestStats
 
@@ -29,31 +29,35 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-LIVE = "/live"
+LIVE_PATH = "/live"
 
 
-class Monitoring:
-    """Answers who watches. However many they are, the engines are asked once at a time, and a few times a second."""
+class MonitoringEndpoints:
+    """The HTTP endpoints for people and programs that watch the server. All viewers together ask the engines a few
+    times a second.
+    """
 
-    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
+    def __init__(self, models: ModelDirectory, settings: ServerSettings, tally: ServerCounters) -> None:
         self._models = models
         self._settings = settings
         # What one client does is nothing to another: several of them see totals.
         whole = len(set(settings.keys.values())) <= 1
         started = time.time()
-        self._live = SharedResult(lambda: live(models.loaded(), whole))
-        self._metrics = SharedResult(lambda: exposition(models.loaded(), tally, started))
+        self._live = SharedResult(lambda: live_state(models.loaded_engines(), whole))
+        self._metrics = SharedResult(lambda: render_metrics(models.loaded_engines(), tally, started))
 
     async def root(self, request: Request) -> Response:
-        """Answer a browser with the page. Say to others what this is: with keys, not which model."""
+        """Handle GET `/`: the monitoring page for browsers, a line of text for others (with API keys, without the
+        model's name).
+        """
         if wants_page(request):
-            return page()
-        name = "" if self._settings.keys else f": {self._models.name}"
+            return page_response()
+        name = "" if self._settings.keys else f": {self._models.default_name}"
         return Response(f"cortexmlx{name}\n".encode("utf-8", "replace"), media_type="text/plain")
 
     async def live(self, request: Request) -> Response:
-        """Answer with what the page shows."""
-        found = await self._live.take()
+        """Handle GET `/live`: the JSON that the monitoring page shows."""
+        found = await self._live.get()
         headers = {"cache-control": "no-store", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers["content-encoding"] = "gzip"
@@ -61,45 +65,46 @@ class Monitoring:
         return Response(body, headers=headers, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """Answer Prometheus."""
+        """Handle GET `/metrics`, for Prometheus."""
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-        return Response(await self._metrics.take(), headers=headers, media_type=CONTENT_TYPE)
+        return Response(await self._metrics.get(), headers=headers, media_type=CONTENT_TYPE)
 
 
 # What the page shows of the engines at this moment, as JSON: totals, and for one client also the map of blocks and the
 # open requests. Never a text, and never who asked.
 
 
-MOST_REQUESTS = 64
+MAX_LISTED_REQUESTS = 64
 """Open requests that are listed."""
 
-_DIGITS = bytes(range(ord("0"), ord("0") + len(BlockState))) + bytes(256 - len(BlockState))
+_STATE_DIGITS = bytes(range(ord("0"), ord("0") + len(BlockState))) + bytes(256 - len(BlockState))
 """A block's state as a digit."""
 
 
 class LiveState(NamedTuple):
-    """The JSON, plain and compressed."""
+    """The JSON that the monitoring page shows, plain and compressed."""
 
     plain: bytes
     gzipped: bytes
 
 
-def live(engines: Sequence[tuple[str, Engine]], whole: bool) -> LiveState:
-    """Return the state of the engines that are open, each with the name of its model. They are asked on their threads.
-    `whole`: with the map of blocks and the open requests, which tell a client of the requests of others.
+def live_state(engines: Sequence[tuple[str, Engine]], whole: bool) -> LiveState:
+    """Return the JSON state of the open engines for the monitoring page. They are asked on their threads. `whole`:
+    with the map of blocks and the open requests, which would tell one client about another.
     """
     body = {
         "version": __version__,
         "seconds": round(time.monotonic(), 3),
         "whole": whole,
         "states": [state.name.lower() for state in BlockState],
-        "models": [_model(name, engine, whole) for name, engine in engines],
+        "models": [_model_state(name, engine, whole) for name, engine in engines],
     }
-    plain = dumped(body)
+    plain = to_json_bytes(body)
     return LiveState(plain, gzip.compress(plain, 1, mtime=0))
 
 
-def _model(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
+def _model_state(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
+    """Return the state of one engine, or only its model's description if it is closed."""
     info = engine.info
     about = {
         "name": name,
@@ -119,14 +124,14 @@ def _model(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
         **about,
         "open": True,
         "longest": longest,
-        **_totals(stats),
-        "blocks": None if blocks is None else _map(blocks),
-        "requests": [_request(each) for each in stats.requests[:MOST_REQUESTS]] if whole else None,
+        **_engine_totals(stats),
+        "blocks": None if blocks is None else _block_map(blocks),
+        "requests": [_request_row(each) for each in stats.requests[:MAX_LISTED_REQUESTS]] if whole else None,
     }
 
 
-def _totals(stats: EngineStats) -> dict[str, Any]:
-    """Return the numbers that are the same for all clients."""
+def _engine_totals(stats: EngineStats) -> dict[str, Any]:
+    """Return an engine's counters and sizes, which every client may see."""
     store = stats.kv_store
     return {
         "running": stats.rows_running,
@@ -138,8 +143,8 @@ def _totals(stats: EngineStats) -> dict[str, Any]:
         "cached_tokens": stats.cached_tokens,
         "generated_tokens": stats.generated_tokens,
         "preemptions": stats.preemptions,
-        "ttft": _latency(stats.time_to_first_token),
-        "itl": _latency(stats.inter_token),
+        "ttft": _latency_summary(stats.time_to_first_token),
+        "itl": _latency_summary(stats.inter_token),
         "memory": {
             "active": stats.active_memory,
             "peak": stats.peak_memory,
@@ -158,25 +163,28 @@ def _totals(stats: EngineStats) -> dict[str, Any]:
     }
 
 
-def _latency(latency: Latency) -> dict[str, float]:
+def _latency_summary(latency: Latency) -> dict[str, float]:
+    """Return the count, median and 99th percentile of a latency."""
     return {"count": latency.count, "p50": round(latency.p50, 5), "p99": round(latency.p99, 5)}
 
 
-def _map(blocks: BlockMap) -> dict[str, Any]:
+def _block_map(blocks: BlockMap) -> dict[str, Any]:
+    """Return the state of every KV block, one digit each, by group of layers."""
     groups = [
         {
             "layers": group.layers,
             "window": group.window,
             "block_bytes": group.block_bytes,
             "limit": group.limit,
-            "states": group.states.translate(_DIGITS).decode(),
+            "states": group.states.translate(_STATE_DIGITS).decode(),
         }
         for group in blocks.groups
     ]
     return {"tokens": blocks.block_size, "groups": groups}
 
 
-def _request(request: RequestStats) -> list[Any]:
+def _request_row(request: RequestStats) -> list[Any]:
+    """Return the numbers of one open request."""
     return [
         request.state.value,
         request.prompt_tokens,
@@ -190,17 +198,19 @@ def _request(request: RequestStats) -> list[Any]:
 # The page at `/`: one file without data, and the headers that keep it from loading or running anything else.
 
 
-_FILE = "index.html"
+_PAGE_FILE = "index.html"
 
 
 @cache
-def _page() -> tuple[bytes, str]:
-    """Return the file, and its content security policy: only its own script and styles, and only this server."""
-    text = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+def _load_page() -> tuple[bytes, str]:
+    """Load the page's HTML file and build its content security policy: only its own script and styles, and only this
+    server.
+    """
+    text = files(__package__).joinpath(_PAGE_FILE).read_text(encoding="utf-8")
     rules = [
         "default-src 'none'",
-        f"script-src {_hashes('script', text)}",
-        f"style-src {_hashes('style', text)}",
+        f"script-src {_inline_hashes('script', text)}",
+        f"style-src {_inline_hashes('style', text)}",
         "img-src data:",
         "connect-src 'self'",
         "base-uri 'none'",
@@ -212,20 +222,20 @@ def _page() -> tuple[bytes, str]:
     return text.encode(), "; ".join(rules)
 
 
-def _hashes(tag: str, text: str) -> str:
-    """Return what allows the inline elements of a tag."""
+def _inline_hashes(tag: str, text: str) -> str:
+    """Return the policy's hashes for the page's inline elements of a tag."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inside)
 
 
 def wants_page(request: Request) -> bool:
-    """Return whether who asks is a browser, and no program such as curl."""
+    """Whether a request comes from a browser, and not from a program such as curl."""
     return "text/html" in request.headers.get("accept", "")
 
 
-def page() -> Response:
-    """Return the page."""
-    content, policy = _page()
+def page_response() -> Response:
+    """Return the monitoring page, with its security headers."""
+    content, policy = _load_page()
     headers = {
         "cache-control": "no-cache",
         "content-security-policy": policy,
@@ -244,38 +254,39 @@ def page() -> Response:
 
 T = TypeVar("T")
 
-EVERY = 0.25
+MIN_INTERVAL = 0.25
 """Seconds between two calls, at least."""
 
 
 class SharedResult(Generic[T]):
-    """The newest result of `make`, which runs on a thread: one call at a time, and at most one every `every` seconds.
-    Who asks in between gets the result of the call before, also if that is an error.
+    """Caches the result of `make` for concurrent callers: one call at a time on a thread, at most one every `every`
+    seconds. Who asks in between gets the result of the call before, also if that is an error.
     """
 
-    def __init__(self, make: Callable[[], T], every: float = EVERY) -> None:
+    def __init__(self, make: Callable[[], T], every: float = MIN_INTERVAL) -> None:
         self._make = make
         self._every = every
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
         self._next = 0.0
 
-    async def take(self) -> T:
+    async def get(self) -> T:
         """Return the newest result, or raise its error. A cancelled caller does not end the call of the others."""
         loop = asyncio.get_running_loop()
         if self._task is None or self._loop is not loop or (self._task.done() and time.monotonic() >= self._next):
-            self._loop, self._task = loop, loop.create_task(self._call())
+            self._loop, self._task = loop, loop.create_task(self._make_on_thread())
             self._task.add_done_callback(_retrieve_error)
         return await asyncio.shield(self._task)
 
-    async def _call(self) -> T:
+    async def _make_on_thread(self) -> T:
+        """Run `make` on a thread."""
         try:
-            return await on_a_thread(self._make)
+            return await run_on_thread(self._make)
         finally:
             self._next = time.monotonic() + self._every
 
 
 def _retrieve_error(task: asyncio.Task[T]) -> None:
-    """Take note of the error of a call whose callers have all gone, or asyncio would log it."""
+    """Read the error of a finished call, so that asyncio does not log it if its callers have gone."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Residency: which models are loaded, in use, waited for, and to be unloaded. Plain data, without threads and mlx."""
+"""Decides which models of a pool are loaded and unloaded, and for whom. Plain data, without threads and mlx."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class State(Enum):
-    """Where a model is."""
+class ModelState(Enum):
+    """Whether a model is unloaded, loading, loaded or unloading."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -18,8 +18,8 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """A request for a model. A smaller `number` came first."""
+class ModelTicket:
+    """A queued or granted request for a model. A smaller `number` came first."""
 
     number: int
     model: str
@@ -27,38 +27,40 @@ class Ticket:
 
 @dataclass(frozen=True)
 class LoadModel:
-    """Load this model now."""
+    """An action: load this model now."""
 
     model: str
 
 
 @dataclass(frozen=True)
 class UnloadModel:
-    """Unload this model now."""
+    """An action: unload this model now."""
 
     model: str
 
 
 @dataclass
-class _Model:
+class _ModelEntry:
+    """A model's state, memory and use."""
+
     memory: int
-    state: State = State.UNLOADED
+    state: ModelState = ModelState.UNLOADED
     users: int = 0
-    granted: int = 0
+    newest_ticket: int = 0
     """The number of the newest ticket that was granted."""
-    used: float = 0.0
+    last_used: float = 0.0
     """When the last user left, or when it was loaded."""
     failed: bool = False
     """Whether its engine has failed for good."""
 
     @property
-    def ready(self) -> bool:
-        """Whether it can serve requests."""
-        return self.state is State.LOADED and not self.failed
+    def is_ready(self) -> bool:
+        """Whether the model can serve requests."""
+        return self.state is ModelState.LOADED and not self.failed
 
 
 class Residency:
-    """The models of one memory budget.
+    """Decides which models are in memory: grants requests, and picks the next load or unload within a memory budget.
 
     - A request for a loaded model is granted at once.
     - The oldest waiting request decides what is loaded next. If there is no room, the least recently used models are
@@ -80,158 +82,163 @@ class Residency:
         """`memory` has the bytes of each model, `budget` those of all together (None: any number). Models in `kept` are
         never unloaded. Others are unloaded after `idle` seconds without a request; None: only for room.
         """
-        self._models = {name: _Model(size) for name, size in memory.items()}
+        self._models = {name: _ModelEntry(size) for name, size in memory.items()}
         self._budget = budget
         self._kept = frozenset(kept)
         self._idle = idle
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Ticket] = {}
-        self._running: dict[int, Ticket] = {}
+        self._waiting: dict[int, ModelTicket] = {}
+        self._running: dict[int, ModelTicket] = {}
         self._changing: str | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, model: str) -> Ticket:
-        """Ask for a model. `grant` says when the request has it."""
-        ticket = Ticket(next(self._numbers), model)
+    def add_request(self, model: str) -> ModelTicket:
+        """Queue a request for a model. `grant_requests` returns it once it is granted."""
+        ticket = ModelTicket(next(self._numbers), model)
         self._waiting[ticket.number] = ticket
         return ticket
 
-    def grant(self) -> list[Ticket]:
-        """Grant what can be granted, and return it. Call it after every change."""
+    def grant_requests(self) -> list[ModelTicket]:
+        """Grant all requests that can be granted, and return them. Call it after every change."""
         granted = []
         for ticket in list(self._waiting.values()):
             model = self._models[ticket.model]
-            if model.ready and not self._makes_room(ticket):
-                self._grant(ticket)
+            if model.is_ready and not self._must_make_room(ticket):
+                self._grant_ticket(ticket)
                 granted.append(ticket)
         return granted
 
-    def leave(self, ticket: Ticket, now: float) -> None:
-        """Take back a request that waits, or end one that was granted. Safe to call again."""
+    def end_request(self, ticket: ModelTicket, now: float) -> None:
+        """Withdraw a waiting request, or end one that was granted. Safe to call again."""
         self._waiting.pop(ticket.number, None)
         if self._running.pop(ticket.number, None) is not None:
             model = self._models[ticket.model]
             model.users -= 1
-            model.used = max(model.used, now)
+            model.last_used = max(model.last_used, now)
 
     def would_grant(self, model: str) -> bool:
-        """Return whether a request for a model would be granted at once."""
-        return self._models[model].ready and model not in self._victims()
+        """Whether a request for a model would be granted at once."""
+        return self._models[model].is_ready and model not in self._models_to_unload()
 
     def has_failed(self, model: str) -> bool:
-        """Return whether a loaded model has failed for good."""
+        """Whether a loaded model's engine has failed for good."""
         return self._models[model].failed
 
-    def fail(self, model: str) -> None:
-        """Say that a loaded model has failed for good. Safe to call again."""
-        if self._models[model].state is State.LOADED:
+    def mark_failed(self, model: str) -> None:
+        """Record that a loaded model's engine has failed for good. Safe to call again."""
+        if self._models[model].state is ModelState.LOADED:
             self._models[model].failed = True
 
     # -- loading and unloading ----------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> LoadModel | UnloadModel | None:
-        """Return what to do now, which has begun with that; None for nothing."""
+    def begin_action(self, now: float) -> LoadModel | UnloadModel | None:
+        """Return the next load or unload, and count it as begun; None if there is nothing to do."""
         if self._changing is not None:
             return None
-        action = self._next(now)
+        action = self._choose_action(now)
         if action is not None:
             self._changing = action.model
-            self._models[action.model].state = State.LOADING if isinstance(action, LoadModel) else State.UNLOADING
+            self._models[action.model].state = (
+                ModelState.LOADING if isinstance(action, LoadModel) else ModelState.UNLOADING
+            )
         return action
 
-    def loaded(self, now: float) -> list[Ticket]:
-        """Say that the model is loaded. Return the requests that waited for it, which are granted."""
-        model = self._end(State.LOADED)
-        self._models[model].used = now
+    def finish_load(self, now: float) -> list[ModelTicket]:
+        """Record that the model is loaded. Grant and return the requests that waited for it."""
+        model = self._finish_action(ModelState.LOADED)
+        self._models[model].last_used = now
         mine = [ticket for ticket in self._waiting.values() if ticket.model == model]
         for ticket in mine:
-            self._grant(ticket)
+            self._grant_ticket(ticket)
         return mine
 
-    def failed(self) -> list[Ticket]:
-        """Say that the model cannot be loaded. Return the requests that waited for it, which end."""
-        model = self._end(State.UNLOADED)
+    def fail_load(self) -> list[ModelTicket]:
+        """Record that the model cannot be loaded. Drop and return the requests that waited for it."""
+        model = self._finish_action(ModelState.UNLOADED)
         mine = [ticket for ticket in self._waiting.values() if ticket.model == model]
         for ticket in mine:
             del self._waiting[ticket.number]
         return mine
 
-    def unloaded(self) -> None:
-        """Say that the model is unloaded."""
-        self._end(State.UNLOADED)
+    def finish_unload(self) -> None:
+        """Record that the model is unloaded."""
+        self._finish_action(ModelState.UNLOADED)
 
-    def due(self) -> float | None:
-        """Return when a model will have been idle for long enough to be unloaded; None: none will."""
+    def next_idle_unload(self) -> float | None:
+        """Return the time at which the next idle model is to be unloaded; None: there is none."""
         if self._idle is None:
             return None
-        return min((self._models[name].used + self._idle for name in self._idle_models()), default=None)
+        return min((self._models[name].last_used + self._idle for name in self._idle_models()), default=None)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def state(self, model: str) -> State:
-        """Return where a model is."""
+    def state_of_model(self, model: str) -> ModelState:
+        """Return whether a model is unloaded, loading, loaded or unloading."""
         return self._models[model].state
 
-    def users(self, model: str) -> int:
-        """Return how many requests have a model."""
+    def user_count(self, model: str) -> int:
+        """Return how many granted requests use a model."""
         return self._models[model].users
 
     @property
-    def waiting(self) -> tuple[Ticket, ...]:
+    def waiting_requests(self) -> tuple[ModelTicket, ...]:
         """The requests that wait, the oldest first."""
         return tuple(self._waiting.values())
 
     @property
-    def memory(self) -> int:
+    def used_memory(self) -> int:
         """Bytes of the models that are loaded, or that are being loaded or unloaded."""
-        return sum(model.memory for model in self._models.values() if model.state is not State.UNLOADED)
+        return sum(model.memory for model in self._models.values() if model.state is not ModelState.UNLOADED)
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def _next(self, now: float) -> LoadModel | UnloadModel | None:
+    def _choose_action(self, now: float) -> LoadModel | UnloadModel | None:
+        """Return the next load or unload, or None."""
         for name, model in self._models.items():
             if model.failed and not model.users:
                 return UnloadModel(name)
-        head = self._head()
+        head = self._oldest_unserved()
         if head is not None:
-            victims = self._victims()
-            if not victims and self._short_of(head) <= 0:
+            victims = self._models_to_unload()
+            if not victims and self._missing_bytes(head) <= 0:
                 return LoadModel(head.model)
             if victims and all(not self._models[name].users for name in victims):
                 return UnloadModel(victims[0])
         if self._idle is not None:
             for name in self._idle_models():
-                if now - self._models[name].used >= self._idle:
+                if now - self._models[name].last_used >= self._idle:
                     return UnloadModel(name)
         return None
 
-    def _head(self) -> Ticket | None:
-        """Return the oldest request for a model that is not there, nor on its way."""
-        gone = (State.UNLOADED, State.UNLOADING)
+    def _oldest_unserved(self) -> ModelTicket | None:
+        """Return the oldest request whose model is neither loaded nor loading."""
+        gone = (ModelState.UNLOADED, ModelState.UNLOADING)
         return next((ticket for ticket in self._waiting.values() if self._models[ticket.model].state in gone), None)
 
-    def _short_of(self, head: Ticket) -> int:
-        """Return how many bytes must become free before the oldest request's model fits. What is being unloaded counts
-        as free, since nothing else begins meanwhile.
+    def _missing_bytes(self, head: ModelTicket) -> int:
+        """Return how many bytes must be freed before the oldest request's model fits. What is being unloaded counts as
+        free.
         """
         if self._budget is None:
             return 0
-        there = (State.LOADING, State.LOADED)
+        there = (ModelState.LOADING, ModelState.LOADED)
         taken = sum(model.memory for model in self._models.values() if model.state in there)
         return taken + self._models[head.model].memory - self._budget
 
-    def _victims(self) -> list[str]:
-        """Return the models that must be unloaded for the oldest request, the least recently used first. Empty if it
-        fits, or if it cannot fit before a model that is being loaded is there.
+    def _models_to_unload(self) -> list[str]:
+        """Return the models to unload for the oldest request, the least recently used first. Empty if it fits, or if
+        it cannot fit before a load ends.
         """
-        head = self._head()
-        short = 0 if head is None else self._short_of(head)
+        head = self._oldest_unserved()
+        short = 0 if head is None else self._missing_bytes(head)
         if short <= 0:
             return []
-        loaded = [(n, m) for n, m in self._models.items() if m.state is State.LOADED and n not in self._kept]
+        loaded = [(n, m) for n, m in self._models.items() if m.state is ModelState.LOADED and n not in self._kept]
         # Those in use are ordered by their newest grant: a model that makes room gets none, and so stays the first.
-        order = sorted(loaded, key=lambda item: (item[1].users > 0, item[1].granted if item[1].users else item[1].used))
+        order = sorted(
+            loaded, key=lambda item: (item[1].users > 0, item[1].newest_ticket if item[1].users else item[1].last_used)
+        )
         chosen: list[str] = []
         for name, model in order:
             if short > 0:
@@ -245,10 +252,10 @@ class Residency:
                 short += self._models[name].memory
         return chosen
 
-    def _makes_room(self, ticket: Ticket) -> bool:
-        """Return whether a request's model must make room for an older request."""
-        head = self._head()
-        return head is not None and head.number < ticket.number and ticket.model in self._victims()
+    def _must_make_room(self, ticket: ModelTicket) -> bool:
+        """Whether a request's model must be unloaded for an older request."""
+        head = self._oldest_unserved()
+        return head is not None and head.number < ticket.number and ticket.model in self._models_to_unload()
 
     def _idle_models(self) -> list[str]:
         """Return the loaded models that nobody uses or waits for, and that may be unloaded."""
@@ -256,17 +263,19 @@ class Residency:
         return [
             name
             for name, model in self._models.items()
-            if model.state is State.LOADED and not model.users and name not in self._kept and name not in asked
+            if model.state is ModelState.LOADED and not model.users and name not in self._kept and name not in asked
         ]
 
-    def _grant(self, ticket: Ticket) -> None:
+    def _grant_ticket(self, ticket: ModelTicket) -> None:
+        """Grant one request."""
         del self._waiting[ticket.number]
         self._running[ticket.number] = ticket
         model = self._models[ticket.model]
         model.users += 1
-        model.granted = ticket.number
+        model.newest_ticket = ticket.number
 
-    def _end(self, state: State) -> str:
+    def _finish_action(self, state: ModelState) -> str:
+        """End the running load or unload with this state of the model, and return the model."""
         assert self._changing is not None
         model, self._changing = self._changing, None
         self._models[model].state, self._models[model].failed = state, False
@@ -280,45 +289,49 @@ FIRST_SECONDS, MOST_SECONDS = 5.0, 300.0
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _LoadFailure:
+    """A model's last failure: the exception, the delay after it, and the time until which it is not tried."""
+
     cause: BaseException
     seconds: float
-    until: float
+    retry_time: float
 
 
-class Retries:
-    """The failures of a server's models: of their loads, and of engines before they have served a request.
+class LoadBackoff:
+    """Exponential backoff for models that fail to load, or that fail before they have served a request.
 
     Each try makes room for the model, so it may unload good ones. After a failure a model is not tried for
     `FIRST_SECONDS`, after each further one in a row for twice as long, up to `MOST_SECONDS`.
     """
 
     def __init__(self) -> None:
-        self._failures: dict[str, _Failure] = {}
+        self._failures: dict[str, _LoadFailure] = {}
         self._serving: set[str] = set()
 
-    def failed(self, model: str, cause: BaseException, now: float) -> float:
-        """Note a failure. Return in how many seconds the model may be tried again."""
+    def record_failure(self, model: str, cause: BaseException, now: float) -> float:
+        """Record a failure. Return in how many seconds the model may be tried again."""
         self._serving.discard(model)
         last = self._failures.get(model)
         seconds = FIRST_SECONDS if last is None else min(2 * last.seconds, MOST_SECONDS)
-        self._failures[model] = _Failure(cause, seconds, now + seconds)
+        self._failures[model] = _LoadFailure(cause, seconds, now + seconds)
         return seconds
 
-    def served(self, model: str) -> None:
-        """Note that a model has served a request. Its failures are forgotten."""
+    def record_success(self, model: str) -> None:
+        """Record that a model has served a request, and forget its failures."""
         self._serving.add(model)
         self._failures.pop(model, None)
 
-    def serves(self, model: str) -> bool:
-        """Return whether a model has served a request since it was loaded."""
+    def has_served(self, model: str) -> bool:
+        """Whether a model has served a request since it was loaded."""
         return model in self._serving
 
-    def unloaded(self, model: str) -> None:
-        """Note that a model is unloaded."""
+    def record_unload(self, model: str) -> None:
+        """Record that a model was unloaded."""
         self._serving.discard(model)
 
-    def refusal(self, model: str, now: float) -> tuple[BaseException, float] | None:
-        """Return why a model must not be tried now, and the seconds until it may; None if it may."""
+    def current_failure(self, model: str, now: float) -> tuple[BaseException, float] | None:
+        """Return the last failure's exception and the seconds until the next try; None if the model may be tried
+        now.
+        """
         last = self._failures.get(model)
-        return None if last is None or now >= last.until else (last.cause, last.until - now)
+        return None if last is None or now >= last.retry_time else (last.cause, last.retry_time - now)

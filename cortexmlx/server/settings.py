@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -21,7 +21,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Whom a server answers, and how much it takes."""
+    """Settings of a server: API keys, hosts, names of models, limits, defaults and logging."""
 
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     """The API keys, each with the name of its client. Clients share no prefixes, and take turns. Without keys everybody
@@ -65,7 +65,7 @@ class ServerSettings:
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
     earlier answers are left out.
     """
-    defaults: Defaults = field(default_factory=lambda: Defaults(SamplingParams(max_tokens=None)))
+    defaults: RequestDefaults = field(default_factory=lambda: RequestDefaults(SamplingParams(max_tokens=None)))
     """What a body does not set."""
 
     def __post_init__(self) -> None:
@@ -77,12 +77,12 @@ class ServerSettings:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be at least 0", field=name)
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
             raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")
-        check_origins(self.origins)
+        validate_origins(self.origins)
 
 
 @dataclass(frozen=True)
 class RequestTokens:
-    """The tokens of one request, over all its answers."""
+    """Token counts of one request, over all its answers: of the prompt, cached, and generated."""
 
     prompt: int
     cached: int
@@ -91,7 +91,7 @@ class RequestTokens:
 
 @dataclass(frozen=True)
 class LoggedRequest:
-    """A request that was answered, as it is logged: never a key, and never a text."""
+    """One ended HTTP request for the log: method, path, status, duration and tokens, but never a key or a text."""
 
     method: str
     path: str
@@ -103,8 +103,8 @@ class LoggedRequest:
     """The model that answered; None: none was asked."""
 
 
-def check_origins(origins: Iterable[str]) -> None:
-    """Raise InvalidRequest for an origin that no browser sends, so that it would never be let in."""
+def validate_origins(origins: Iterable[str]) -> None:
+    """Raise InvalidRequest for an allowed origin that no browser ever sends."""
     for origin in origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise InvalidRequest(

@@ -1,4 +1,6 @@
-"""Stored responses: kept in memory within bounds, for each client apart; and the paths that read and delete them."""
+"""Stored responses of `/v1/responses`: kept in memory within limits for each client, with the endpoints to read and
+delete them.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +15,48 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.openai.errors import NotStored
+from cortexmlx.protocols.openai.errors import ResponseNotFound
 from cortexmlx.protocols.request import Body, Request
 from cortexmlx.protocols.responses import URL
-from cortexmlx.protocols.responses.reader import details_of
-from cortexmlx.server.http import CLIENT, dumped, json_reply
+from cortexmlx.protocols.responses.reader import response_details
+from cortexmlx.server.http import SCOPE_CLIENT, json_reply, to_json_bytes
 
-OVERHEAD = 1024
+RESPONSE_OVERHEAD = 1024
 """Bytes that count for a response besides its texts: for the objects that hold them."""
 
-_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[a-z0-9]+)?")
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[a-z0-9]+)?")
 """The id of an item. It names its response."""
 
 
 @dataclass(eq=False)
 class StoredTurn:
-    """What one response added to its conversation, as JSON. All responses after it share it."""
+    """The input and output items that one response added to its conversation, as JSON; shared by all responses that
+    continue it.
+    """
 
     items: tuple[bytes, ...]
     """What the client sent."""
     output: tuple[bytes, ...]
     """What the model wrote."""
-    before: StoredTurn | None
+    previous: StoredTurn | None
     size: int
     """Bytes."""
-    holders: int = 0
+    references: int = 0
     """The kept response that ended here, and held turns that came after it. A turn counts while it has holders."""
 
-    def chain(self) -> list[StoredTurn]:
-        """Return all turns up to this one."""
+    def conversation(self) -> list[StoredTurn]:
+        """Return all turns of the conversation up to this one."""
         turns: list[StoredTurn] = []
         turn: StoredTurn | None = self
         while turn is not None:
             turns.append(turn)
-            turn = turn.before
+            turn = turn.previous
         return turns[::-1]
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that is kept."""
+    """A stored response: its turn, and the rest of its body."""
 
     turn: StoredTurn
     rest: bytes
@@ -60,17 +64,19 @@ class StoredResponse:
 
     @property
     def body(self) -> Body:
-        """The response as it was answered."""
+        """The JSON body of the response, as it was sent."""
         body: Body = json.loads(self.rest)
         return {**body, "output": _parse_items(self.turn.output)}
 
     def items(self) -> list[Body]:
-        """Return what the model was given and wrote, up to the end of this response, without instructions."""
+        """Return the input and output items of the conversation up to the end of this response, without
+        instructions.
+        """
         return [*self.input_items(), *_parse_items(self.turn.output)]
 
     def input_items(self) -> list[Body]:
-        """Return what the model was given for this response, without instructions."""
-        *earlier, last = self.turn.chain()
+        """Return the items that the model was given for this response, without instructions."""
+        *earlier, last = self.turn.conversation()
         return [
             *(item for turn in earlier for item in _parse_items(turn.items + turn.output)),
             *_parse_items(last.items),
@@ -78,11 +84,12 @@ class StoredResponse:
 
 
 def _parse_items(items: Sequence[bytes]) -> list[Body]:
+    """Parse items that are stored as JSON bytes."""
     return [json.loads(item) for item in items]
 
 
 class ClientResponses:
-    """The responses of one client. Which was asked for least recently goes first."""
+    """The stored responses of one client, within limits; the least recently used one is removed first."""
 
     def __init__(self, most_bytes: int, most: int) -> None:
         self._most_bytes = most_bytes
@@ -98,113 +105,117 @@ class ClientResponses:
         """The ids, in the order in which they would go."""
         return iter(self._kept)
 
-    def response(self, id: str) -> StoredResponse | None:
-        """Return a kept response, or None. It is the last to go then."""
+    def find_response(self, id: str) -> StoredResponse | None:
+        """Return a stored response, or None, and mark it as the most recently used."""
         if id in self._kept:
             self._kept.move_to_end(id)
         return self._kept.get(id)
 
-    def item(self, id: str) -> Body | None:
+    def find_item(self, id: str) -> Body | None:
         """Return an item that the client sent or the model wrote, or None."""
-        named = _ITEM.fullmatch(id)
+        named = _ITEM_ID.fullmatch(id)
         kept = self._kept.get(f"resp_{named[1]}") if named else None
         if kept is None:
             return None
         both = _parse_items(kept.turn.output + kept.turn.items)
         return next((item for item in both if item.get("id") == id), None)
 
-    def keep(self, request: Request, body: Body) -> None:
-        """Keep a response that has ended, if its request wants that."""
-        details = details_of(request)
+    def store(self, request: Request, body: Body) -> None:
+        """Store a finished response if its request asks for that, and remove old ones beyond the limits."""
+        details = response_details(request)
         if not details.store or self._most < 1:
             return
         number = body["id"].removeprefix("resp_")
-        items = tuple(dumped({"id": f"in_{number}_{place}", **item}) for place, item in enumerate(details.items))
-        output = tuple(dumped(item) for item in body["output"])
-        rest = dumped({name: part for name, part in body.items() if name != "output"})
+        items = tuple(
+            to_json_bytes({"id": f"in_{number}_{place}", **item}) for place, item in enumerate(details.input_items)
+        )
+        output = tuple(to_json_bytes(item) for item in body["output"])
+        rest = to_json_bytes({name: part for name, part in body.items() if name != "output"})
         before = details.previous.turn if isinstance(details.previous, StoredResponse) else None
-        turn = StoredTurn(items, output, before, OVERHEAD + sum(map(len, items + output)))
+        turn = StoredTurn(items, output, before, RESPONSE_OVERHEAD + sum(map(len, items + output)))
         self.delete(body["id"])
         self._kept[body["id"]] = StoredResponse(turn, rest)
         self.size += len(rest)
-        self._hold(turn)
+        self._add_reference(turn)
         while self._kept and (self.size > self._most_bytes or len(self._kept) > self._most):
             self.delete(next(iter(self._kept)))
 
     def delete(self, id: str) -> bool:
-        """Forget a response; return whether there was one. Responses that continue it keep its items."""
+        """Delete a response; return whether there was one. Responses that continue it keep its items."""
         kept = self._kept.pop(id, None)
         if kept is None:
             return False
         self.size -= len(kept.rest)
-        self._let_go(kept.turn)
+        self._drop_reference(kept.turn)
         return True
 
-    def _hold(self, turn: StoredTurn | None) -> None:
+    def _add_reference(self, turn: StoredTurn | None) -> None:
+        """Count one more reference to a turn, and its bytes if it is the first."""
         while turn is not None:
-            turn.holders += 1
-            if turn.holders > 1:
+            turn.references += 1
+            if turn.references > 1:
                 return
             self.size += turn.size
-            turn = turn.before
+            turn = turn.previous
 
-    def _let_go(self, turn: StoredTurn | None) -> None:
+    def _drop_reference(self, turn: StoredTurn | None) -> None:
+        """Count one reference less to a turn, and free its bytes if it was the last."""
         while turn is not None:
-            turn.holders -= 1
-            if turn.holders:
+            turn.references -= 1
+            if turn.references:
                 return
             self.size -= turn.size
-            turn = turn.before
+            turn = turn.previous
 
 
 class StoredResponses:
-    """The responses of all clients. Each client has an equal share of the bounds, so that none makes another's go."""
+    """The stored responses of all clients. Each client has an equal share of the limits."""
 
     def __init__(self, most_bytes: int, most: int, clients: int) -> None:
         self._share = (most_bytes // max(1, clients), most // max(1, clients))
         self._clients: dict[str | None, ClientResponses] = {}
 
-    def of(self, client: Any) -> ClientResponses:
-        """Return the responses of a client."""
+    def for_client(self, client: Any) -> ClientResponses:
+        """Return the stored responses of a client."""
         if client not in self._clients:
             self._clients[client] = ClientResponses(*self._share)
         return self._clients[client]
 
 
-ONE = f"{URL}/{{id}}"
+RESPONSE_PATH = f"{URL}/{{id}}"
 """The path of a stored response."""
-INPUT_ITEMS = f"{ONE}/input_items"
+INPUT_ITEMS_PATH = f"{RESPONSE_PATH}/input_items"
 
-MOST_LISTED = 100
+MAX_PAGE_ITEMS = 100
 """Items of one page."""
 
 
 class ResponseEndpoints:
-    """Answers what is asked of stored responses. A client finds its own only."""
+    """The HTTP endpoints for stored responses. A client finds only its own."""
 
     def __init__(self, stored: StoredResponses) -> None:
         self._stored = stored
 
     async def read_or_delete(self, request: HttpRequest) -> Response:
-        """Answer with a response, or forget it (DELETE)."""
+        """Handle GET and DELETE of one stored response."""
         if request.method == "DELETE":
             id = request.path_params["id"]
-            if not self._stored.of(request.scope.get(CLIENT)).delete(id):
-                raise NotStored(id)
+            if not self._stored.for_client(request.scope.get(SCOPE_CLIENT)).delete(id):
+                raise ResponseNotFound(id)
             return json_reply({"id": id, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
             raise InvalidRequest("a stored response is not streamed again: ask without `stream`", field="stream")
-        return json_reply(self._find(request).body)
+        return json_reply(self._find_response(request).body)
 
     async def input_items(self, request: HttpRequest) -> Response:
-        """Answer with a page of the items that the model was given."""
-        items = self._find(request).input_items()
+        """Handle GET of a stored response's input items, page by page."""
+        items = self._find_response(request).input_items()
         asked = request.query_params
         order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"order is {order!r:.80}, but must be asc or desc", field="order")
-        if not limit.isascii() or not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MOST_LISTED:
-            raise InvalidRequest(f"limit is {limit!r:.80}, but must be 1 to {MOST_LISTED}", field="limit")
+        if not limit.isascii() or not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_PAGE_ITEMS:
+            raise InvalidRequest(f"limit is {limit!r:.80}, but must be 1 to {MAX_PAGE_ITEMS}", field="limit")
         if order == "desc":
             items.reverse()
         if after is not None:
@@ -216,9 +227,10 @@ class ResponseEndpoints:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return json_reply({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
 
-    def _find(self, request: HttpRequest) -> StoredResponse:
+    def _find_response(self, request: HttpRequest) -> StoredResponse:
+        """Return the stored response that the path names. Raises ResponseNotFound."""
         id = request.path_params["id"]
-        kept = self._stored.of(request.scope.get(CLIENT)).response(id)
+        kept = self._stored.for_client(request.scope.get(SCOPE_CLIENT)).find_response(id)
         if kept is None:
-            raise NotStored(id)
+            raise ResponseNotFound(id)
         return kept

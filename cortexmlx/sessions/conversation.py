@@ -13,26 +13,33 @@ from weakref import ref
 
 from cortexmlx.core.arguments import checked_params
 from cortexmlx.core.event_loop import read_with_timeout
-from cortexmlx.core.prompt import Reader, calls_of
+from cortexmlx.core.prompt import ChatTokenizer, make_calls
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.models.tokenizers.templates import accepted_variables
+from cortexmlx.models.tokenizers.templates import accept_variables
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
-from cortexmlx.sessions.saved import SavedConversation, SavedModel, as_markdown, listed, messages_in, text_of
+from cortexmlx.sessions.saved import (
+    SavedConversation,
+    SavedModel,
+    conversation_markdown,
+    copy_messages,
+    parse_foreign_messages,
+    read_text,
+)
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS, Approve, AsyncApprove, OnToolEvent, ToolRounds
 from cortexmlx.sessions.turn import (
     FinishedTurn,
     Transcript,
     Turn,
-    begun,
-    place_that_leaves,
-    question_of,
-    said_by_model,
-    said_tokens,
+    answer_message,
+    answer_tokens,
+    begin_turn,
+    drop_last_answer,
+    first_message_that_fits,
+    last_question,
     thoughts_in,
-    with_so_far,
-    without_answer,
+    with_partial_answer,
 )
 from cortexmlx.stats import ModelInfo
 from cortexmlx.structured.tools import Tool
@@ -45,7 +52,7 @@ log = logging.getLogger("cortexmlx")
 
 
 class Conversation:
-    """A conversation with the model of an engine, made by `Engine.conversation`.
+    """A chat with the model of an engine: its messages, and the tokens they became. Made by `Engine.conversation`.
 
     `system`, `params` (sampling parameters) and `template_vars` (of the chat template) may be changed between turns.
     Each turn renders all messages through the chat template. Where the texts agree, its tokens are those computed
@@ -60,7 +67,7 @@ class Conversation:
     def __init__(
         self,
         host: ConversationEngine,
-        reader: Reader,
+        reader: ChatTokenizer,
         *,
         system: str | None = None,
         messages: Sequence[Message] = (),
@@ -79,7 +86,7 @@ class Conversation:
         self.adapter = adapter
         """The adapter of its next turns; None: the model as it is."""
         self.unread = 0
-        self._messages = listed(messages)
+        self._messages = copy_messages(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
         self._offered: FinishedTurn | None = None
@@ -98,30 +105,30 @@ class Conversation:
     @property
     def tokens(self) -> int:
         """Tokens of all messages as the next turn sends them; 0 if there are none."""
-        said = self._said(self._messages)
-        return len(self._begin(self._messages).prompt) if said else 0
+        said = self._with_system(self._messages)
+        return len(self._begin_turn(self._messages).prompt) if said else 0
 
     @property
     def context_left(self) -> int:
-        """Tokens that are left for further messages, in one request of this engine and so in the model's context."""
+        """How many tokens are left for further messages, within one request of this engine."""
         return max(0, self._host.longest_request - self.tokens)
 
     def count(self, question: Question | None = None) -> int:
-        """Return how many tokens the model reads to answer `question` (None: the last one). Raises InvalidRequest."""
-        return len(self._begin(self._asked(question)).prompt)
+        """Return how many tokens the prompt for `question` has (None: for the last one). Raises InvalidRequest."""
+        return len(self._begin_turn(self._with_question(question)).prompt)
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
         """Stop sending the oldest turns, as few as leave room for `question` (None: the last one) and `answer` tokens:
         all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unread`
         counts them. Return how many these are. The system prompt is always sent.
         """
-        messages, longest = self._asked(question), self._host.longest_request
+        messages, longest = self._with_question(question), self._host.longest_request
 
         def tokens(begin: int) -> int:
-            return len(self._begin(messages, begin).prompt)
+            return len(self._begin_turn(messages, begin).prompt)
 
         before = self.unread
-        self.unread = place_that_leaves(answer, longest, messages, tokens, before)
+        self.unread = first_message_that_fits(answer, longest, messages, tokens, before)
         return self.unread - before
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -150,18 +157,18 @@ class Conversation:
         if not tools:
             return self.stream(question, params, timeout=timeout).result(on_progress)
         rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
-        with self._unchanged_on_error():
+        with self._roll_back_on_error():
             while True:
                 answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
-                question = rounds.results(answer, approve)
+                question = rounds.run_calls(answer, approve)
 
     def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
-        reply = Reply(self._submit(self._asked(question), params or self.params, timeout, None))
+        reply = Reply(self._submit_turn(self._with_question(question), params or self.params, timeout, None))
         self._open = ref(reply)
         return reply
 
@@ -171,7 +178,7 @@ class Conversation:
         """`stream` for asyncio. The first `anext` renders and submits the turn on another thread, and raises its
         errors.
         """
-        reply = AsyncReply(partial(self._submit, self._asked(question), params or self.params, timeout))
+        reply = AsyncReply(partial(self._submit_turn, self._with_question(question), params or self.params, timeout))
         self._open = ref(reply)
         return reply
 
@@ -193,24 +200,26 @@ class Conversation:
         if not tools:
             return await self.astream(question, params, timeout=timeout).result(on_progress)
         rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
-        with self._unchanged_on_error():
+        with self._roll_back_on_error():
             while True:
                 answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
                 if not answer.tool_calls:
                     return answer
-                question = await rounds.aresults(answer, approve)
+                question = await rounds.arun_calls(answer, approve)
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
         return self.stream(None, params).result()
 
     def choose(self, answer: Completion) -> None:
-        """Make another of the last turn's answers its answer. Raises InvalidRequest unless it is one of them."""
-        self._check_quiet()
+        """Take another of the last turn's answers (`n` > 1) as the one that the conversation continues with. Raises
+        InvalidRequest unless it is one of them.
+        """
+        self._check_not_answering()
         offered = self._offered
         if offered is None or not any(answer is each for each in offered.answers):
             raise InvalidRequest("that is no answer of the last turn: choose its completion, or one of its others")
-        self._keep(offered.turn, offered.params, answer)
+        self._add_turn(offered.turn, offered.params, answer)
 
     # -- what was said ------------------------------------------------------------------------------------------------
 
@@ -218,27 +227,27 @@ class Conversation:
         """Remove the last turn: an answer with its question, and with the calls between them, or a question without
         answer. Return the question, if any.
         """
-        self._check_quiet()
-        begin, question = question_of(self._messages)
-        self._change(self._messages[:begin])
+        self._check_not_answering()
+        begin, question = last_question(self._messages)
+        self._replace_messages(self._messages[:begin])
         return question
 
     def edit(self, index: int, text: str) -> None:
         """Change the text of one of `messages`; those after it stay. Raises InvalidRequest if there is no such
         message.
         """
-        self._check_quiet()
+        self._check_not_answering()
         count = len(self._messages)
         if not -count <= index < count:
             raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
         changed = list(self._messages)
         changed[index] = {**changed[index], "content": text}
-        self._change(tuple(changed))
+        self._replace_messages(tuple(changed))
 
     def clear(self) -> None:
         """Forget all messages, but not the system prompt."""
-        self._check_quiet()
-        self._change(())
+        self._check_not_answering()
+        self._replace_messages(())
 
     def fork(self, engine: ConversationEngine | None = None) -> Conversation:
         """Return another conversation that begins with this one. What both share is computed and kept once. With
@@ -246,7 +255,7 @@ class Conversation:
         chat template does not read.
         """
         host = self._host if engine is None else engine
-        held = moved(self._host.info, host.info, self.params, self.template_vars)
+        held = settings_for_model(self._host.info, host.info, self.params, self.template_vars)
         other: Conversation = host.conversation(
             system=self.system,
             messages=self._messages,
@@ -263,12 +272,15 @@ class Conversation:
         return other
 
     def so_far(self) -> Conversation:
-        """Return a fork with the turn that is being answered, as far as the answer was read, for a program that must
-        end.
+        """Return a fork that includes the answer that is still being written, as far as it was read: for a program
+        that must end.
         """
         other, reply = self.fork(), None if self._open is None else self._open()
         if reply is not None and not reply.ended and (turn := reply._turn) is not None:
-            other._messages, other._transcript = with_so_far(turn, *reply._so_far, self._reader), turn.transcript
+            other._messages, other._transcript = (
+                with_partial_answer(turn, *reply._read_so_far, self._reader),
+                turn.transcript,
+            )
         return other
 
     # -- in a file ----------------------------------------------------------------------------------------------------
@@ -291,33 +303,34 @@ class Conversation:
         The file may also have messages of the OpenAI API: a JSON list, an object with `messages`, or one message per
         line. Then the sampling parameters do not change. Raises ConversationFileError; then nothing has changed.
         """
-        self._check_quiet()
+        self._check_not_answering()
         path = Path(path)
-        exchanged = messages_in(path, text_of(path))
+        exchanged = parse_foreign_messages(path, read_text(path))
         if exchanged is not None:
             self.system, messages = exchanged
-            self._change(messages, unread=0)
+            self._replace_messages(messages, unread=0)
             self._transcript, self.notes = Transcript(), ()
             return
         saved, info = SavedConversation.read(path), self._host.info
         same = saved.model.identity == info.identity
         top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
-        held = of_file(path, saved, info)
+        held = settings_from_file(path, saved, info)
         self.system, self.params = saved.system, held.params
         self.template_vars, self.notes = held.template_vars, held.notes
         self.adapter = self.adapter if saved.adapter is None else saved.adapter
-        self._change(saved.messages, unread=saved.unread)
+        self._replace_messages(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
         for note in self.notes:
             log.warning(note)
 
     def markdown(self) -> str:
         """Return all messages as Markdown: a heading for each, and its text unchanged."""
-        return as_markdown(self._host.info.name, self._said(self._messages))
+        return conversation_markdown(self._host.info.name, self._with_system(self._messages))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _check_quiet(self) -> None:
+    def _check_not_answering(self) -> None:
+        """Raise InvalidRequest while an answer is still being read."""
         reply = None if self._open is None else self._open()
         if reply is not None and not reply.ended:
             raise InvalidRequest(
@@ -326,8 +339,8 @@ class Conversation:
             )
 
     @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        """Undo every change of the messages in this context if an error leaves it."""
+    def _roll_back_on_error(self) -> Iterator[None]:
+        """Context that undoes every change of the messages if an error leaves it."""
         before = self._messages, self._transcript, self._offered, self.unread
         try:
             yield
@@ -335,66 +348,72 @@ class Conversation:
             self._messages, self._transcript, self._offered, self.unread = before
             raise
 
-    def _asked(self, question: Question | None) -> tuple[Message, ...]:
-        """Return all messages, with the question last."""
-        self._check_quiet()
+    def _with_question(self, question: Question | None) -> tuple[Message, ...]:
+        """Return all messages with the question last. Raises InvalidRequest if there is nothing to answer."""
+        self._check_not_answering()
         if question is None:
-            messages = without_answer(self._messages)
+            messages = drop_last_answer(self._messages)
         elif isinstance(question, str):
             messages = (*self._messages, {"role": "user", "content": question})
         else:
-            messages = (*self._messages, *listed([question] if isinstance(question, Mapping) else question))
+            messages = (*self._messages, *copy_messages([question] if isinstance(question, Mapping) else question))
         if not messages:
             raise InvalidRequest("nothing was asked yet, so there is nothing to answer")
         return messages
 
-    def _said(self, messages: Sequence[Message]) -> list[Message]:
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages with the system prompt first, if there is one."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *messages]
 
-    def _change(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
-        """Replace the messages. If all of them would be unread, all are read again."""
+    def _replace_messages(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
+        """Replace the messages, and how many of the oldest are not sent. If that would be all of them, all are sent
+        again.
+        """
         self._messages, self._offered = messages, None
         self.unread = self.unread if unread is None else unread
         if self.unread >= len(messages):
             self.unread = 0
 
-    def _begin(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
-        """Return the turn that answers these messages without the first `unread` ones. None: its own `unread`, and its
-        own `params`, which have the tools.
+    def _begin_turn(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
+        """Render and tokenize the turn that answers these messages, without the first `unread` ones. None: the
+        conversation's own `unread` and `params`.
         """
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
-        calls = calls_of(self._reader, params or self.params)
-        return begun(self._reader, self._transcript, messages, self._said(sent), self.template_vars, calls)
+        calls = make_calls(self._reader, params or self.params)
+        return begin_turn(self._reader, self._transcript, messages, self._with_system(sent), self.template_vars, calls)
 
-    def _submit(
+    def _submit_turn(
         self,
         messages: tuple[Message, ...],
         params: SamplingParams,
         timeout: float | None,
         listener: Listener | None,
     ) -> StartedTurn:
+        """Begin a turn and submit its request. Return it with what ends the turn."""
         params = checked_params(params)
-        turn = read_with_timeout(timeout, partial(self._begin, messages, params=params))
+        turn = read_with_timeout(timeout, partial(self._begin_turn, messages, params=params))
         submit = partial(self._host.submit, listener=listener, timeout=timeout)
         handle = submit(turn.prompt, params, client=self._client, adapter=self.adapter)
-        return StartedTurn(handle, turn, partial(self._end, turn, params))
+        return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
 
-    def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
-        """Keep a turn that has ended, with the first of its answers, unless it was cancelled before any text."""
+    def _end_turn(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
+        """Add the turn's first answer to the conversation, unless it was cancelled before any text, and keep the
+        others for `choose`.
+        """
         answers = (completion, *completion.others)
         kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
         if kept is not None:
-            self._keep(turn, params, kept)
+            self._add_turn(turn, params, kept)
             self._offered = FinishedTurn(turn, params, answers)
 
-    def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
-        """Keep a turn with this answer."""
-        tokens, _ = said_tokens(answer, params, self._reader.eos_token_ids)
-        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader))
-        self._transcript = turn.transcript if tokens is None else turn.transcript.wrote(answer.raw_text, tokens)
+    def _add_turn(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
+        """Add a turn to the conversation, with this answer."""
+        tokens, _ = answer_tokens(answer, params, self._reader.eos_token_ids)
+        self._messages = (*turn.messages, answer_message(turn, answer, self._reader))
+        self._transcript = turn.transcript if tokens is None else turn.transcript.with_answer(answer.raw_text, tokens)
 
 
 # Which settings of a saved conversation apply to the model that continues it.
@@ -405,9 +424,9 @@ _OF_TOKENS = ("logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings that apply, and `notes` on those that are left out. With these every turn would be refused, or mean
-    something else.
+class ConversationSettings:
+    """The sampling parameters and template variables of a conversation that apply to a model, and `notes` on those
+    left out. With these every turn would be refused, or mean something else.
     """
 
     params: SamplingParams
@@ -415,7 +434,7 @@ class Settings:
     notes: tuple[str, ...]
 
 
-def of_file(path: Path, saved: SavedConversation, info: ModelInfo) -> Settings:
+def settings_from_file(path: Path, saved: SavedConversation, info: ModelInfo) -> ConversationSettings:
     """Return the settings of a saved conversation that apply to this model. Raises ConversationFileError if it has
     token ids that its own model does not have.
     """
@@ -424,32 +443,45 @@ def of_file(path: Path, saved: SavedConversation, info: ModelInfo) -> Settings:
             saved.params.validate(info.vocab_size)
         except InvalidRequest as error:
             raise ConversationFileError(f"{path} is not a conversation with {info.name}: its {error}") from error
-        return _held(info, saved.params, saved.template_vars, ())
-    return _of_another(info, saved.params, saved.template_vars, saved.model.continued_with(info, path))
+        return _without_unread_variables(info, saved.params, saved.template_vars, ())
+    return _without_token_settings(info, saved.params, saved.template_vars, saved.model.model_change_note(info, path))
 
 
-def moved(before: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars) -> Settings:
-    """Return the settings that apply when a conversation with the model of `before` continues with this one."""
+def settings_for_model(
+    before: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars
+) -> ConversationSettings:
+    """Return the settings of a conversation with the model `before` that still apply when it continues with the model
+    `info`.
+    """
     same = before.identity == info.identity
-    return _held(info, params, variables, ()) if same else _of_another(info, params, variables)
+    return (
+        _without_unread_variables(info, params, variables, ())
+        if same
+        else _without_token_settings(info, params, variables)
+    )
 
 
-def _of_another(info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str) -> Settings:
+def _without_token_settings(
+    info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str
+) -> ConversationSettings:
+    """Return the settings of another model's conversation, without those that contain token ids."""
     gone = [name for name in _OF_TOKENS if getattr(params, name)]
     if gone:
         params = replace(params, logit_bias={}, stop_token_ids=())
         notes += (f"{' and '.join(gone)} named tokens of another model than {info.name}: not set any more",)
-    return _held(info, params, variables, notes)
+    return _without_unread_variables(info, params, variables, notes)
 
 
-def _held(info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]) -> Settings:
-    """Return the settings with those variables that the model's chat template reads."""
+def _without_unread_variables(
+    info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]
+) -> ConversationSettings:
+    """Return the settings without the variables that the model's chat template does not read."""
     known, read = frozenset(info.template_vars), dict(variables)
     for name, value in variables.items():
         try:
-            accepted_variables({name: value}, known)
+            accept_variables({name: value}, known)
         except InvalidRequest:
             del read[name]
     if unread := [name for name in variables if name not in read]:
         notes += (f"the chat template of {info.name} does not read {', '.join(unread)}: not set any more",)
-    return Settings(params, read, notes)
+    return ConversationSettings(params, read, notes)

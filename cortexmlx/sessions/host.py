@@ -1,4 +1,4 @@
-"""What a conversation needs of an engine, and what is said to it."""
+"""ConversationEngine: what a conversation needs of an engine; and the types of its questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Question = str | Message | Sequence[Message]
 
 
 class ConversationEngine(Protocol):
-    """What a conversation needs of an engine."""
+    """What a conversation needs of its engine."""
 
     info: ModelInfo
 
@@ -38,7 +38,7 @@ class ConversationEngine(Protocol):
         timeout: float | None = None,
         adapter: str | None = None,
     ) -> RequestHandle:
-        """See `Engine.submit`."""
+        """Queue a request and return its handle: see `Engine.submit`."""
 
     def conversation(
         self,
@@ -50,4 +50,4 @@ class ConversationEngine(Protocol):
         client: str | None = None,
         adapter: str | None = None,
     ) -> Any:
-        """Return a Conversation: see `Engine.conversation`."""
+        """Return a new Conversation: see `Engine.conversation`."""

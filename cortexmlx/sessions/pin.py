@@ -1,4 +1,4 @@
-"""Pin: a beginning of prompts that stays cached, given as text, tokens or messages."""
+"""Pin: a prefix of prompts that stays in the prefix cache, given as text, tokens or messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.prompt import Prompt, Reader, render, tokenize, variables_of
+from cortexmlx.core.prompt import ChatTokenizer, Prompt, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EngineClosed, InvalidRequest
-from cortexmlx.kv.prefix import common_length
+from cortexmlx.kv.prefix import common_prefix_length
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.types.request import Message
 
 
 class Pin:
-    """A beginning of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks. It lasts until `unpin`,
+    """A prefix of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks. It lasts until `unpin`,
     the end of a `with`, or the end of the engine, also if the object is dropped.
     """
 
@@ -47,9 +47,9 @@ class Pin:
         self.unpin()
 
 
-def pinned(worker: Worker, whole: Submission) -> Pin:
-    """Pin the prompt of a submission, and compute it. Raises PinRefused, InvalidRequest if there is no whole block to
-    pin, and whatever ends the submission's request.
+def pin_prompt(worker: Worker, whole: Submission) -> Pin:
+    """Pin the prompt of a submission, compute it and return its Pin. Raises PinRefused, InvalidRequest if there is no
+    whole block to pin, and whatever ends the submission's request.
     """
     request = whole.request
     number, count = worker.ask(lambda core: core.pin(request.prompt, request.client, request.adapter))
@@ -58,29 +58,31 @@ def pinned(worker: Worker, whole: Submission) -> Pin:
     try:
         worker.submit([replace(whole, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
         handles[0].result()
-        worker.ask(lambda core: core.pins.settle(number))
+        worker.ask(lambda core: core.pins.pin_state(number))
     except BaseException:
         pin.unpin()
         raise
     return pin
 
 
-def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
-    """Return the tokens of every prompt that begins with `prefix`. Raises InvalidRequest."""
+def prefix_tokens(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
+    """Return the tokens that every prompt with this prefix begins with. Raises InvalidRequest."""
     if isinstance(prefix, str):
         return tokenize(tokenizer, prefix)
     if isinstance(prefix, ChatPrompt):
-        return shared_beginning(tokenizer, prefix.messages, variables_of(tokenizer, prefix))
+        return chat_prefix_tokens(tokenizer, prefix.messages, template_variables(tokenizer, prefix))
     if not is_list(prefix):
         return tokenize(tokenizer, prefix)
     items: list[Any] = list(prefix)
     if items and all(isinstance(item, Mapping) for item in items):
-        return shared_beginning(tokenizer, items)
+        return chat_prefix_tokens(tokenizer, items)
     return tokenize(tokenizer, items)
 
 
-def shared_beginning(reader: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> list[int]:
-    """Return the tokens of every prompt that continues `messages`, found by comparing two such prompts.
+def chat_prefix_tokens(
+    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES
+) -> list[int]:
+    """Return the tokens that every prompt continuing `messages` begins with, found by comparing two such prompts.
 
     These are not the tokens of the messages alone: a template writes more after the last message, and if it opens an
     answer there, other messages would not continue it. Raises InvalidRequest if the template can render no
@@ -88,19 +90,20 @@ def shared_beginning(reader: Reader, messages: Sequence[Message], variables: Tem
     """
     roles = ("assistant", "user") if messages[-1].get("role") == "user" else ("user", "assistant")
     try:
-        one, other = _two(reader, messages, variables, roles[0])
+        one, other = _two_continuations(reader, messages, variables, roles[0])
     except InvalidRequest:
-        one, other = _two(reader, messages, variables, roles[1])
-    return one[: common_length(one, other)]
+        one, other = _two_continuations(reader, messages, variables, roles[1])
+    return one[: common_prefix_length(one, other)]
 
 
-def _two(
-    reader: Reader, messages: Sequence[Message], variables: TemplateVars, role: str
+def _two_continuations(
+    reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars, role: str
 ) -> tuple[list[int], list[int]]:
-    """Return two prompts that continue the messages with different letters."""
+    """Return the tokens of two prompts that continue the messages with different letters."""
     one, other = (render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab")
-    return _ids(reader, one), _ids(reader, other)
+    return _encode_rendered(reader, one), _encode_rendered(reader, other)
 
 
-def _ids(reader: Reader, rendered: str | list[int]) -> list[int]:
+def _encode_rendered(reader: ChatTokenizer, rendered: str | list[int]) -> list[int]:
+    """Return the tokens of rendered messages, which a template may have returned as tokens already."""
     return reader.encode(rendered, False) if isinstance(rendered, str) else rendered

@@ -1,4 +1,4 @@
-"""A streamed answer of a conversation. The turn is kept when the answer is complete."""
+"""Reply, AsyncReply: a streamed answer of a conversation, which gets the turn when the answer is complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cortexmlx.core.callbacks import report_progress
-from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
 from cortexmlx.sessions.turn import Turn
 from cortexmlx.types.progress import OnProgress, Progress
@@ -22,16 +22,16 @@ Done = Callable[[Completion], None]
 
 
 class StartedTurn(NamedTuple):
-    """A turn whose request was submitted, and `done`, which keeps the turn when it has ended."""
+    """A turn whose request was submitted. `done` adds it to the conversation when it has ended."""
 
     handle: RequestHandle
     turn: Turn
     done: Done
 
 
-class _Coming:
-    """The turn of a reply, which may begin on another thread. It does not refer to the reply, which can therefore be
-    dropped.
+class _PendingTurn:
+    """The turn that a reply answers, which may still begin on another thread. It does not refer to the reply, which
+    can therefore be dropped.
     """
 
     def __init__(self, begun: StartedTurn | None = None) -> None:
@@ -39,43 +39,43 @@ class _Coming:
         self.cancelled = False
 
     async def begin(self, begin: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
-        """Begin the turn without blocking the event loop."""
-        self.begun = await on_a_thread(lambda: begin(listener), lambda late: late.handle.cancel())
+        """Begin the turn on a thread, so that the event loop does not wait, and return its handle."""
+        self.begun = await run_on_thread(lambda: begin(listener), lambda late: late.handle.cancel())
         if self.cancelled:
             self.begun.handle.cancel()
         return self.begun.handle
 
 
-class _Answer:
-    """What both kinds of replies share."""
+class _ReplyBase:
+    """What `Reply` and `AsyncReply` share: the turn, and the text that was read so far."""
 
-    def __init__(self, coming: _Coming) -> None:
+    def __init__(self, coming: _PendingTurn) -> None:
         self._coming = coming
         self._pieces: list[tuple[str, str]] = []
         self.ended = False
 
     @property
     def _turn(self) -> Turn | None:
-        """The turn that this answers; None if it has not begun."""
+        """The turn that this reply answers; None if it has not begun."""
         return self._coming.begun.turn if self._coming.begun is not None else None
 
     @property
     def prompt(self) -> Sequence[int]:
-        """The tokens that the model reads."""
+        """The tokens of the prompt; empty if the turn has not begun."""
         return () if self._turn is None else self._turn.prompt
 
     @property
     def opened(self) -> str:
-        """The tag that the chat template opened for the thoughts; empty if it opened none."""
+        """The opening tag of thoughts that the chat template put into the prompt; empty if it put none."""
         return "" if self._turn is None else self._turn.opened
 
     @property
-    def _so_far(self) -> tuple[str, str]:
-        """The text that was returned so far, of the first answer if there are several, and its thoughts."""
+    def _read_so_far(self) -> tuple[str, str]:
+        """The text and the thoughts that were read so far, of the first answer if there are several."""
         return "".join(text for text, _ in self._pieces), "".join(thinking for _, thinking in self._pieces)
 
-    def _taken(self, event: TokenEvent) -> TokenEvent:
-        """Record an event that is returned now. With the completion, the turn becomes the conversation's."""
+    def _record(self, event: TokenEvent) -> TokenEvent:
+        """Record an event that is about to be returned. With the completion, the conversation gets the turn."""
         if event.index == 0:
             self._pieces.append((event.text, event.thinking))
         if event.completion is not None and not self.ended:
@@ -85,15 +85,16 @@ class _Answer:
         return event
 
 
-class Reply(_Answer, Iterator[TokenEvent]):
-    """The events of one answer. With the last one, which has the completion, the conversation gets the turn.
+class Reply(_ReplyBase, Iterator[TokenEvent]):
+    """Iterates over the events of one answer. With the last one, which has the completion, the conversation gets the
+    turn.
 
     `cancel` ends the answer early, and its text so far is kept. `close`, the end of a `with`, an error and dropping the
     reply cancel the request, and leave the conversation unchanged.
     """
 
     def __init__(self, begun: StartedTurn) -> None:
-        super().__init__(_Coming(begun))
+        super().__init__(_PendingTurn(begun))
         self._handle = begun.handle
         self._events = TokenStream(self._handle)
 
@@ -104,7 +105,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
         except BaseException:
             self.ended = True
             raise
-        return self._taken(event)
+        return self._record(event)
 
     def cancel(self) -> None:
         """End the answer early. Continue to read, up to its completion. Safe from another thread."""
@@ -112,12 +113,12 @@ class Reply(_Answer, Iterator[TokenEvent]):
 
     @property
     def progress(self) -> Progress | None:
-        """See `RequestHandle.progress`."""
+        """The progress of the prompt: see `RequestHandle.progress`."""
         return self._handle.progress
 
     @property
     def cancelling(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether `cancel` was called."""
         return self._handle.cancelling
 
     def result(self, on_progress: OnProgress | None = None) -> Completion:
@@ -143,13 +144,13 @@ class Reply(_Answer, Iterator[TokenEvent]):
         self.close()
 
 
-class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
+class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
     """`Reply` for asyncio. The first `anext` begins the turn on another thread; until then `prompt` is empty. `aclose`
     replaces `close`.
     """
 
     def __init__(self, begin: Callable[[Listener], StartedTurn]) -> None:
-        super().__init__(_Coming())
+        super().__init__(_PendingTurn())
         self._events = AsyncTokenStream(partial(self._coming.begin, begin))
 
     def __aiter__(self) -> AsyncReply:
@@ -164,7 +165,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         except BaseException:
             self.ended = True
             raise
-        return self._taken(event)
+        return self._record(event)
 
     def cancel(self) -> None:
         """End the answer early, also before its first word. Continue to read, up to its completion."""

@@ -13,12 +13,12 @@ from typing import Any
 
 from cortexmlx.core.arguments import checked_adapter, is_list
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.protocols.openai.messages import messages_in as openai_messages
-from cortexmlx.protocols.openai.messages import parsed
+from cortexmlx.protocols.openai.messages import find_messages as openai_messages
+from cortexmlx.protocols.openai.messages import parse_json_or_lines
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.stats import ModelInfo
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.system.files import in_place_of
+from cortexmlx.system.files import write_atomically
 from cortexmlx.types.messages import TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
@@ -38,21 +38,19 @@ and a form, of which a type cannot be kept.
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The model of a conversation: its name, where it was, and its `ModelInfo.identity`."""
+    """The model that a saved conversation was held with: its name, its path, and its `ModelInfo.identity`."""
 
     name: str
     path: str
     identity: str
 
     @property
-    def found_as(self) -> str:
-        """The name under which it can be found again from any folder: the path of a file or a folder, otherwise its
-        name.
-        """
+    def reopen_name(self) -> str:
+        """The name to open the model by from any folder: its path if it is a file or a folder, otherwise its name."""
         return self.path if Path(self.path).name == Path(self.name).name else self.name
 
-    def continued_with(self, info: ModelInfo, path: Path) -> str:
-        """Return a note about the conversation in the file `path` that continues with another model."""
+    def model_change_note(self, info: ModelInfo, path: Path) -> str:
+        """Return a note that the conversation in the file `path` continues with another model."""
         if self.name == info.name:
             return f"{path} was saved with another {self.name} ({self.path}): its texts are computed anew"
         return f"{path} was saved with {self.name} and continues with {info.name}: its texts are computed again"
@@ -60,7 +58,7 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """The content of a conversation's file."""
+    """What a conversation's file holds."""
 
     model: SavedModel
     system: str | None
@@ -75,7 +73,7 @@ class SavedConversation:
     """The name of the adapter that answered last; None: the model as it is, or it is not known."""
 
     def write(self, path: Path) -> None:
-        """Write it to a file. If that fails, the old file stays. Raises ConversationFileError."""
+        """Write the conversation to a file. If that fails, the old file stays. Raises ConversationFileError."""
         sampling: dict[str, Any] = {
             f.name: getattr(self.params, f.name) for f in fields(self.params) if f.name not in _NOT_SAVED
         }
@@ -105,8 +103,8 @@ class SavedConversation:
 
     @classmethod
     def read(cls, path: Path) -> SavedConversation:
-        """What `write` wrote. Raises ConversationFileError for everything else."""
-        content = _content(path)
+        """Read a file that `write` wrote. Raises ConversationFileError for every other file."""
+        content = _read_content(path)
         digest = content.pop("digest", None)
         if digest is not None and digest != _digest(content):
             raise ConversationFileError(
@@ -117,24 +115,23 @@ class SavedConversation:
             system, messages = content["system"], content["messages"]
             if not (system is None or isinstance(system, str)) or not _are_messages(messages):
                 raise TypeError("its messages are none")
-            model = SavedModel(**{name: _text(content["model"][name]) for name in ("name", "path", "identity")})
-            params, variables = _params(content["sampling"]), checked_vars(content.get("template_vars", {}))
+            model = SavedModel(**{name: _checked_text(content["model"][name]) for name in ("name", "path", "identity")})
+            params, variables = _parse_params(content["sampling"]), checked_vars(content.get("template_vars", {}))
             unread = content.get("unread", 0)
             if type(unread) is not int or not 0 <= unread <= len(messages):
                 raise ValueError("more of it is unread than there is")
             adapter = checked_adapter(content.get("adapter"))
-            transcript = None if digest is None else _transcript(content["transcript"])
+            transcript = None if digest is None else _parse_transcript(content["transcript"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
-            raise _foreign(path, str(error)) from error
+            raise _foreign_file_error(path, str(error)) from error
         return cls(model, system, tuple(messages), params, transcript, variables, unread, adapter)
 
 
-def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:
-    """Return the system prompt and the messages in a file of another program, with messages of the OpenAI API: see
-    `protocols.openai.messages.messages_in`. None if the file is one of ours, or has no such messages. Raises
-    ConversationFileError.
+def parse_foreign_messages(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:
+    """Return the system prompt and the messages in a file of another program, in the format of the OpenAI API. None if
+    the file is one of ours, or has no such messages. Raises ConversationFileError.
     """
-    content = parsed(text)
+    content = parse_json_or_lines(text)
     if isinstance(content, Mapping) and content.get("format") == FORMAT:
         return None
     try:
@@ -147,7 +144,7 @@ def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]]
     return (str(first["content"]), tuple(others)) if first["role"] == "system" else (None, tuple(messages))
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a file that may hold a conversation. Raises ConversationFileError."""
     try:
         if not path.is_file():
@@ -161,21 +158,21 @@ def text_of(path: Path) -> str:
     except OSError as error:
         raise ConversationFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise _foreign(path, "it is no JSON, or torn") from error
+        raise _foreign_file_error(path, "it is no JSON, or torn") from error
     if not text:
-        raise _foreign(path, "it is empty")
+        raise _foreign_file_error(path, "it is empty")
     return text
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of ours. Raises ConversationFileError for other files."""
-    text = text_of(path)
+def _read_content(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that `write` wrote. Raises ConversationFileError for other files."""
+    text = read_text(path)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _foreign(path, "it is no JSON, or torn") from error
+        raise _foreign_file_error(path, "it is no JSON, or torn") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _foreign(path, f'no JSON object with "format": "{FORMAT}"')
+        raise _foreign_file_error(path, f'no JSON object with "format": "{FORMAT}"')
     if content.get("version") != VERSION:
         raise ConversationFileError(
             f"{path} is a conversation in version {content.get('version')!r} of the format, and this program reads "
@@ -184,11 +181,13 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _foreign(path: Path, why: str) -> ConversationFileError:
+def _foreign_file_error(path: Path, why: str) -> ConversationFileError:
+    """Return the error for a file that is no saved conversation."""
     return ConversationFileError(f"{path} is not a saved conversation: {why}")
 
 
 def _digest(content: Mapping[str, Any]) -> str:
+    """Return a hash of the file's content, which tells whether it was changed."""
     plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
 
@@ -197,23 +196,26 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its user can read. If that fails, the old file stays. Raises ConversationFileError."""
     try:
         Path(os.path.realpath(path)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with in_place_of(path, private=True) as file:
+        with write_atomically(path, private=True) as file:
             file.write(data)
     except OSError as error:
         raise ConversationFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _are_messages(messages: object) -> bool:
+    """Return whether a JSON value is a list of messages with roles."""
     return isinstance(messages, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
 
 
-def _text(value: object) -> str:
+def _checked_text(value: object) -> str:
+    """Return a field of the saved model if it is a text. Raises TypeError otherwise."""
     if not isinstance(value, str):
         raise TypeError("its model is not named")
     return value
 
 
-def _params(sampling: Mapping[str, Any]) -> SamplingParams:
+def _parse_params(sampling: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling parameters in a file. Raises ValueError if one is wrong."""
     biases = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     form = sampling.get("structured")
     try:
@@ -223,7 +225,7 @@ def _params(sampling: Mapping[str, Any]) -> SamplingParams:
         raise ValueError(f"its {error}") from error
 
 
-def _transcript(saved: Mapping[str, Any]) -> Transcript:
+def _parse_transcript(saved: Mapping[str, Any]) -> Transcript:
     """Return the transcript in a file, after a check of its form. The digest shows that the file was not changed, but
     not that it was right.
     """
@@ -235,7 +237,7 @@ def _transcript(saved: Mapping[str, Any]) -> Transcript:
     return Transcript(text, tuple(tokens), cuts)
 
 
-def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
+def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return copies of messages, so that nobody can change them later. Raises InvalidRequest for anything that is no
     message.
     """
@@ -252,22 +254,22 @@ def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
 # A conversation as Markdown, for people to read.
 
 
-def as_markdown(model: str, messages: Sequence[Message]) -> str:
-    """Return a heading for each message, and its text unchanged."""
-    parts = [f"# A conversation with {model}", *map(section, messages)]
+def conversation_markdown(model: str, messages: Sequence[Message]) -> str:
+    """Return a conversation as Markdown: a heading for each message, and its text unchanged."""
+    parts = [f"# A conversation with {model}", *map(message_markdown, messages)]
     return "\n\n".join(parts) + "\n"
 
 
-def section(message: Message) -> str:
-    """Return one message: a heading, its text, and its tool calls."""
+def message_markdown(message: Message) -> str:
+    """Return one message as Markdown: a heading, its text, and its tool calls."""
     text = str(plain_message(message).get("content") or "").strip()
     listed: Any = message.get("tool_calls")
     said = [each.get("function") for each in listed if isinstance(each, Mapping)] if is_list(listed) else []
-    calls = [f"    {_call(function)}" for function in said if isinstance(function, Mapping)]
+    calls = [f"    {_call_code(function)}" for function in said if isinstance(function, Mapping)]
     return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text, "\n".join(calls)) if part)
 
 
-def _call(function: Mapping[str, Any]) -> str:
+def _call_code(function: Mapping[str, Any]) -> str:
     """Return a call as a line of code: `weather({"city": "Paris"})`."""
     arguments = function.get("arguments", "")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

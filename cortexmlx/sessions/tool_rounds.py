@@ -1,4 +1,4 @@
-"""The rounds of a question that a model answers with the help of functions: calls, their results, and the answer."""
+"""ToolRounds: runs the tool calls of a question's answers, round by round, until the model answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.functions import arun, run
-from cortexmlx.structured.tools import Tool, ToolCall, checked_tools, result_message
+from cortexmlx.structured.functions import call_function, call_function_async
+from cortexmlx.structured.tools import Tool, ToolCall, read_tools, result_message
 from cortexmlx.types.request import Completion, Message
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -23,7 +23,7 @@ NOT_ALLOWED = "Error: the user did not allow this call"
 
 @dataclass(frozen=True)
 class ToolEvent:
-    """A call that is about to run (`result` is None), or its result."""
+    """A tool call that is about to run (`result` is None), or that has run, with its result."""
 
     call: ToolCall
     result: str | None = None
@@ -38,7 +38,7 @@ AsyncApprove = Callable[[ToolCall], bool | Awaitable[bool]]
 
 
 class ToolRounds:
-    """Runs the calls of one question's answers, and knows what the next round may call.
+    """Runs the tool calls of one question's answers, and says what the next round may call.
 
     A `tool_choice` that requires a call is for the first round. Raises InvalidRequest for tools without a function, and
     for several answers.
@@ -53,7 +53,7 @@ class ToolRounds:
         timeout: float | None = None,
         on_event: OnToolEvent | None = None,
     ) -> None:
-        offered = checked_tools(tools)
+        offered = read_tools(tools)
         if without := [tool.name for tool in offered if tool.function is None]:
             raise InvalidRequest(
                 f"the tool {without[0]!r} has no function to run: pass functions, or put the tools into the sampling "
@@ -80,20 +80,20 @@ class ToolRounds:
         """Seconds until the whole question's timeout; None without one."""
         return None if self._end is None else max(self._end - time.monotonic(), 0.001)
 
-    def results(self, answer: Completion, approve: Approve | None) -> list[Message]:
-        """Run the calls of an answer in their order, and return the messages with their results."""
+    def run_calls(self, answer: Completion, approve: Approve | None) -> list[Message]:
+        """Run the tool calls of an answer in their order, and return the messages with their results."""
         messages = []
         for call in answer.tool_calls:
             allowed = approve is None or approve(call)
             self._on_event(ToolEvent(call))
             begin = time.monotonic()
-            result = run(self._function(call), call.arguments) if allowed else NOT_ALLOWED
-            messages.append(self._told(call, result, begin))
+            result = call_function(self._find_function(call), call.arguments) if allowed else NOT_ALLOWED
+            messages.append(self._report_result(call, result, begin))
         self._next_round()
         return messages
 
-    async def aresults(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
-        """`results` for asyncio: coroutine functions run in this event loop, other functions on a thread."""
+    async def arun_calls(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
+        """`run_calls` for asyncio: coroutine functions run in this event loop, other functions on a thread."""
         messages = []
         for call in answer.tool_calls:
             allowed = True if approve is None else approve(call)
@@ -101,21 +101,24 @@ class ToolRounds:
                 allowed = await allowed
             self._on_event(ToolEvent(call))
             begin = time.monotonic()
-            result = await arun(self._function(call), call.arguments) if allowed else NOT_ALLOWED
-            messages.append(self._told(call, result, begin))
+            result = await call_function_async(self._find_function(call), call.arguments) if allowed else NOT_ALLOWED
+            messages.append(self._report_result(call, result, begin))
         self._next_round()
         return messages
 
-    def _function(self, call: ToolCall) -> Callable[..., object]:
+    def _find_function(self, call: ToolCall) -> Callable[..., object]:
+        """Return the function that a call names."""
         function = self._functions[call.name]
         assert function is not None
         return function
 
-    def _told(self, call: ToolCall, result: str, begin: float) -> Message:
+    def _report_result(self, call: ToolCall, result: str, begin: float) -> Message:
+        """Report the result of a call to `on_event`, and return the message with it."""
         self._on_event(ToolEvent(call, result, time.monotonic() - begin))
         return result_message(call, result)
 
     def _next_round(self) -> None:
+        """Count a round. The last one may call nothing."""
         self._left -= 1
         choice = "auto" if self._left and self._params.tool_choice != "none" else "none"
         self._params = replace(self._params, tool_choice=choice)

@@ -1,4 +1,4 @@
-"""Drafter: whoever guesses the next tokens of rows. Without mlx."""
+"""Drafters: they guess the next tokens of rows, for speculative decoding. Without mlx."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cortexmlx.scheduling.job import Job, JobId
 
 
 @dataclass(frozen=True)
-class Draft:
-    """Guessed next tokens of a row."""
+class TokenDraft:
+    """The guessed next tokens of a row."""
 
     tokens: Sequence[int]
     """They follow `job.tokens`, so the first of them may be in flight."""
@@ -22,64 +22,60 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of rows. It never changes a job."""
+    """Guesses the next tokens of rows, for speculative decoding. It never changes a job."""
 
     name: str
     """How `stats()` calls it."""
 
-    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
-        """Return a draft of at most `budget` tokens for each of the `jobs`, which decode; None where there is no
-        guess.
-        """
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
+        """Return a draft of at most `budget` tokens for each of the decoding `jobs`; None where there is no guess."""
 
     def end(self, job: Job) -> None:
-        """Note that a job has ended. Its tokens may be remembered for others of the same `salt`."""
+        """Note that a job has ended. Its tokens may be kept, to draft for others of the same `salt`."""
 
     def forget(self) -> None:
-        """Forget all texts, because the engine begins anew."""
+        """Forget the texts of all jobs, because the engine starts anew."""
 
 
 class SlowDrafter(Drafter, Protocol):
-    """A drafter whose guesses take the engine's time, so that it is asked only if that pays: a model."""
+    """A drafter whose guesses take the engine's time, such as a draft model. It is asked only if that pays."""
 
     @property
-    def wants_drained(self) -> bool:
-        """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it. False
-        if it has no guesses now.
+    def needs_drained_pipeline(self) -> bool:
+        """Whether `propose` needs the newest token of each row, so that no step may be in flight. False while it has
+        no guesses.
         """
 
-    def seconds_for(self, rows: int, tokens: int) -> float | None:
-        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is not
-        known.
-        """
+    def estimate_seconds(self, rows: int, tokens: int) -> float | None:
+        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
 
 
 # ForcedDrafter: the tokens that a grammar forces, which are never wrong.
 
 
 class ForcedDrafter:
-    """Drafts what must come next in the jobs that it follows: those with a grammar."""
+    """Drafts the tokens that a job's grammar forces, which are never wrong."""
 
     name = "forced"
 
     def __init__(self) -> None:
         self._forced: dict[JobId, Callable[[], Sequence[int]]] = {}
 
-    def follow(self, job: JobId, forced: Callable[[], Sequence[int]]) -> None:
-        """Draft the tokens of a job until it ends. `forced()` returns those that must come next; often there are
-        none.
+    def add_job(self, job: JobId, forced: Callable[[], Sequence[int]]) -> None:
+        """Draft the tokens of a job until it ends. `forced()` returns those that its grammar forces next; often there
+        are none.
         """
         self._forced[job] = forced
 
-    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
-        """See `Drafter`."""
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
+        """Return the tokens that the grammar of each job forces next, at most `budget`; None where there are none."""
         runs = [self._forced[job.id]()[:budget] if job.id in self._forced else () for job in jobs]
-        return [Draft(run, certain=True) if run else None for run in runs]
+        return [TokenDraft(run, certain=True) if run else None for run in runs]
 
     def end(self, job: Job) -> None:
-        """See `Drafter`."""
+        """Stop drafting for a job that has ended."""
         self._forced.pop(job.id, None)
 
     def forget(self) -> None:
-        """See `Drafter`."""
+        """Stop drafting for all jobs, because the engine starts anew."""
         self._forced.clear()

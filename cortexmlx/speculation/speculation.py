@@ -1,4 +1,4 @@
-"""Speculation: drafts tokens for rows before a step is planned, if that is faster than decoding. Without mlx.
+"""Speculative decoding: drafts tokens for rows before a step is planned, if that is faster than decoding. Without mlx.
 
 Every guess is compared with the tokens that come, also if it is not drafted. So it is known how often guesses are right
 before one of them costs anything, and texts that do not repeat themselves are never slowed down to find that out.
@@ -14,19 +14,19 @@ from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.speculation.costs import Prices, TimeLedger
-from cortexmlx.speculation.drafter import Draft, Drafter, ForcedDrafter, SlowDrafter
+from cortexmlx.speculation.costs import StepPrices, TimeLedger
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, SlowDrafter, TokenDraft
 
-MOST_OF_ALL = 64
+MOST_STEP_DRAFTS = 64
 """How many drafted tokens of all rows a step verifies at most."""
 
-ENOUGH = MOST_DRAFTS // 2
+ENOUGH_GUESSED = MOST_DRAFTS // 2
 """A guess that has fewer tokens left is asked for again."""
 
 BEGIN, GO_ON = 0.10, 0.02
 """By which part of a step's time verifying must be faster than decoding, to begin and to go on with it."""
 
-TRIED = 4
+TRIAL_TOKENS = 4
 """For how many tokens of a row a slow drafter is asked that was not worth it before."""
 
 SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
@@ -35,7 +35,7 @@ SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
 
 @dataclass
 class DraftCounts:
-    """How many tokens a drafter has drafted, and how many of them were right."""
+    """How many tokens a drafter has drafted, and how many of them were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -43,27 +43,30 @@ class DraftCounts:
 
 @dataclass
 class _Guess:
-    """Guessed tokens of a row, whose answer had `at` tokens then. `judged` of them have come since, and were right."""
+    """The guessed next tokens of a row, whose answer had `at` tokens then. `judged` of them have come since, and were
+    right.
+    """
 
     drafter: Drafter
-    draft: Draft
+    draft: TokenDraft
     at: int
     judged: int = 0
 
     @property
-    def source(self) -> Source:
-        """Whose guess it is."""
+    def source(self) -> DraftSource:
+        """The drafter's name and the draft's likeness: guesses of one source are about equally often right."""
         return self.drafter.name, self.draft.likeness
 
     @property
-    def left(self) -> Sequence[int]:
-        """The tokens that have not come yet."""
+    def remaining(self) -> Sequence[int]:
+        """The guessed tokens that have not come yet."""
         return self.draft.tokens[self.judged :]
 
 
 class Speculation:
-    """Asks the `drafters`, in order, for the next tokens of a scheduler's rows; the first that has a guess is heard.
-    The `slow` ones come last, and only if what they are expected to win is more than the time that they take.
+    """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
+    the first that has a guess counts. The `slow` ones come last, and only if what they are expected to win is more
+    than the time that they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """
@@ -78,7 +81,7 @@ class Speculation:
         self._every = (*drafters, *slow)
         self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._every}
         self.ledger = TimeLedger(scheduler)
-        self.chances = Chances()
+        self.chances = AcceptanceRates()
         self.forced = next((drafter for drafter in drafters if isinstance(drafter, ForcedDrafter)), None)
         """Who drafts the tokens that grammars force, if anyone."""
         self._scheduler = scheduler
@@ -92,127 +95,135 @@ class Speculation:
     # -- before a step ------------------------------------------------------------------------------------------------
 
     def draft(self) -> None:
-        """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
-        if any(job.verifying and job.running for job, _ in self._drafted.values()):
+        """Choose the drafted tokens that the next step verifies, if that is faster than decoding. Call it before a
+        step is planned.
+        """
+        if any(job.verifying and job.is_running for job, _ in self._drafted.values()):
             return
-        jobs = [job for job in self._scheduler.draftable if not job.drafts or job.id in self._drafted]
+        jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted]
         self._drafted.clear()
         if not jobs:
             return
-        pending = any(job.num_planned_outputs > job.generated for job in jobs)
-        prices = self.ledger.prices(len(jobs), MOST_OF_ALL, pending)
+        pending = any(job.num_planned_outputs > job.num_generated for job in jobs)
+        prices = self.ledger.estimate_prices(len(jobs), MOST_STEP_DRAFTS, pending)
         lengths = None
         if prices is not None and prices.can_pay:
-            self._ask(jobs)
+            self._update_guesses(jobs)
             if not pending:
-                self._ask_slow(jobs, prices)
+                self._ask_slow_drafters(jobs, prices)
             margin = (BEGIN if pending else GO_ON) * prices.decode
-            lengths = choose([self._chances(job) for job in jobs], prices.costs, prices.token, margin, prices.allows)
+            lengths = choose_draft_lengths(
+                [self._guess_chances(job) for job in jobs], prices.costs, prices.token, margin, prices.allows
+            )
         else:
             self._guesses.clear()
         for job, length in zip(jobs, lengths or [0] * len(jobs), strict=True):
             if length:
                 guess = self._guesses[job.id]
-                self._scheduler.draft(job.id, guess.left[: _pending(job) + length])
+                self._scheduler.set_drafts(job.id, guess.remaining[: _count_in_flight(job) + length])
                 self._drafted[job.id] = job, guess.drafter
             elif job.drafts:
-                self._scheduler.draft(job.id, ())
+                self._scheduler.set_drafts(job.id, ())
         if self._drafted:
-            self.ledger.begin(pending)
+            self.ledger.begin_verifying(pending)
 
-    def _ask(self, jobs: Sequence[Job]) -> None:
-        """Judge the guesses of rows by what has come, and ask for new ones where there are few tokens left."""
+    def _update_guesses(self, jobs: Sequence[Job]) -> None:
+        """Compare the rows' guesses with what has come, and ask for new ones where few tokens are left."""
         asked = []
         for job in jobs:
-            self._judge(job)
+            self._check_guess(job)
             guess = self._guesses.get(job.id)
-            if guess is None or (len(guess.left) < ENOUGH and not guess.draft.certain):
+            if guess is None or (len(guess.remaining) < ENOUGH_GUESSED and not guess.draft.certain):
                 asked.append(job)
         for drafter in self._drafters:
             if asked:
-                asked = self._propose(drafter, asked, MOST_DRAFTS + 1)
+                asked = self._collect_guesses(drafter, asked, MOST_DRAFTS + 1)
         for job in asked:
             if job.id not in self._guesses:
-                self.chances.no_guess(job.id)
+                self.chances.reset_streak(job.id)
 
-    def _propose(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
-        """Keep the guesses that a drafter has for the jobs, and return the jobs for which it has none."""
+    def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
+        """Ask a drafter for guesses and keep them. Return the jobs for which it has none."""
         began = self._clock()
         drafts = drafter.propose(jobs, budget)
-        self.ledger.asked(self._clock() - began)
+        self.ledger.add_drafting_time(self._clock() - began)
         left = []
         for job, draft in zip(jobs, drafts, strict=True):
             if draft is None or not draft.tokens:
                 left.append(job)
             else:
-                self._guesses[job.id] = _Guess(drafter, draft, job.generated)
+                self._guesses[job.id] = _Guess(drafter, draft, job.num_generated)
         return left
 
     @property
-    def wants_drained(self) -> bool:
-        """Whether nothing should be in flight when `draft` is called, since a slow drafter is to be asked then."""
-        if not self._slow or not any(drafter.wants_drained for drafter in self._slow):
+    def needs_drained_pipeline(self) -> bool:
+        """Whether no step should be in flight when `draft` is called, since a slow drafter is to be asked then."""
+        if not self._slow or not any(drafter.needs_drained_pipeline for drafter in self._slow):
             return False
-        jobs = self._scheduler.draftable
-        prices = self.ledger.prices(len(jobs), MOST_OF_ALL, pending=True) if jobs else None
+        jobs = self._scheduler.draftable_jobs
+        prices = self.ledger.estimate_prices(len(jobs), MOST_STEP_DRAFTS, pending=True) if jobs else None
         if prices is None or not prices.can_pay:
             return False
-        return any(self._worth_asking(drafter, self._unguessed(jobs), prices) for drafter in self._slow)
+        return any(self._tokens_to_ask(drafter, self._jobs_without_guess(jobs), prices) for drafter in self._slow)
 
-    def _unguessed(self, jobs: Sequence[Job]) -> list[Job]:
+    def _jobs_without_guess(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.id not in self._guesses]
 
-    def _ask_slow(self, jobs: Sequence[Job], prices: Prices) -> None:
+    def _ask_slow_drafters(self, jobs: Sequence[Job], prices: StepPrices) -> None:
         """Ask the slow drafters for the rows without a guess, for as many tokens as are worth their time. One that was
-        not worth it for some tokens is asked again all the same; the less it wins, the more seldom.
+        not worth it is asked again for some tokens; the less it wins, the more seldom.
         """
         for drafter in self._slow:
-            left = self._unguessed(jobs)
-            if tokens := self._worth_asking(drafter, left, prices):
+            left = self._jobs_without_guess(jobs)
+            if tokens := self._tokens_to_ask(drafter, left, prices):
                 _, wait = self._wait[drafter.name]
-                known = self._best_length(drafter, left, prices)
+                known = self._best_draft_length(drafter, left, prices)
                 wait = SHORTEST_WAIT if known else min(2 * wait, LONGEST_WAIT)
                 self._wait[drafter.name] = self.ledger.tokens + wait, wait
-                self._propose(drafter, left, tokens)
+                self._collect_guesses(drafter, left, tokens)
 
-    def _worth_asking(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: Prices) -> int:
-        """Return for how many tokens of each of the jobs a slow drafter should be asked; 0: it should not."""
-        if not jobs or not drafter.wants_drained:
+    def _tokens_to_ask(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
+        """Return for how many tokens of each job a slow drafter should be asked; 0 if it should not be."""
+        if not jobs or not drafter.needs_drained_pipeline:
             return 0
-        if best := self._best_length(drafter, jobs, prices):
+        if best := self._best_draft_length(drafter, jobs, prices):
             return best
         due = self.ledger.tokens >= self._wait[drafter.name][0]
-        seconds = drafter.seconds_for(len(jobs), TRIED) or 0.0
-        return TRIED if due and prices.allows(prices.costs[TRIED - 1] + self.ledger.units(seconds), 0.0) else 0
+        seconds = drafter.estimate_seconds(len(jobs), TRIAL_TOKENS) or 0.0
+        return (
+            TRIAL_TOKENS
+            if due and prices.allows(prices.costs[TRIAL_TOKENS - 1] + self.ledger.to_units(seconds), 0.0)
+            else 0
+        )
 
-    def _best_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: Prices) -> int:
-        """Return for how many tokens of each job the expected gain is greatest; 0: for none it is more than 0."""
+    def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
+        """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
         best, most = 0, GO_ON * prices.decode
-        chances = [self.chances.of(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
+        chances = [self.chances.estimate(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
         expected = 0.0
         for tokens in range(1, min(MOST_DRAFTS, len(prices.costs) // len(jobs)) + 1):
-            seconds = drafter.seconds_for(len(jobs), tokens)
+            seconds = drafter.estimate_seconds(len(jobs), tokens)
             if seconds is None:
                 return 0
             expected += sum(own[tokens - 1] for own in chances)
-            cost = prices.costs[tokens * len(jobs) - 1] + self.ledger.units(seconds)
+            cost = prices.costs[tokens * len(jobs) - 1] + self.ledger.to_units(seconds)
             if expected * prices.token - cost > most and prices.allows(cost, 0.0):
                 best, most = tokens, expected * prices.token - cost
         return best
 
-    def _judge(self, job: Job) -> None:
+    def _check_guess(self, job: Job) -> None:
         """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come."""
         guess = self._guesses.get(job.id)
         if guess is None:
             return
-        new, tokens = job.generated - guess.at, guess.draft.tokens
+        new, tokens = job.num_generated - guess.at, guess.draft.tokens
         if new - guess.judged > len(job.tokens):  # it has dropped some of them
             del self._guesses[job.id]
             return
         for place in range(guess.judged, min(new, len(tokens))):
             right = job.tokens[place - new] == tokens[place]
             if not guess.draft.certain:
-                self.chances.note(job.id, guess.source, right)
+                self.chances.record(job.id, guess.source, right)
             if not right:
                 del self._guesses[job.id]
                 return
@@ -220,55 +231,60 @@ class Speculation:
         if new >= len(tokens):
             del self._guesses[job.id]
 
-    def _chances(self, job: Job) -> list[float]:
-        """Return how likely a row's guessed tokens after those in flight are right, as far as they can be computed."""
+    def _guess_chances(self, job: Job) -> list[float]:
+        """Return the chances that the first 1, 2, .. tokens of a row's guess, after those in flight, are all right.
+        There are as many as the row can still compute.
+        """
         guess = self._guesses.get(job.id)
         if guess is None:
             return []
-        pending = _pending(job)
-        tokens = min(len(guess.left), MOST_DRAFTS, pending + job.plannable - 1)
+        pending = _count_in_flight(job)
+        tokens = min(len(guess.remaining), MOST_DRAFTS, pending + job.num_plannable - 1)
         if guess.draft.certain:
             return [1.0] * (tokens - pending)
-        return self.chances.of(job.id, guess.source, tokens)[pending:]
+        return self.chances.estimate(job.id, guess.source, tokens)[pending:]
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
     def learn(self, plan: StepPlan, seconds: float, verified: Sequence[RowTokens]) -> None:
-        """Learn from a step whose results were taken, and from the rows whose drafts it `verified`. `seconds` is the
-        time that it took of the engine's: since the step before was taken, or since it was begun if there was none.
+        """Learn from a step after its results were taken, and from the rows whose drafts it `verified`. `seconds` is
+        the time that it took of the engine's: since the step before was taken, or since it was begun if there was
+        none.
         """
         for row in verified:
             if row.job.id in self._drafted:
                 counts = self.counts[self._drafted.pop(row.job.id)[1].name]
                 counts.drafted += row.drafted
                 counts.accepted += row.accepted
-        self.ledger.took(plan, seconds, sum(row.accepted for row in verified))
+        self.ledger.record_step(plan, seconds, sum(row.accepted for row in verified))
 
     def end(self, job: Job) -> None:
-        """Note that a job has ended. What its last step verified is counted when that was taken."""
+        """Forget a job that has ended, and tell the drafters. Its last verified drafts were counted before, by
+        `learn`.
+        """
         self._guesses.pop(job.id, None)
-        self.chances.end(job.id)
+        self.chances.forget_row(job.id)
         for drafter in self._every:
             drafter.end(job)
 
     def forget(self) -> None:
-        """Forget all texts, because the engine begins anew."""
+        """Forget all texts and guesses, because the engine starts anew."""
         self._drafted.clear()
         self._guesses.clear()
-        self.chances.forget()
+        self.chances.forget_rows()
         for drafter in self._every:
             drafter.forget()
 
 
-def _pending(job: Job) -> int:
+def _count_in_flight(job: Job) -> int:
     """Return how many tokens of a row are in flight."""
-    return job.num_planned_outputs - job.generated
+    return job.num_planned_outputs - job.num_generated
 
 
 # How many drafted tokens of which rows a step verifies: those whose gain is greatest.
 
 
-def choose(
+def choose_draft_lengths(
     chances: Sequence[Sequence[float]],
     costs: Sequence[float],
     token: float,
@@ -307,7 +323,7 @@ def choose(
 # is wrong more often than one that follows right ones, so chances are kept by the number of right ones before.
 
 
-Source = tuple[str, int]
+DraftSource = tuple[str, int]
 """A drafter's name and the likeness of a draft."""
 
 STREAKS = (1, 4, 12)
@@ -323,55 +339,53 @@ _LONG, _SHORT = 200.0, 16.0
 """Over how many tokens the chances of all rows, and of one row, are averaged."""
 
 
-class Ratio:
-    """Right tokens among the guessed ones; the older, the less they count."""
+class DecayingRate:
+    """The share of guessed tokens that were right; older guesses count less."""
 
     def __init__(self, horizon: float) -> None:
         self.right = self.guessed = 0.0
         self._keep = 1 - 1 / horizon
 
     def add(self, right: bool) -> None:
-        """Note whether a token was right."""
+        """Count one guessed token as right or wrong."""
         self.right = self.right * self._keep + right
         self.guessed = self.guessed * self._keep + 1
 
     def mean(self, prior: float, weight: float) -> float:
-        """Return the share of right ones, if `weight` tokens more had the share `prior`."""
+        """Return the share of right tokens, as if `weight` more tokens had the share `prior`."""
         return (self.right + prior * weight) / (self.guessed + weight)
 
 
 def streak_class(streak: int) -> int:
-    """Return the class of a number of right tokens in succession."""
+    """Return the class (see `STREAKS`) of a number of right tokens in succession."""
     return sum(streak >= least for least in STREAKS)
 
 
-class Chances:
-    """The chances of the guesses of each source, for all rows and for each row. `streak(job)` is how many tokens of a
-    row were guessed right in succession.
-    """
+class AcceptanceRates:
+    """How likely guessed tokens are right, by their source, for all rows and for each row."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[Source, int], Ratio] = {}
-        self._own: dict[JobId, dict[tuple[Source, int], Ratio]] = {}
+        self._all: dict[tuple[DraftSource, int], DecayingRate] = {}
+        self._own: dict[JobId, dict[tuple[DraftSource, int], DecayingRate]] = {}
         self._streaks: dict[JobId, int] = {}
 
     def streak(self, job: JobId) -> int:
-        """Return how many tokens of a row were guessed right in succession."""
+        """Return how many of a row's newest tokens in succession were guessed right."""
         return self._streaks.get(job, 0)
 
-    def note(self, job: JobId, source: Source, right: bool) -> None:
-        """Note whether the next token of a row was guessed right."""
+    def record(self, job: JobId, source: DraftSource, right: bool) -> None:
+        """Record whether the next token of a row was guessed right."""
         streak = self.streak(job)
         key = source, streak_class(streak)
-        self._all.setdefault(key, Ratio(_LONG)).add(right)
-        self._own.setdefault(job, {}).setdefault(key, Ratio(_SHORT)).add(right)
+        self._all.setdefault(key, DecayingRate(_LONG)).add(right)
+        self._own.setdefault(job, {}).setdefault(key, DecayingRate(_SHORT)).add(right)
         self._streaks[job] = streak + 1 if right else 0
 
-    def no_guess(self, job: JobId) -> None:
-        """Note that nothing was guessed for a row."""
+    def reset_streak(self, job: JobId) -> None:
+        """Reset the streak of a row for which nothing was guessed."""
         self._streaks.pop(job, None)
 
-    def of(self, job: JobId, source: Source, tokens: int) -> list[float]:
+    def estimate(self, job: JobId, source: DraftSource, tokens: int) -> list[float]:
         """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right."""
         own, streak = self._own.get(job, {}), self.streak(job)
         chances, chance = [], 1.0
@@ -388,16 +402,16 @@ class Chances:
         return chances
 
     @property
-    def rows(self) -> int:
-        """Of how many rows something is known."""
+    def num_rows(self) -> int:
+        """The number of rows of which something is known."""
         return len(self._own.keys() | self._streaks.keys())
 
-    def end(self, job: JobId) -> None:
-        """Forget a row."""
+    def forget_row(self, job: JobId) -> None:
+        """Forget a row that has ended."""
         self._own.pop(job, None)
         self._streaks.pop(job, None)
 
-    def forget(self) -> None:
-        """Forget all rows, but not what was learned of all of them."""
+    def forget_rows(self) -> None:
+        """Forget all rows, but keep what was learned over all of them."""
         self._own.clear()
         self._streaks.clear()

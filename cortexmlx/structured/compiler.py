@@ -1,4 +1,6 @@
-"""GrammarCompiler: makes the grammar of an answer from the form that a request asks for, on the caller's thread."""
+"""GrammarCompiler: compiles the grammar of an answer from the form and the tools of a request, on the caller's
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.messages import one_line
 from cortexmlx.structured import lark
 from cortexmlx.structured.lark import Specials
-from cortexmlx.structured.matcher import Grammar, Raised
+from cortexmlx.structured.matcher import Grammar, TokenizerFailure
 from cortexmlx.structured.output import Form, StructuredOutput, Thoughts
 from cortexmlx.structured.schemas import allowed_escapes
 from cortexmlx.types.request import QueuedRequest
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
-    from cortexmlx.structured.calls.format import Calls
+    from cortexmlx.structured.calls.format import AllowedCalls
     from cortexmlx.structured.tools import Tool
 
 
@@ -34,7 +36,7 @@ _MOST_TRIED = 64
 
 _ANY_OBJECT = '{"type":"object","additionalProperties":true}'
 
-_Key = tuple[StructuredOutput | None, Thoughts | None, "Calls | None"]
+_Key = tuple[StructuredOutput | None, Thoughts | None, "AllowedCalls | None"]
 
 
 class GrammarCompiler:
@@ -46,21 +48,21 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._vocabulary: _Vocabulary | None = None
+        self._vocabulary: _GuidanceVocabulary | None = None
         self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
 
-    def of_request(self, request: QueuedRequest) -> Grammar | None:
-        """Return the grammar that the answers of a request follow; None: they are free. Raises InvalidRequest."""
+    def compile_request(self, request: QueuedRequest) -> Grammar | None:
+        """Return the grammar that the answers of a request follow; None if they are free. Raises InvalidRequest."""
         output, calls = request.params.form, request.calls
         if calls is None:
             return None if output is None else self.compile(output, request.thoughts)
-        if output is None and calls.format.enforced and not calls.enforced:
+        if output is None and calls.format.enforced and not calls.is_enforced:
             return None
-        if calls.format.enforced and (output is not None or self.possible):
+        if calls.format.enforced and (output is not None or self.can_enforce):
             return self.compile(output, request.thoughts, calls)
         if output is not None:
             raise InvalidRequest("`structured` and `tools` cannot be enforced together with this model", field="tools")
-        if calls.required:
+        if calls.is_required:
             raise InvalidRequest(
                 f"tool_choice {calls.choice!r} cannot be enforced with this model: ask with 'auto'",
                 field="tool_choice",
@@ -68,9 +70,9 @@ class GrammarCompiler:
         return None
 
     def compile(
-        self, output: StructuredOutput | None, thoughts: Thoughts | None = None, calls: Calls | None = None
+        self, output: StructuredOutput | None, thoughts: Thoughts | None = None, calls: AllowedCalls | None = None
     ) -> Grammar:
-        """Return the grammar of an answer of this form, or with these `calls`, after the model's `thoughts`.
+        """Return the compiled grammar of an answer with this form or these `calls`, after the model's `thoughts`.
 
         Tools that are not strict are enforced as far as possible, and the grammar's notes say what is not.
 
@@ -83,16 +85,16 @@ class GrammarCompiler:
                 self._kept.move_to_end(key)
                 return self._kept[key]
             if self._vocabulary is None:
-                self._vocabulary = _Vocabulary(self._table(), self._tokenizer.encode)
+                self._vocabulary = _GuidanceVocabulary(self._token_table(), self._tokenizer.encode)
         try:
-            grammar = self._made(self._vocabulary, output, thoughts, calls)
+            grammar = self._compile_strictly(self._vocabulary, output, thoughts, calls)
         except InvalidRequest:
             if calls is None:
                 raise
-            relaxed, notes = self._relaxed(self._vocabulary, calls)
+            relaxed, notes = self._relax_calls(self._vocabulary, calls)
             if not notes:
                 raise
-            grammar = self._made(self._vocabulary, output, thoughts, relaxed)
+            grammar = self._compile_strictly(self._vocabulary, output, thoughts, relaxed)
             grammar.notes += notes
         with self._lock:
             self._kept[key] = grammar
@@ -100,77 +102,87 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _made(
-        self, vocabulary: _Vocabulary, output: StructuredOutput | None, thoughts: Thoughts | None, calls: Calls | None
+    def _compile_strictly(
+        self,
+        vocabulary: _GuidanceVocabulary,
+        output: StructuredOutput | None,
+        thoughts: Thoughts | None,
+        calls: AllowedCalls | None,
     ) -> Grammar:
-        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
-        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.raised))
+        """Compile a grammar. Raises InvalidRequest if it cannot be enforced as it is."""
+        source = grammar_source(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
+        grammar = run_on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.raised))
         if grammar.error:
-            raise self._refused(vocabulary, output, calls, grammar.error)
+            raise self._compile_error(vocabulary, output, calls, grammar.error)
         return grammar
 
-    def _relaxed(self, vocabulary: _Vocabulary, calls: Calls) -> tuple[Calls, tuple[str, ...]]:
-        """Return the calls without what cannot be enforced of tools that are not strict, and notes about it."""
+    def _relax_calls(
+        self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls
+    ) -> tuple[AllowedCalls, tuple[str, ...]]:
+        """Relax the schemas of tools that are not strict where they cannot be enforced. Return the calls, and notes
+        about it.
+        """
         tools, notes = list(calls.tools), []
         for place, tool in enumerate(tools):
-            if tool.strict or tool not in calls.callable:
+            if tool.strict or tool not in calls.callable_tools:
                 continue
-            if why := self._problem(vocabulary, calls, tool):
+            if why := self._why_not_enforceable(vocabulary, calls, tool):
                 notes.append(why)
-                tools[place] = self._loosened(vocabulary, calls, tool)
+                tools[place] = self._relax_tool(vocabulary, calls, tool)
         return replace(calls, tools=tuple(tools)), tuple(notes)
 
-    def _loosened(self, vocabulary: _Vocabulary, calls: Calls, tool: Tool) -> Tool:
-        """Return a tool that takes any value in place of those that cannot be enforced, or any object at all."""
+    def _relax_tool(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> Tool:
+        """Return a tool whose properties that cannot be enforced may have any value, or that takes any object."""
         schema = tool.schema
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MOST_TRIED:
             without = {name: part for name, part in schema.items() if name != "required"}
             alone = {name: {**without, "properties": {name: part}} for name, part in properties.items()}
             kept = {
-                name: not self._problem(vocabulary, calls, replace(tool, parameters=json.dumps(own)))
+                name: not self._why_not_enforceable(vocabulary, calls, replace(tool, parameters=json.dumps(own)))
                 for name, own in alone.items()
             }
             free = {name: part if kept[name] else True for name, part in properties.items()}
             looser = replace(tool, parameters=json.dumps({**schema, "properties": free}))
-            if not self._problem(vocabulary, calls, looser):
+            if not self._why_not_enforceable(vocabulary, calls, looser):
                 return looser
         return replace(tool, parameters=_ANY_OBJECT)
 
-    def _problem(self, vocabulary: _Vocabulary, calls: Calls, tool: Tool) -> str:
-        """Return why the calls of a tool cannot be enforced; empty: they can."""
+    def _why_not_enforceable(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> str:
+        """Return why the calls of a tool cannot be enforced; empty if they can."""
         try:
-            self._made(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
+            self._compile_strictly(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
         except InvalidRequest as error:
             return str(error)
         return ""
 
     @property
-    def possible(self) -> bool:
-        """Whether the answers of this model can follow a grammar."""
+    def can_enforce(self) -> bool:
+        """Whether answers of this model can be made to follow a grammar."""
         try:
             with self._lock:
-                self._vocabulary = self._vocabulary or _Vocabulary(self._table(), self._tokenizer.encode)
+                self._vocabulary = self._vocabulary or _GuidanceVocabulary(self._token_table(), self._tokenizer.encode)
         except InvalidRequest:
             return False
         return True
 
-    def _refused(
-        self, vocabulary: _Vocabulary, output: StructuredOutput | None, calls: Calls | None, error: str
+    def _compile_error(
+        self, vocabulary: _GuidanceVocabulary, output: StructuredOutput | None, calls: AllowedCalls | None, error: str
     ) -> InvalidRequest:
         """Return the error for a grammar that cannot be compiled. It names the tool, if one is to blame."""
         if calls is None:
-            return InvalidRequest(_refusal(output, error), field="structured")
+            return InvalidRequest(_refusal_message(output, error), field="structured")
         if output is None and len(calls.tools) == 1:
             message = f"the parameters of the tool {calls.tools[0].name!r} cannot be enforced: {one_line(error)}"
             return InvalidRequest(message, field="tools")
         if output is not None:
-            self._made(vocabulary, output, None, None)
-        for tool in calls.callable:
-            self._made(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
+            self._compile_strictly(vocabulary, output, None, None)
+        for tool in calls.callable_tools:
+            self._compile_strictly(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
         return InvalidRequest(f"these tools cannot be enforced together: {one_line(error)}", field="tools")
 
-    def _table(self) -> TokenTable:
+    def _token_table(self) -> TokenTable:
+        """Return the text of each token. Raises InvalidRequest if that cannot be had with this model."""
         table = self._tokenizer.token_table(self._vocab_size)
         if table is None:
             raise InvalidRequest(
@@ -186,24 +198,24 @@ class GrammarCompiler:
         return table
 
 
-class _Vocabulary:
-    """A vocabulary that llguidance knows."""
+class _GuidanceVocabulary:
+    """The model's vocabulary as llguidance's tokenizer."""
 
     def __init__(self, table: TokenTable, encode: Callable[..., list[int]]) -> None:
         from llguidance import LLTokenizer
 
         self.table = table
         self.specials = {
-            table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _within(t, table)
+            table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _has_token(t, table)
         }
-        self.raised = Raised()
-        self.encode = _Callback(table, encode, self.raised)
+        self.raised = TokenizerFailure()
+        self.encode = _TokenizerWrapper(table, encode, self.raised)
         """Returns the tokens of a text."""
         self.tokenizer: LLTokenizer = LLTokenizer(self.encode, eos_token=sorted(table.ends))  # type: ignore[arg-type]
 
 
-class _Callback:
-    """A vocabulary in the place of llguidance's `TokenizerWrapper`. What the tokenizer raises is kept.
+class _TokenizerWrapper:
+    """The model's tokenizer in the place of llguidance's `TokenizerWrapper`. What it raises is kept.
 
     llguidance holds it where Python's garbage collector does not look. So it must not lead to the LLTokenizer: neither
     would ever be freed, nor the model's tokenizer.
@@ -212,10 +224,10 @@ class _Callback:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, table: TokenTable, encode: Callable[..., list[int]], raised: Raised) -> None:
+    def __init__(self, table: TokenTable, encode: Callable[..., list[int]], raised: TokenizerFailure) -> None:
         self.tokens = table.pieces
         self.eos_token_id = min(table.ends)
-        self.special_token_ids = sorted(t for t in table.special | table.ends if _within(t, table))
+        self.special_token_ids = sorted(t for t in table.special | table.ends if _has_token(t, table))
         self._encode = encode
         self._raised = raised
 
@@ -227,11 +239,12 @@ class _Callback:
             raise
 
 
-def _within(token: int, table: TokenTable) -> bool:
+def _has_token(token: int, table: TokenTable) -> bool:
+    """Return whether a table has the text of a token."""
     return 0 <= token < len(table.pieces)
 
 
-def _refusal(output: StructuredOutput | None, error: str) -> str:
+def _refusal_message(output: StructuredOutput | None, error: str) -> str:
     """Return the message for a form that cannot be enforced."""
     assert output is not None
     what = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
@@ -257,23 +270,23 @@ penalties lead to endless runs of blanks otherwise.
 """
 
 
-def source_of(
+def grammar_source(
     output: StructuredOutput | None,
     thoughts: Thoughts | None,
     drops_space: bool,
     specials: Specials,
-    calls: Calls | None = None,
+    calls: AllowedCalls | None = None,
 ) -> str:
-    """Return the grammar of an answer with all that comes before it.
+    """Return the source of an answer's grammar for llguidance, with all that comes before the answer.
 
     The model's `thoughts` are free text. An answer may end within them, unless it must have a form or a call. If the
     tokenizer `drops_space`, the answer may begin with a space, which is no part of its text. With `calls`, it may call
     tools instead of having its form, or besides its text. One of `output` and `calls` must be given.
     """
-    before = _before(thoughts, specials)
+    before = _thoughts_rule(thoughts, specials)
     if drops_space:
         before = f'{before} " "?'
-    bodies: list[Mapping[str, Any]] = [] if output is None else [{**_body(output), "name": "body"}]
+    bodies: list[Mapping[str, Any]] = [] if output is None else [{**_form_grammar(output), "name": "body"}]
     if calls is None:
         if not before:
             return json.dumps({"grammars": bodies})
@@ -284,17 +297,17 @@ def source_of(
         rules = [f"start: {before} answer", *called]
         bodies += schemas
     if thoughts is not None:
-        rules += lark.up_to("thoughts", thoughts.close, specials)
-        if output is None and calls is not None and not calls.required:
-            rest, more = lark.never_closed("thoughts", thoughts.close, specials)
-            opened = "" if thoughts.begun else lark.after_blanks(thoughts.open, specials)
+        rules += lark.text_up_to_rules("thoughts", thoughts.close, specials)
+        if output is None and calls is not None and not calls.is_required:
+            rest, more = lark.unclosed_text_rules("thoughts", thoughts.close, specials)
+            opened = "" if thoughts.begun else lark.tag_after_blanks(thoughts.open, specials)
             rules[0] += f" | {opened} {rest}"
             rules += more
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(rules)}, *bodies]})
 
 
-def _body(output: StructuredOutput) -> dict[str, Any]:
-    """Return the grammar of the answer itself."""
+def _form_grammar(output: StructuredOutput) -> dict[str, Any]:
+    """Return the grammar of a form alone."""
     if output.form is Form.JSON:
         schema = json.loads(output.definition)
         if isinstance(schema, bool):  # options need an object; `not` of everything fits nothing
@@ -312,26 +325,26 @@ def _body(output: StructuredOutput) -> dict[str, Any]:
             options |= {"lenient": True, "coerce_one_of": True}
         return {"json_schema": {**schema, "x-guidance": options}}
     if output.form is Form.REGEX:
-        return {"lark_grammar": f"start: {_pattern(output.definition)}"}
+        return {"lark_grammar": f"start: {_lark_pattern(output.definition)}"}
     if output.form is Form.CHOICE:
-        return {"lark_grammar": "\n".join(lark.one_of("start", json.loads(output.definition)))}
+        return {"lark_grammar": "\n".join(lark.choice_rules("start", json.loads(output.definition)))}
     return {"lark_grammar": output.definition}
 
 
-def _before(thoughts: Thoughts | None, specials: Specials) -> str:
-    """Return what stands before the answer, as a part of a rule."""
+def _thoughts_rule(thoughts: Thoughts | None, specials: Specials) -> str:
+    """Return the part of a rule for thoughts before the answer."""
     if thoughts is None:
         return ""
     if thoughts.begun:
         return f"thoughts {_BLANKS}?"
-    ways = [f"{lark.after_blanks(thoughts.open, specials)} thoughts"]
+    ways = [f"{lark.tag_after_blanks(thoughts.open, specials)} thoughts"]
     if thoughts.skipped:
-        ways.append(lark.after_blanks(thoughts.skipped, specials))
+        ways.append(lark.tag_after_blanks(thoughts.skipped, specials))
     return f"(({' | '.join(ways)}) {_BLANKS}?)?"
 
 
-def _pattern(regex: str) -> str:
-    """Return a regular expression between slashes, as Lark writes it."""
+def _lark_pattern(regex: str) -> str:
+    """Return a regular expression as Lark writes it, between slashes."""
     from llguidance import LLMatcher
 
     source: str = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"]
@@ -352,8 +365,8 @@ take some 800 MB, those in use a few hundred KB.
 _lock = threading.Lock()
 
 
-def on_deep_stack(make: Callable[[], T]) -> T:
-    """Return `make()`, which runs on a thread with a stack of `STACK_BYTES`. Raises what it raises.
+def run_on_deep_stack(make: Callable[[], T]) -> T:
+    """Call `make` on a thread with a stack of `STACK_BYTES`, and return its result. Raises what it raises.
 
     If the system refuses such a thread, it runs on this one.
     """
@@ -367,7 +380,7 @@ def on_deep_stack(make: Callable[[], T]) -> T:
             raised.append(error)
 
     thread = threading.Thread(target=run, name="cortexmlx grammar", daemon=True)
-    if _started(thread):
+    if _try_start(thread):
         thread.join()
     else:
         run()
@@ -376,9 +389,9 @@ def on_deep_stack(make: Callable[[], T]) -> T:
     return made[0]
 
 
-def _started(thread: threading.Thread) -> bool:
-    """Start a thread, and return whether that was possible. Python knows one size for all new threads; another one that
-    begins meanwhile has this size, too, which does no harm.
+def _try_start(thread: threading.Thread) -> bool:
+    """Start a thread with a stack of `STACK_BYTES`. Return whether the system allowed it. Python knows one size for
+    all new threads; another one that begins meanwhile has this size, too, which does no harm.
     """
     with _lock:
         size = threading.stack_size()

@@ -1,4 +1,4 @@
-"""Python functions as tools: their schemas, by pydantic, which is imported on first use; and their calls."""
+"""Python functions as tools: their schemas, made by pydantic, which is imported on first use, and their calls."""
 
 from __future__ import annotations
 
@@ -17,62 +17,65 @@ MOST_RESULT = 100_000
 
 Function = Callable[..., object]
 
-_UNNAMED: Mapping[object, str] = {
+_UNSUPPORTED_KINDS: Mapping[object, str] = {
     inspect.Parameter.POSITIONAL_ONLY: "is positional only",
     inspect.Parameter.VAR_POSITIONAL: "takes any number of values",
     inspect.Parameter.VAR_KEYWORD: "takes any names",
 }
 
 
-def described(function: Function) -> tuple[str, str, dict[str, Any]]:
-    """Return the name and the description of a function as a tool, and the schema of its arguments.
+def describe_function(function: Function) -> tuple[str, str, dict[str, Any]]:
+    """Return a function's name and description as a tool, and the JSON schema of its arguments.
 
     Its type hints are the schema, and parameters with a default are optional. The first paragraph of its docstring is
     the description, and the `Args:` section (or `:param name:`) describes the parameters, as does
     `Annotated[int, Field(description=...)]`. Raises InvalidRequest for a parameter without a type hint, or one that
     cannot be named in a call.
     """
-    name = _name(function)
-    said = inspect.cleandoc(inspect.getdoc(_inner(function)) or "")
-    schema = _adapter(function, _described(said)).json_schema()
+    name = _function_name(function)
+    said = inspect.cleandoc(inspect.getdoc(_unwrap_partial(function)) or "")
+    schema = _arguments_adapter(function, _parameter_descriptions(said)).json_schema()
     for key, parameter in _parameters(function).items():
         if parameter.default is not parameter.empty and _is_json(parameter.default):
             schema["properties"][key].setdefault("default", parameter.default)
-    whole = {"type": "object", "properties": {}, **_untitled(schema)}
+    whole = {"type": "object", "properties": {}, **_without_titles(schema)}
     return name, " ".join(said.partition("\n\n")[0].split()), whole
 
 
-def run(function: Function, arguments: str) -> str:
-    """Call a function with the arguments of a call, which are JSON, and return the result as the model gets it: a text
-    as it is, other values as JSON. An awaitable result is awaited, in an event loop of its own.
+def call_function(function: Function, arguments: str) -> str:
+    """Call a function with a tool call's JSON arguments. Return the result as the model gets it: a text as it is,
+    other values as JSON. An awaitable result is awaited, in an event loop of its own.
 
     Wrong arguments, an Exception of the function, and its attempt to exit become a text that begins with "Error: ".
     """
     try:
-        result = function(**_values(function, arguments))
-        return _shown(_finished(result) if inspect.isawaitable(result) else result)
+        result = function(**_parse_arguments(function, arguments))
+        return _result_text(_run_awaitable(result) if inspect.isawaitable(result) else result)
     except (Exception, SystemExit) as error:
-        return _failed(error)
+        return _error_result(error)
 
 
-async def arun(function: Function, arguments: str) -> str:
-    """`run` for asyncio: a coroutine function runs in this event loop, any other function on a thread."""
+async def call_function_async(function: Function, arguments: str) -> str:
+    """As `call_function`, for asyncio: a coroutine function runs in this event loop, any other function on a thread."""
     called = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(called):
-        return await asyncio.to_thread(run, function, arguments)
+        return await asyncio.to_thread(call_function, function, arguments)
     try:
-        return _shown(await called(**_values(function, arguments)))
+        return _result_text(await called(**_parse_arguments(function, arguments)))
     except (Exception, SystemExit) as error:
-        return _failed(error)
+        return _error_result(error)
 
 
-def _values(function: Function, arguments: str) -> dict[str, Any]:
-    values: dict[str, Any] = _adapter(function, {}).validate_json(arguments)
+def _parse_arguments(function: Function, arguments: str) -> dict[str, Any]:
+    """Parse and check a call's JSON arguments. Raises pydantic's ValidationError."""
+    values: dict[str, Any] = _arguments_adapter(function, {}).validate_json(arguments)
     return values
 
 
-def _finished(result: Any) -> object:
-    """Return what an awaitable returns. A thread whose event loop runs already cannot run another, so one is begun."""
+def _run_awaitable(result: Any) -> object:
+    """Wait for an awaitable in a new event loop, and return its result. If this thread runs an event loop, the new one
+    runs on another thread.
+    """
 
     async def awaited() -> object:
         return await result
@@ -85,64 +88,66 @@ def _finished(result: Any) -> object:
         return thread.submit(asyncio.run, awaited()).result()
 
 
-def _inner(function: Function) -> Function:
+def _unwrap_partial(function: Function) -> Function:
+    """Return the function within `functools.partial` objects."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
-def _name(function: Function) -> str:
-    inner = _inner(function)
+def _function_name(function: Function) -> str:
+    """Return the name of a function, or that of its class."""
+    inner = _unwrap_partial(function)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function by name. Raises InvalidRequest for one that cannot be named in a call."""
+    """Return a function's parameters by name. Raises InvalidRequest for one that a call cannot name."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise _wrong(function, f"has no signature: {error}") from None
+        raise _function_error(function, f"has no signature: {error}") from None
     for name, parameter in signature.parameters.items():
-        if why := _UNNAMED.get(parameter.kind):
-            raise _wrong(function, f"cannot be a tool: its parameter {name!r} {why}")
+        if why := _UNSUPPORTED_KINDS.get(parameter.kind):
+            raise _function_error(function, f"cannot be a tool: its parameter {name!r} {why}")
     return signature.parameters
 
 
-def _adapter(function: Function, described: Mapping[str, str]) -> Any:
-    """Return pydantic's reader of the function's arguments, as a mapping."""
+def _arguments_adapter(function: Function, described: Mapping[str, str]) -> Any:
+    """Return pydantic's TypeAdapter for a function's arguments, as a mapping. `described` has descriptions of them."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
     from typing_extensions import TypedDict
 
-    inner = _inner(function)
+    inner = _unwrap_partial(function)
     hinted = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     if inspect.isclass(inner):
         hinted = inner.__init__
     try:
         hints = get_type_hints(hinted, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        raise _wrong(function, f"has a type hint that cannot be read: {error}") from None
+        raise _function_error(function, f"has a type hint that cannot be read: {error}") from None
     fields: dict[str, Any] = {}
     for name, parameter in _parameters(function).items():
         kind = hints.get(name, parameter.annotation)
         if kind is parameter.empty:
-            raise _wrong(function, f"cannot be a tool: its parameter {name!r} has no type hint")
+            raise _function_error(function, f"cannot be a tool: its parameter {name!r} has no type hint")
         if name in described:
             kind = _with_description(kind, described[name])
         fields[name] = kind if parameter.default is parameter.empty else NotRequired[kind]
     make: Any = TypedDict
-    arguments = make(_name(function), fields)
+    arguments = make(_function_name(function), fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
     try:
         adapter = TypeAdapter(arguments)
         adapter.json_schema()
     except (PydanticUserError, TypeError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise _wrong(function, f"cannot be a tool: {first}") from None
+        raise _function_error(function, f"cannot be a tool: {first}") from None
     return adapter
 
 
 def _with_description(kind: Any, text: str) -> Any:
-    """Return a type with a description, unless it has one of its own."""
+    """Add a description to a type, unless it has one of its own."""
     from pydantic import Field
 
     first, *own = (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
@@ -155,8 +160,8 @@ _ENTRY = re.compile(r"^([ \t]+)(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
 _PARAM = re.compile(r"^:param\s+(?:[\w\[\], .|]+\s+)?(\w+):\s*(.*)$", re.MULTILINE)
 
 
-def _described(said: str) -> dict[str, str]:
-    """Return what a docstring says of each parameter."""
+def _parameter_descriptions(said: str) -> dict[str, str]:
+    """Return the description of each parameter in a docstring."""
     described = {name: text.strip() for name, text in _PARAM.findall(said)}
     section = _SECTION.search(said)
     indent, name = "", ""
@@ -170,41 +175,45 @@ def _described(said: str) -> dict[str, str]:
     return {name: text for name, text in described.items() if text}
 
 
-_NAMED = ("properties", "$defs", "patternProperties")
+_NAMED_SCHEMAS = ("properties", "$defs", "patternProperties")
 """Keywords of a schema whose keys are names of the caller's."""
 
 
-def _untitled(schema: Any) -> Any:
+def _without_titles(schema: Any) -> Any:
     """Return a schema without titles, which only repeat names."""
     if isinstance(schema, list):
-        return [_untitled(each) for each in schema]
+        return [_without_titles(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _untitled(each) for name, each in value.items()} if key in _NAMED else _untitled(value)
+        key: {name: _without_titles(each) for name, each in value.items()}
+        if key in _NAMED_SCHEMAS
+        else _without_titles(value)
         for key, value in schema.items()
         if key != "title"
     }
 
 
 def _is_json(value: object) -> bool:
+    """Return whether a default value can stand in a JSON schema."""
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def _failed(error: BaseException) -> str:
-    return _shown(f"Error: {_problem(error)}")
+def _error_result(error: BaseException) -> str:
+    """Return an error as the result that the model gets."""
+    return _result_text(f"Error: {_describe_error(error)}")
 
 
-def _shown(result: object) -> str:
-    """Return a result as the model gets it: without what no text may hold, and not longer than MOST_RESULT."""
-    text = result if isinstance(result, str) else _written(result)
+def _result_text(result: object) -> str:
+    """Return a result as the text that the model gets: valid Unicode, at most MOST_RESULT characters."""
+    text = result if isinstance(result, str) else _serialize(result)
     if len(text) > MOST_RESULT:
         text = f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
-def _written(result: object) -> str:
-    """Return a result as JSON, or as Python writes it if it is no JSON."""
+def _serialize(result: object) -> str:
+    """Serialize a result as JSON, or by `repr` if it is no JSON."""
     from pydantic_core import PydanticSerializationError, to_json
 
     try:
@@ -213,8 +222,8 @@ def _written(result: object) -> str:
         return repr(result)
 
 
-def _problem(error: BaseException) -> str:
-    """Return what the model is told about an error."""
+def _describe_error(error: BaseException) -> str:
+    """Describe an error for the model."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
@@ -223,5 +232,6 @@ def _problem(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _wrong(function: Function, why: str) -> InvalidRequest:
-    return InvalidRequest(f"the function {_name(function)} {why}", field="tools")
+def _function_error(function: Function, why: str) -> InvalidRequest:
+    """Return the error for a function that cannot be a tool."""
+    return InvalidRequest(f"the function {_function_name(function)} {why}", field="tools")

@@ -1,4 +1,4 @@
-"""Grammar and Matcher: a compiled grammar, and one answer on its way through it."""
+"""Grammar and Matcher: a compiled grammar, and the state of one answer that follows it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ takes on the engine's thread. No document of MaskBench needs 5,000. llguidance's
 
 NO_TEXT = "no text fits it"
 
-_FORMS_OWN = (NO_TEXT, "parser error: ", "lexer error: ", "Parser Error: Current row has")
+_FORM_ERRORS = (NO_TEXT, "parser error: ", "lexer error: ", "Parser Error: Current row has")
 """How errors begin for which the form is to blame. A refused token, or what fails in llguidance itself, is not."""
 
 
-class Raised(threading.local):
-    """What the tokenizer raised on this thread when llguidance called it.
+class TokenizerFailure(threading.local):
+    """Keeps the exception that the tokenizer raised on this thread when llguidance called it.
 
     llguidance does not pass it on. The matcher fails, and then allows the end of the answer. What is thrown at a thread
     may land there, too.
@@ -45,17 +45,19 @@ class Raised(threading.local):
 
     error: BaseException | None = None
 
-    def check(self, interrupts_only: bool = True) -> None:
-        """Raise it, if there is something. An Exception is not raised if `interrupts_only`: its matcher has failed."""
+    def reraise(self, interrupts_only: bool = True) -> None:
+        """Raise the exception, if there is one. With `interrupts_only`, an Exception is dropped: its matcher has
+        failed.
+        """
         error, self.error = self.error, None
         if error is not None and not (interrupts_only and isinstance(error, Exception)):
             raise error
 
 
 class Grammar:
-    """A compiled grammar. `error` says why it cannot be used; empty: it can. It does not change afterwards."""
+    """A compiled grammar, which never changes. `error` says why it cannot be used; empty if it can."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str, raised: Raised) -> None:
+    def __init__(self, tokenizer: LLTokenizer, source: str, raised: TokenizerFailure) -> None:
         """Compile `source`, and compute the mask of the first token, which is the slowest one. `raised` is where the
         tokenizer keeps what it raises. Raises that.
         """
@@ -65,32 +67,32 @@ class Grammar:
         self.width = -(-tokenizer.vocab_size // 32)
         limits = LLParserLimits(step_max_items=MOST_ITEMS, verbose_errors=False)
         self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
-        self.error: str = _in_words(self._matcher.get_error())
+        self.error: str = _short_error(self._matcher.get_error())
         self.notes: tuple[str, ...] = ()
         """What of a schema is not enforced."""
-        raised.check(interrupts_only=False)
+        raised.reraise(interrupts_only=False)
         if self.error:
             return
         self.notes = tuple(self._matcher.get_grammar_warnings())
         self.first_mask = np.zeros((1, self.width), np.uint32)
-        _fill([(self._matcher, 0)], self.first_mask)
+        _fill_rows([(self._matcher, 0)], self.first_mask)
         self.first_forced: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
-        self.error = _in_words(self._matcher.get_error())
+        self.error = _short_error(self._matcher.get_error())
         if not self.error and self.first_forced:  # a forced text that goes beyond a limit says so with its first token
             begun = self._matcher.deep_copy()
             begun.consume_token(self.first_forced[0])
-            self.error = _in_words(begun.get_error())
-        raised.check(interrupts_only=False)
+            self.error = _short_error(begun.get_error())
+        raised.reraise(interrupts_only=False)
 
-    def matcher(self, forced_tokens: bool = False) -> Matcher:
-        """Return a matcher for one answer, at its beginning. With `forced_tokens`, it chooses the tokens itself where
-        the grammar leaves one text only: see `Matcher.forced`.
+    def make_matcher(self, forced_tokens: bool = False) -> Matcher:
+        """Make a matcher for one answer. With `forced_tokens`, it chooses tokens itself where the grammar leaves one
+        text only: see `Matcher.forced_tokens`.
         """
         return Matcher(self, self._matcher.deep_copy(), forced_tokens)
 
 
 class Matcher:
-    """One answer on its way through a grammar. Used by one thread at a time."""
+    """The state of one answer that follows a grammar: which tokens may come next. Used by one thread at a time."""
 
     def __init__(self, grammar: Grammar, matcher: Any, forced_tokens: bool = False) -> None:
         self.grammar = grammar
@@ -102,12 +104,12 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Why the answer cannot go on; empty: it can."""
-        return _in_words(self.inner.get_error())
+        """Why the answer cannot go on; empty if it can."""
+        return _short_error(self.inner.get_error())
 
-    def take(self, token: int) -> bool:
-        """Follow the answer's next token. Return whether no further token can come: the form is complete, or there is
-        an `error`.
+    def accept(self, token: int) -> bool:
+        """Accept the answer's next token. Return whether the answer must end: its form is complete, or there is an
+        `error`.
         """
         self.fresh = False
         if self._forces:
@@ -116,41 +118,43 @@ class Matcher:
         return not self.inner.consume_token(token) or bool(self.inner.is_stopped())
 
     @property
-    def forced(self) -> Sequence[int]:
-        """The next tokens, where the grammar leaves one text only: the keys of an object, and what is between them.
+    def forced_tokens(self) -> Sequence[int]:
+        """The next tokens where the grammar leaves one text only: the keys of an object, and what is between them.
         They are the tokens that the tokenizer makes of that text. Often there are none.
         """
         if self._forced is None:
-            self._forced = self._forced_after(self.inner)
+            self._forced = self._compute_forced(self.inner)
         return self._forced
 
-    def masks(self, drafts: Sequence[int], out: Masks) -> None:
-        """Fill a mask for the next token, and one for each token after a draft, as if those before had been taken.
-        Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for another
-        reason, no token is allowed. A job that comes there asks again without drafts, and meets the error itself.
+    def write_masks(self, drafts: Sequence[int], out: Masks) -> None:
+        """Write the mask of the next token, and one for each token after a draft, as if those before were accepted.
+        Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for
+        another reason, no token is allowed. A job that comes there asks again without drafts, and meets the error
+        itself.
         """
         inner = self.inner.deep_copy()
         for place, row in enumerate(out):
-            if run := self.forced if place == 0 else self._forced_after(inner):
-                _only(row, run[0])
+            if run := self.forced_tokens if place == 0 else self._compute_forced(inner):
+                _allow_only(row, run[0])
             else:
                 (inner if place else self.inner).unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             if inner.is_error():
                 out[place:] = 0
                 return
-            if place == len(drafts) or not _allows(row, drafts[place]):
+            if place == len(drafts) or not _is_allowed(row, drafts[place]):
                 return
             if inner.consume_token(drafts[place]) and inner.is_stopped():
                 return
 
-    def _forced_after(self, inner: Any) -> Sequence[int]:
+    def _compute_forced(self, inner: Any) -> Sequence[int]:
+        """Return the tokens that an llguidance matcher forces next; none if this is off."""
         run = tuple(inner.compute_ff_tokens()) if self._forces else ()
-        self.grammar.raised.check()
+        self.grammar.raised.reraise()
         return run
 
 
-def _in_words(error: str) -> str:
-    """Return an error of llguidance for people: a line of at most 200 characters. That of a panic is logged."""
+def _short_error(error: str) -> str:
+    """Shorten an error of llguidance to a line of at most 200 characters. A panic is logged."""
     if error.startswith("NoExtension"):
         return NO_TEXT
     if error.startswith("panic"):
@@ -159,13 +163,13 @@ def _in_words(error: str) -> str:
     return " ".join(error.partition("\n<")[0].split())[:200]
 
 
-def is_forms_own(error: str) -> bool:
-    """Return whether a matcher's `error` is that of the form, so that another answer of that form has it, too."""
-    return error.startswith(_FORMS_OWN)
+def is_form_error(error: str) -> bool:
+    """Return whether a matcher's `error` comes from the form itself, so that every answer of this form has it."""
+    return error.startswith(_FORM_ERRORS)
 
 
 def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
-    """Return the masks of the next tokens of several answers, computed on several threads.
+    """Compute the masks of the next tokens of several answers, on several threads.
 
     Each matcher has its drafted tokens, often none: it gets one row, and one more for each draft, as if the drafts
     before had been taken. Rows after a draft that the grammar refuses allow every token: nobody uses them. A forced
@@ -177,44 +181,46 @@ def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
     row = 0
     for matcher, drafts in matchers:
         if drafts:
-            matcher.masks(drafts, masks[row : row + 1 + len(drafts)])
-        elif forced := matcher.forced:
-            _only(masks[row], forced[0])
+            matcher.write_masks(drafts, masks[row : row + 1 + len(drafts)])
+        elif forced := matcher.forced_tokens:
+            _allow_only(masks[row], forced[0])
         elif matcher.fresh:
             masks[row] = matcher.grammar.first_mask[0]
         else:
             plain.append((matcher.inner, row))
         row += 1 + len(drafts)
     if plain:
-        _fill(plain, masks)
-    matchers[0][0].grammar.raised.check()
+        _fill_rows(plain, masks)
+    matchers[0][0].grammar.raised.reraise()
     return masks
 
 
-def only(token: int, vocab_size: int) -> Mask:
+def single_token_mask(token: int, vocab_size: int) -> Mask:
     """Return a mask that allows one token."""
     mask = np.zeros(-(-vocab_size // 32), np.uint32)
-    _only(mask, token)
+    _allow_only(mask, token)
     return mask
 
 
-def _allows(mask: Mask, token: int) -> bool:
+def _is_allowed(mask: Mask, token: int) -> bool:
+    """Return whether a mask allows a token."""
     return token // 32 < len(mask) and bool(mask[token // 32] >> np.uint32(token % 32) & 1)
 
 
-def _only(mask: Mask, token: int) -> None:
-    """Allow one token."""
+def _allow_only(mask: Mask, token: int) -> None:
+    """Change a mask to allow one token only."""
     mask[:] = 0
     mask[token // 32] = np.uint32(1 << token % 32)
 
 
-def _fill(matchers: list[tuple[Any, int]], masks: Masks) -> None:
+def _fill_rows(matchers: list[tuple[Any, int]], masks: Masks) -> None:
+    """Compute one mask for each matcher and its row."""
     _executor().unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.shape[1] * 4, len(masks))
 
 
 @cache
 def _executor() -> Any:
-    """Return the threads that compute masks, of which a process has one set."""
+    """Return llguidance's threads that compute masks, one set for the process."""
     from llguidance import LLExecutor
 
     return LLExecutor()

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest, StructuredOutputError
-from cortexmlx.structured.schemas import adapter_of, check_multiples, close_where_safe, closed_schema_of
+from cortexmlx.structured.schemas import check_multiples, close_where_safe, closed_type_schema, type_adapter
 
 MOST_CHARACTERS = 1 << 18
 """How many characters a schema, a grammar or a list of choices may have. The schemas of 24 tools have about 20,000. A
@@ -28,7 +28,7 @@ VLLM_OPTIONS = {"compact": "disable_any_whitespace", "closed": "disable_addition
 
 
 class Form(StrEnum):
-    """The kinds of forms. The values are the names of `StructuredOutput`'s constructors."""
+    """The kind of form that an answer must have. The values are the names of `StructuredOutput`'s constructors."""
 
     JSON = "json"
     REGEX = "regex"
@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """The form that an answer must have, and what a finished answer means.
+    """The form that an answer must have, and how a complete answer is read.
 
     Make one with `json`, `regex`, `choice` or `grammar`. All of them raise InvalidRequest. Whether a schema, an
     expression or a grammar can be enforced is checked when a request is submitted.
@@ -58,8 +58,9 @@ class StructuredOutput:
     def json(
         cls, schema: object = None, *, lenient: bool = False, compact: bool = False, closed: bool = False
     ) -> StructuredOutput:
-        """JSON that fits a schema. `schema` is a JSON schema as a mapping, a bool or JSON text; or a type: a pydantic
-        model, a dataclass, a TypedDict, or any other type that pydantic knows. None: any JSON object.
+        """Return the form of JSON that fits a schema. `schema` is a JSON schema as a mapping, a bool or JSON text; or
+        a type: a pydantic model, a dataclass, a TypedDict, or any other type that pydantic knows. None: any JSON
+        object.
 
         `lenient` ignores what cannot be enforced, such as `uniqueItems`. `compact` allows no blanks between the parts
         of the JSON. `closed` allows only the properties that an object of the schema names, where the schema does not
@@ -67,46 +68,50 @@ class StructuredOutput:
         """
         for name, value in (("lenient", lenient), ("compact", compact), ("closed", closed)):
             if not isinstance(value, bool):
-                raise _wrong(f"{name} is {value!r:.80}, but must be True or False")
+                raise _form_error(f"{name} is {value!r:.80}, but must be True or False")
         if schema is None:
             schema = {"type": "object"}
         elif isinstance(schema, str):
-            schema = _read_schema(schema)
+            schema = _parse_schema(schema)
         result_type = None
         if not isinstance(schema, Mapping | bool):
-            result_type, schema = schema, _closed_schema(schema)
-        definition = _checked_length(_dumped(schema), "the schema")
+            result_type, schema = schema, _type_schema(schema)
+        definition = _check_length(_schema_to_json(schema), "the schema")
         check_multiples(json.loads(definition))
         if closed:
-            definition = _checked_length(_closed(definition), "the closed schema")
+            definition = _check_length(_close_definition(definition), "the closed schema")
         return cls(Form.JSON, definition, lenient, compact, result_type)
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
-        """A text that matches the whole of a regular expression, in the syntax of Rust's `regex` crate: without
-        look-around and backreferences.
+        """Return the form of texts that match a whole regular expression, in the syntax of Rust's `regex` crate:
+        without look-around and backreferences.
         """
-        return cls(Form.REGEX, _checked_length(_text(pattern, "the pattern"), "the pattern", MOST_PATTERN_CHARACTERS))
+        return cls(
+            Form.REGEX, _check_length(_check_text(pattern, "the pattern"), "the pattern", MOST_PATTERN_CHARACTERS)
+        )
 
     @classmethod
     def choice(cls, choices: Iterable[str]) -> StructuredOutput:
-        """One of several texts."""
+        """Return the form of answers that are one of several texts."""
         if isinstance(choices, str) or not isinstance(choices, Iterable):
-            raise _wrong(f"choice is {choices!r:.80}, but must be a list of texts")
+            raise _form_error(f"choice is {choices!r:.80}, but must be a list of texts")
         listed = list(choices)
         if not 1 <= len(listed) <= MOST_CHOICES:
-            raise _wrong(f"choice has {len(listed):,} texts, but must have 1 to {MOST_CHOICES:,}")
-        texts = [_text(each, "each choice") for each in listed]
-        return cls(Form.CHOICE, _checked_length(json.dumps(texts, ensure_ascii=False), "choice"))
+            raise _form_error(f"choice has {len(listed):,} texts, but must have 1 to {MOST_CHOICES:,}")
+        texts = [_check_text(each, "each choice") for each in listed]
+        return cls(Form.CHOICE, _check_length(json.dumps(texts, ensure_ascii=False), "choice"))
 
     @classmethod
     def grammar(cls, lark: str) -> StructuredOutput:
-        """A text of a context-free grammar: a Lark grammar in llguidance's dialect, whose first rule is `start`."""
-        return cls(Form.GRAMMAR, _checked_length(_text(lark, "the grammar"), "the grammar"))
+        """Return the form of texts of a context-free grammar: a Lark grammar in llguidance's dialect, whose first rule
+        is `start`.
+        """
+        return cls(Form.GRAMMAR, _check_length(_check_text(lark, "the grammar"), "the grammar"))
 
     @classmethod
     def of(cls, value: object) -> StructuredOutput:
-        """Return what a caller gave as `structured`: a StructuredOutput as it is, the text "json" as any JSON object,
+        """Convert what a caller gave as `structured`: a StructuredOutput as it is, the text "json" as any JSON object,
         and a schema or a type as `json` takes them.
         """
         if isinstance(value, StructuredOutput):
@@ -114,7 +119,7 @@ class StructuredOutput:
         if value == "json":
             return cls.json()
         if value is None or isinstance(value, str | bool | int | float | list | tuple):
-            raise _wrong(
+            raise _form_error(
                 f"structured is {value!r:.80}, but must be a JSON schema (a dict), a type, 'json', or "
                 "StructuredOutput.regex(...), .choice(...) or .grammar(...)"
             )
@@ -123,7 +128,7 @@ class StructuredOutput:
     @classmethod
     def named(cls, form: Mapping[str, Any]) -> StructuredOutput:
         """Return the form that a mapping names, as vLLM's `structured_outputs` do: `{"json": schema}`,
-        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`; beside a schema also
+        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"parse_object": true}`; beside a schema also
         `"lenient": true`, and beside both kinds of JSON `"disable_any_whitespace": true` (`compact`) and
         `"disable_additional_properties": true` (`closed`).
         """
@@ -132,18 +137,18 @@ class StructuredOutput:
         options = {name: given.pop(field, False) for name, field in VLLM_OPTIONS.items()}
         for name, asked in options.items():
             if not isinstance(asked, bool):
-                raise _wrong(f"{VLLM_OPTIONS[name]} is {asked!r:.80}, but must be true or false")
-        if len(given) != 1 or not given.keys() <= {*Form, "json_object"} or (lenient and "json" not in given):
-            raise _wrong(
-                f"a form is {dict(form)!r:.80}, but must have one of json, json_object, regex, choice and grammar"
+                raise _form_error(f"{VLLM_OPTIONS[name]} is {asked!r:.80}, but must be true or false")
+        if len(given) != 1 or not given.keys() <= {*Form, "parse_object"} or (lenient and "json" not in given):
+            raise _form_error(
+                f"a form is {dict(form)!r:.80}, but must have one of json, parse_object, regex, choice and grammar"
             )
         ((name, value),) = given.items()
         if name == Form.JSON:
             return cls.json(value, lenient=lenient, **options)
-        if name == "json_object":
+        if name == "parse_object":
             return cls.json(**options)
         if any(options.values()):
-            raise _wrong(f"a form is {dict(form)!r:.80}, but {' and '.join(VLLM_OPTIONS.values())} are for JSON")
+            raise _form_error(f"a form is {dict(form)!r:.80}, but {' and '.join(VLLM_OPTIONS.values())} are for JSON")
         return {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}[Form(name)](value)
 
     def as_mapping(self) -> dict[str, Any]:
@@ -156,7 +161,7 @@ class StructuredOutput:
         return {self.form.value: value, **{name: True for name, asked in options.items() if asked}}
 
     def parse(self, text: str) -> Any:
-        """Return what a whole answer means: JSON as values, or as an object of `result_type`; other forms as the text.
+        """Read a whole answer: JSON as values, or as an object of `result_type`; other forms as the text.
 
         Raises StructuredOutputError if the text is not of this form, for example because it was cut.
         """
@@ -165,65 +170,72 @@ class StructuredOutput:
         try:
             if self.result_type is None:
                 return json.loads(text)
-            return adapter_of(self.result_type).validate_json(text)
+            return type_adapter(self.result_type).validate_json(text)
         except (ValueError, RecursionError) as error:
             shown = text if len(text) <= 80 else f"...{text[-77:]}"
             raise StructuredOutputError(f"the answer {shown!r} cannot be read: {error}") from error
 
 
-def _wrong(message: str) -> InvalidRequest:
+def _form_error(message: str) -> InvalidRequest:
+    """Return the error for a form that a request may not have."""
     return InvalidRequest(message, field="structured")
 
 
-def _text(value: object, what: str) -> str:
+def _check_text(value: object, what: str) -> str:
+    """Return a text if it is not empty. Raises InvalidRequest, where `what` names it."""
     if not isinstance(value, str) or not value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise _wrong(f"{what} is {value!r:.80}, but must be a text that is not empty")
+        raise _form_error(f"{what} is {value!r:.80}, but must be a text that is not empty")
     return value
 
 
-def _checked_length(text: str, what: str, most: int = MOST_CHARACTERS) -> str:
+def _check_length(text: str, what: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text if it has at most `most` characters. Raises InvalidRequest."""
     if len(text) > most:
-        raise _wrong(f"{what} has {len(text):,} characters, but must have at most {most:,}")
+        raise _form_error(f"{what} has {len(text):,} characters, but must have at most {most:,}")
     return text
 
 
-def _read_schema(text: str) -> object:
-    _checked_length(text, "the schema")
+def _parse_schema(text: str) -> object:
+    """Parse a JSON schema. Raises InvalidRequest."""
+    _check_length(text, "the schema")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong(f"the schema {text!r:.80} is no JSON: {error}") from None
+        raise _form_error(f"the schema {text!r:.80} is no JSON: {error}") from None
     if not isinstance(schema, dict | bool):
-        raise _wrong(f"the schema is {text!r:.80}, but must be a JSON object")
+        raise _form_error(f"the schema is {text!r:.80}, but must be a JSON object")
     return schema
 
 
-def _dumped(schema: object) -> str:
-    """Return a schema as JSON. The order of its properties is the order in an answer, so it stays."""
+def _schema_to_json(schema: object) -> str:
+    """Write a schema as JSON. The order of its properties is the order in an answer, so it stays."""
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_mapping_to_dict)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _wrong(f"the schema cannot be written as JSON: {error or type(error).__name__}") from None
+        raise _form_error(f"the schema cannot be written as JSON: {error or type(error).__name__}") from None
 
 
-def _closed(definition: str) -> str:
+def _close_definition(definition: str) -> str:
+    """Close the objects of a schema, given as JSON, where that is safe."""
     try:
-        return _dumped(close_where_safe(json.loads(definition)))
+        return _schema_to_json(close_where_safe(json.loads(definition)))
     except RecursionError:
-        raise _wrong("the schema is nested too deep to be closed") from None
+        raise _form_error("the schema is nested too deep to be closed") from None
 
 
-def _plain(value: object) -> object:
+def _mapping_to_dict(value: object) -> object:
+    """Convert a mapping to a dict, for the JSON encoder. Raises TypeError for anything else."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it contains a {type(value).__name__}")
 
 
-def _closed_schema(kind: Any) -> object:
+def _type_schema(kind: Any) -> object:
+    """Return the closed JSON schema of a Python type. Raises InvalidRequest if it has none."""
     try:
-        return closed_schema_of(kind)
+        return closed_type_schema(kind)
     except ValueError as error:
-        raise _wrong(f"structured is {kind!r:.80}, of which pydantic makes no JSON schema: {error}") from None
+        raise _form_error(f"structured is {kind!r:.80}, of which pydantic makes no JSON schema: {error}") from None
 
 
 # Thoughts: how a model marks what it thinks before its answer. Plain data.
@@ -231,7 +243,7 @@ def _closed_schema(kind: Any) -> object:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model marks its thoughts: between the texts `open` and `close`, before its answer."""
+    """How a model marks its thoughts: they are between the texts `open` and `close`, before its answer."""
 
     open: str
     close: str

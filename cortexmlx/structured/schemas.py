@@ -1,4 +1,4 @@
-"""Closed schemas: objects with no other properties than those that the schema names."""
+"""Closes JSON schemas: objects get no other properties than those that the schema names."""
 
 from __future__ import annotations
 
@@ -29,98 +29,105 @@ _COMBINING = frozenset(
 )
 """Keywords by which an object says more of its properties than their names."""
 
-_SAYS_ITSELF = ("additionalProperties", "unevaluatedProperties")
+_OWN_RULES = ("additionalProperties", "unevaluatedProperties")
 """Keywords by which an object says whether it may have other properties."""
 
 
 def close_where_safe(schema: Any) -> Any:
-    """Return a schema whose objects have no other properties than those it names. What fits it fits the original, too.
+    """Close the objects of a schema where that is safe: they get no unnamed properties. What fits the result fits the
+    original, too.
 
     An object stays as it is if it says itself whether it may have other properties, if it has no `properties`, or if
     they are named in several places (`allOf` and the like), each of which would forbid those of the others. So do
     alternatives of `oneOf` that an object may fit together.
     """
-    return close(schema, _OpenNodes(schema).ids) if isinstance(schema, Mapping) else schema
+    return close_objects(schema, _OpenNodes(schema).ids) if isinstance(schema, Mapping) else schema
 
 
 def close_plain_objects(schema: Any) -> Any:
-    """Return a schema as `close_where_safe` does, except that objects with `patternProperties` or with combinators of
-    their own stay as they are, too.
-    """
+    """As `close_where_safe`, but leave objects open that have `patternProperties` or combinators of their own."""
     if not isinstance(schema, Mapping):
         return schema
-    combined = {id(node) for node in _within(schema) if not node.keys().isdisjoint(_COMBINING)}
-    return close(schema, _OpenNodes(schema).ids | combined)
+    combined = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}
+    return close_objects(schema, _OpenNodes(schema).ids | combined)
 
 
-def close(schema: Any, unless: Set[int] = frozenset()) -> Any:
+def close_objects(schema: Any, unless: Set[int] = frozenset()) -> Any:
     """Return a copy of a schema, or of a part of it, with `additionalProperties: false` in each object that names its
-    properties and says nothing of others, except those whose `id` is in `unless`.
+    properties and says nothing of others. Objects whose `id` is in `unless` stay as they are.
     """
     if isinstance(schema, list):
-        return [close(each, unless) for each in schema]
+        return [close_objects(each, unless) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     closed: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _BY_NAME and isinstance(value, Mapping):
-            closed[name] = {key: close(each, unless) for key, each in value.items()}
+            closed[name] = {key: close_objects(each, unless) for key, each in value.items()}
         else:
-            closed[name] = value if name in _UNTOUCHED else close(value, unless)
+            closed[name] = value if name in _UNTOUCHED else close_objects(value, unless)
     lists = any(isinstance(schema.get(name), Mapping) for name in _LISTS)
-    if lists and id(schema) not in unless and schema.keys().isdisjoint(_SAYS_ITSELF):
+    if lists and id(schema) not in unless and schema.keys().isdisjoint(_OWN_RULES):
         closed["additionalProperties"] = False
     return closed
 
 
 class _OpenNodes:
-    """Finds the objects of a schema that cannot be closed. `ids` has the `id` of each."""
+    """Finds the objects of a schema that cannot be closed safely. `ids` has the `id` of each."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self.ids: set[int] = set()
-        for node in _within(root):
-            self._check(node)
+        for node in _subschemas(root):
+            self._check_object(node)
 
-    def _check(self, node: Schema) -> None:
-        """Keep an object open, or what else applies to it, if it would forbid what the others name."""
-        groups = self._groups(node)
-        listing = [group for group in groups if any(_names_some(part) for part in self._applied(group))]
-        if _names_some(node) or len(listing) > 1:
-            self._keep_open(part for group in groups for part in self._applied(group))
-        own = _mapping(node, "properties").keys()
-        named = _required(node).union(*map(self._names, groups))
+    def _check_object(self, node: Schema) -> None:
+        """Keep an object open, or schemas that apply with it, if one would forbid properties that another names."""
+        groups = self._combined_groups(node)
+        listing = [group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))]
+        if _names_properties(node) or len(listing) > 1:
+            self._keep_open(part for group in groups for part in self._applied_schemas(group))
+        own = _mapping_at(node, "properties").keys()
+        named = _required_properties(node).union(*map(self._named_properties, groups))
         fewest = node.get("minProperties", 0)
         if not named <= own or (isinstance(fewest, int | float) and fewest > len(own)):
             self._keep_open([node])
-        if any(not self._disjoint(*pair) for pair in combinations(_list(node, "oneOf"), 2)):
-            self._keep_open(self._below(_list(node, "oneOf")))
+        if any(not self._are_disjoint(*pair) for pair in combinations(_list_at(node, "oneOf"), 2)):
+            self._keep_open(self._contained_schemas(_list_at(node, "oneOf")))
 
     def _keep_open(self, nodes: Iterator[Schema] | list[Schema]) -> None:
+        """Add schemas to those that stay open."""
         self.ids |= {id(node) for node in nodes}
 
-    def _groups(self, node: Schema) -> list[list[Any]]:
-        """Return the schemas that a value must fit besides. Of each group it may fit one only."""
-        groups = [[part] for part in _list(node, "allOf")]
-        groups += [_list(node, "anyOf"), _list(node, "oneOf")]
+    def _combined_groups(self, node: Schema) -> list[list[Any]]:
+        """Return the schemas that a node combines by `allOf`, `anyOf`, `$ref` and the like, in groups. A value may fit
+        only one of each group.
+        """
+        groups = [[part] for part in _list_at(node, "allOf")]
+        groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]
-        groups += [[part] for name in ("dependentSchemas", "dependencies") for part in _mapping(node, name).values()]
-        return [*groups, [target_of(node["$ref"], self._root)]] if "$ref" in node else groups
+        groups += [[part] for name in ("dependentSchemas", "dependencies") for part in _mapping_at(node, name).values()]
+        return [*groups, [resolve_pointer(node["$ref"], self._root)]] if "$ref" in node else groups
 
-    def _applied(self, group: list[Any]) -> list[Schema]:
-        """Return the schemas of a group, and those that apply to the same value because of them."""
-        return self._reached(group, lambda node: [part for inner in self._groups(node) for part in inner])
+    def _applied_schemas(self, group: list[Any]) -> list[Schema]:
+        """Return the schemas of a group, and those that they apply to the same value."""
+        return self._reachable(group, lambda node: [part for inner in self._combined_groups(node) for part in inner])
 
-    def _below(self, group: list[Any]) -> list[Schema]:
+    def _contained_schemas(self, group: list[Any]) -> list[Schema]:
         """Return the schemas of a group, and all that they contain or refer to."""
 
         def next_of(node: Schema) -> list[Any]:
-            return [*_within(node), target_of(node["$ref"], self._root)] if "$ref" in node else list(_within(node))
+            return (
+                [*_subschemas(node), resolve_pointer(node["$ref"], self._root)]
+                if "$ref" in node
+                else list(_subschemas(node))
+            )
 
-        return self._reached(group, next_of)
+        return self._reachable(group, next_of)
 
     @staticmethod
-    def _reached(group: list[Any], next_of: Any) -> list[Schema]:
+    def _reachable(group: list[Any], next_of: Any) -> list[Schema]:
+        """Return the schemas of a group, and all that `next_of` leads to from them."""
         found: dict[int, Schema] = {}
         left = list(group)
         while left:
@@ -130,81 +137,86 @@ class _OpenNodes:
                 left += next_of(part)
         return list(found.values())
 
-    def _names(self, group: list[Any]) -> set[str]:
+    def _named_properties(self, group: list[Any]) -> set[str]:
         """Return the properties that a group names. A pattern counts as a name that no property has."""
         names: set[str] = set()
-        for part in self._applied(group):
-            names |= _mapping(part, "properties").keys() | _required(part)
-            names |= {f"/{pattern}/" for pattern in _mapping(part, "patternProperties")}
+        for part in self._applied_schemas(group):
+            names |= _mapping_at(part, "properties").keys() | _required_properties(part)
+            names |= {f"/{pattern}/" for pattern in _mapping_at(part, "patternProperties")}
         return names
 
-    def _disjoint(self, one: Any, other: Any) -> bool:
-        """Return whether no value fits both, by their types or by a property that both require."""
-        one, other = self._resolved(one), self._resolved(other)
-        if _types(one).isdisjoint(_types(other)):
+    def _are_disjoint(self, one: Any, other: Any) -> bool:
+        """Return whether no value fits both schemas, by their types or by a property that both require."""
+        one, other = self._resolve_reference(one), self._resolve_reference(other)
+        if _json_types(one).isdisjoint(_json_types(other)):
             return True
-        for name in _required(one) & _required(other):
-            listed, others = (_values(_mapping(schema, "properties").get(name)) for schema in (one, other))
+        for name in _required_properties(one) & _required_properties(other):
+            listed, others = (_listed_texts(_mapping_at(schema, "properties").get(name)) for schema in (one, other))
             if listed and others and listed.isdisjoint(others):
                 return True
         return False
 
-    def _resolved(self, schema: Any) -> Schema:
+    def _resolve_reference(self, schema: Any) -> Schema:
+        """Return the schema that a `$ref` leads to; an empty one if it leads nowhere."""
         for _ in range(8):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 break
-            schema = target_of(schema["$ref"], self._root)
+            schema = resolve_pointer(schema["$ref"], self._root)
         return schema if isinstance(schema, Mapping) else {}
 
 
-def _within(value: Any) -> Iterator[Schema]:
-    """Yield a schema and all that it contains."""
+def _subschemas(value: Any) -> Iterator[Schema]:
+    """Yield a schema and all schemas that it contains."""
     if isinstance(value, list):
         for each in value:
-            yield from _within(each)
+            yield from _subschemas(each)
     elif isinstance(value, Mapping):
         yield value
         for name, inner in value.items():
             if name in _BY_NAME and isinstance(inner, Mapping):
                 for each in inner.values():
-                    yield from _within(each)
+                    yield from _subschemas(each)
             elif name not in _UNTOUCHED:
-                yield from _within(inner)
+                yield from _subschemas(inner)
 
 
 _ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
 
 
-def _types(schema: Schema) -> Set[str]:
-    """Return the types that a value of a schema may have."""
+def _json_types(schema: Schema) -> Set[str]:
+    """Return the JSON types that a value of a schema may have."""
     said = schema.get("type")
-    names = [said] if isinstance(said, str) else _list(schema, "type")
+    names = [said] if isinstance(said, str) else _list_at(schema, "type")
     known = {"number" if name == "integer" else name for name in names}
     return known if known and known <= _ALL_TYPES else _ALL_TYPES
 
 
-def _values(schema: Any) -> set[str]:
-    """Return the texts that a schema lists; none if it does not list texts only."""
+def _listed_texts(schema: Any) -> set[str]:
+    """Return the texts that a schema lists by `const` or `enum`; empty if it lists other values."""
     if not isinstance(schema, Mapping):
         return set()
-    listed = [schema["const"]] if "const" in schema else _list(schema, "enum")
+    listed = [schema["const"]] if "const" in schema else _list_at(schema, "enum")
     return set(listed) if all(isinstance(value, str) for value in listed) else set()
 
 
-def _names_some(schema: Schema) -> bool:
-    return bool(_required(schema)) or any(name in schema for name in _LISTS)
+def _names_properties(schema: Schema) -> bool:
+    """Return whether a schema names any properties."""
+    return bool(_required_properties(schema)) or any(name in schema for name in _LISTS)
 
 
-def _required(schema: Schema) -> set[str]:
-    return {name for name in _list(schema, "required") if isinstance(name, str)}
+def _required_properties(schema: Schema) -> set[str]:
+    """Return the properties that a schema requires."""
+    return {name for name in _list_at(schema, "required") if isinstance(name, str)}
 
 
-def _mapping(schema: Schema, name: str) -> Schema:
+def _mapping_at(schema: Schema, name: str) -> Schema:
+    """Return the mapping under a keyword of a schema; an empty one if there is none."""
     value = schema.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(schema: Schema, name: str) -> list[Any]:
+def _list_at(schema: Schema, name: str) -> list[Any]:
+    """Return the list under a keyword of a schema; an empty one if there is none."""
     value = schema.get(name)
     return value if isinstance(value, list) else []
 
@@ -212,7 +224,7 @@ def _list(schema: Schema, name: str) -> list[Any]:
 # The escapes that JSON of a schema may have, so that a property has one spelling only.
 
 
-PLAIN = '"\\bfnrt'
+SIMPLE_ESCAPES = '"\\bfnrt'
 """The letters of all escapes but `\\u`, as llguidance takes them."""
 
 _CONTROL = re.compile(r"\\u00(?:[01]|7[fF])|\\x(?:[01]|7[fF])|\x7f")
@@ -220,7 +232,7 @@ _CONTROL = re.compile(r"\\u00(?:[01]|7[fF])|\\x(?:[01]|7[fF])|\x7f")
 
 
 def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
-    """Return the letters of the escapes that JSON of `schema` may have; None: all of them.
+    """Return the letters of the escapes that JSON of `schema` may use in strings; None if all are allowed.
 
     llguidance knows a property by its plain name. In an object that may have other properties, `\\u0061` would be one
     of those, though every reader takes it for the property `a`. So `\\u` is not allowed there. Only control characters
@@ -228,7 +240,7 @@ def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
     """
     if not _has_open_object(schema) or _CONTROL.search(json.dumps(schema, ensure_ascii=False)):
         return None
-    return PLAIN
+    return SIMPLE_ESCAPES
 
 
 def _has_open_object(schema: Mapping[str, Any]) -> bool:
@@ -257,9 +269,9 @@ that hold for the same value are combined into their common multiple.
 
 
 def check_multiples(schema: object) -> None:
-    """Raise InvalidRequest if the `multipleOf` of a schema would take too long to compile."""
+    """Raise InvalidRequest if a schema's `multipleOf` would take too long to compile."""
     said = list(_multiples_and_references(schema))
-    factors = [_digits(number) for number in said if number is not None]
+    factors = [_significant_digits(number) for number in said if number is not None]
     if not factors:
         return
     common = 1
@@ -275,7 +287,7 @@ def check_multiples(schema: object) -> None:
 
 
 def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
-    """Yield the number of each `multipleOf`, and None for each `$ref`, wherever in the schema they are."""
+    """Yield the number of each `multipleOf` in a schema, and None for each `$ref`."""
     waiting: list[Any] = [schema]
     while waiting:
         each = waiting.pop()
@@ -290,8 +302,10 @@ def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
             waiting.extend(each)
 
 
-def _digits(number: int | float) -> int:
-    """Return a number without its decimal point and its zeros at the end, which cost nothing; 1 for what is none."""
+def _significant_digits(number: int | float) -> int:
+    """Return a number's digits without the decimal point and zeros at the end, as an integer; 1 for zero and
+    non-numbers.
+    """
     found = Decimal(repr(number))
     if not found.is_finite() or not found:
         return 1
@@ -301,9 +315,9 @@ def _digits(number: int | float) -> int:
 # References within a JSON schema.
 
 
-def target_of(reference: object, schema: Mapping[str, Any]) -> object:
-    """Return what a reference leads to within its own schema, by the JSON pointer after its `#`. None: nothing, or
-    another document.
+def resolve_pointer(reference: object, schema: Mapping[str, Any]) -> object:
+    """Follow a `$ref` by the JSON pointer after its `#`. Return what it leads to in its own schema; None if nothing,
+    or if it leads to another document.
     """
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
@@ -320,21 +334,21 @@ def target_of(reference: object, schema: Mapping[str, Any]) -> object:
 # JSON schemas of Python types, by pydantic, which is imported on first use.
 
 
-def adapter_of(kind: Any) -> Any:
-    """Return what reads JSON as a type."""
+def type_adapter(kind: Any) -> Any:
+    """Return pydantic's TypeAdapter of a type, which reads JSON as that type."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-def closed_schema_of(kind: Any) -> object:
-    """Return the JSON schema of a type, whose objects have no other properties than those it names. Raises ValueError
-    for what pydantic makes no schema of.
+def closed_type_schema(kind: Any) -> object:
+    """Return the JSON schema of a Python type, with all its objects closed. Raises ValueError if pydantic makes no
+    schema of it.
     """
     from pydantic import PydanticUserError
 
     try:
-        return close(adapter_of(kind).json_schema())
+        return close_objects(type_adapter(kind).read_json_schema())
     except (PydanticUserError, TypeError, NameError, ValueError, RecursionError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(first) from None
@@ -347,7 +361,7 @@ NO_TEXT = "holds a NUL or half of a surrogate pair, which is no text"
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text can be written in UTF-8, without NULs."""
+    """Return whether a text can be written in UTF-8 and has no NULs."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Tool: what a model may call. Plain data, without the library that enforces its schema."""
+"""Tool: a function that a model may call. Plain data, without the library that enforces its schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARTS = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call. Make one with `of`."""
+    """A function that a model may call, with the schema of its arguments. Make one with `of`."""
 
     name: str
     description: str = ""
@@ -44,50 +44,51 @@ class Tool:
 
     @classmethod
     def of(cls, value: object) -> Tool:
-        """Return a tool as it is, the tool of an OpenAI mapping (`{"type": "function", "function": {...}}`), or that of
-        a Python function with type hints, whose docstring describes it. Raises InvalidRequest.
+        """Convert a Tool, an OpenAI mapping (`{"type": "function", "function": {...}}`) or a Python function to a
+        tool. A function needs type hints, and its docstring describes it. Raises InvalidRequest.
         """
         if isinstance(value, Tool):
             return value
         if isinstance(value, Mapping):
-            return cls._of_mapping(value)
+            return cls._from_mapping(value)
         if callable(value):
-            from cortexmlx.structured.functions import described
+            from cortexmlx.structured.functions import describe_function
 
-            name, description, parameters = described(value)
+            name, description, parameters = describe_function(value)
             return replace(cls.named(name, description, parameters), function=value)
-        raise _wrong(f"a tool is {value!r:.80}, but must be a function, or a mapping as in the OpenAI API")
+        raise _tools_error(f"a tool is {value!r:.80}, but must be a function, or a mapping as in the OpenAI API")
 
     @classmethod
-    def _of_mapping(cls, value: Mapping[str, Any]) -> Tool:
+    def _from_mapping(cls, value: Mapping[str, Any]) -> Tool:
+        """Make a tool of a mapping as in the OpenAI API. Raises InvalidRequest."""
         kind = value.get("type", "function")
         if kind != "function":
-            raise _wrong(f"a tool has the type {kind!r:.80}, but only functions are served")
+            raise _tools_error(f"a tool has the type {kind!r:.80}, but only functions are served")
         if extra := value.keys() - {"type", "function"}:
-            raise _wrong(f"a tool has {_listed(extra)}, but only `type` and `function` are known")
+            raise _tools_error(f"a tool has {_quoted_names(extra)}, but only `type` and `function` are known")
         said = value.get("function")
         if not isinstance(said, Mapping):
-            raise _wrong("a tool has no `function`: it must be an object with a `name`")
+            raise _tools_error("a tool has no `function`: it must be an object with a `name`")
         if extra := said.keys() - set(_PARTS):
-            raise _wrong(f"a tool's function has {_listed(extra)}, but only {', '.join(_PARTS)} are known")
+            raise _tools_error(f"a tool's function has {_quoted_names(extra)}, but only {', '.join(_PARTS)} are known")
         given = {name: part for name, part in said.items() if part is not None}
         return cls.named(**{"name": None, **given})
 
     @classmethod
     def named(cls, name: object, description: object = "", parameters: object = None, strict: object = False) -> Tool:
-        """Return the tool with these parts, after a check. Raises InvalidRequest."""
+        """Make a tool of these parts, and check them. Raises InvalidRequest."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(
+            raise _tools_error(
                 f"a tool's name is {name!r:.80}, but must be 1 to 128 letters, digits and any of _ . : / -, and begin "
                 "with a letter, a digit or _"
             )
         if name in CHOICES:
-            raise _wrong(f"a tool is called {name!r}, which is a `tool_choice`: give it another name")
+            raise _tools_error(f"a tool is called {name!r}, which is a `tool_choice`: give it another name")
         if not isinstance(description, str) or not is_text(description):
-            raise _wrong(f"the description of the tool {name!r} is {description!r:.80}, but must be a text")
+            raise _tools_error(f"the description of the tool {name!r} is {description!r:.80}, but must be a text")
         if not isinstance(strict, bool):
-            raise _wrong(f"`strict` of the tool {name!r} is {strict!r:.80}, but must be true or false")
-        return cls(name, description, _schema(name, {} if parameters is None else parameters), strict)
+            raise _tools_error(f"`strict` of the tool {name!r} is {strict!r:.80}, but must be true or false")
+        return cls(name, description, _normalize_parameters(name, {} if parameters is None else parameters), strict)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -101,25 +102,27 @@ class Tool:
         return {"type": "function", "function": {**function, **({"strict": True} if self.strict else {})}}
 
 
-def checked_tools(value: object) -> tuple[Tool, ...]:
-    """Return the tools of a request. Raises InvalidRequest."""
+def read_tools(value: object) -> tuple[Tool, ...]:
+    """Convert the `tools` of a request, and check them together. Raises InvalidRequest."""
     if isinstance(value, tuple) and not value:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise _wrong(f"tools is {value!r:.80}, but must be a list of functions or of mappings as in the OpenAI API")
+        raise _tools_error(
+            f"tools is {value!r:.80}, but must be a list of functions or of mappings as in the OpenAI API"
+        )
     if len(value) > MOST_TOOLS:
-        raise _wrong(f"tools has {len(value):,} tools, but must have at most {MOST_TOOLS}")
+        raise _tools_error(f"tools has {len(value):,} tools, but must have at most {MOST_TOOLS}")
     tools = tuple(map(Tool.of, value))
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise _wrong(f"two tools are called {twice!r}")
+        raise _tools_error(f"two tools are called {twice!r}")
     characters = sum(len(tool.parameters) + len(tool.description) for tool in tools)
     if characters > MOST_CHARACTERS:
-        raise _wrong(f"the tools have {characters:,} characters, but must have at most {MOST_CHARACTERS:,}")
+        raise _tools_error(f"the tools have {characters:,} characters, but must have at most {MOST_CHARACTERS:,}")
     return tools
 
 
-def check_choice(choice: object, tools: Sequence[Tool]) -> None:
+def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
     """Raise InvalidRequest unless `choice` is a `tool_choice` that fits these tools."""
     names = [tool.name for tool in tools]
     if not isinstance(choice, str) or choice not in (*CHOICES, *names):
@@ -129,28 +132,30 @@ def check_choice(choice: object, tools: Sequence[Tool]) -> None:
         raise InvalidRequest("tool_choice is 'required', but there are no `tools`", field="tool_choice")
 
 
-def _schema(name: str, parameters: object) -> str:
-    """Return the JSON schema of a tool's arguments as JSON. It always describes an object, and has properties."""
+def _normalize_parameters(name: str, parameters: object) -> str:
+    """Check the parameters of the tool `name`, and return their JSON schema as JSON. It always describes an object,
+    and has properties.
+    """
     try:
-        said = usual_schema(parameters)
+        said = normalize_schema(parameters)
         if isinstance(said, Mapping) and isinstance(kind := said.get("type"), list) and "object" in kind:
             said = {**said, "type": "object"}
         if not isinstance(said, Mapping) or said.get("type", "object") != "object":
             why = f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object"
-            raise _wrong(why)
+            raise _tools_error(why)
         required = said.get("required", [])
         if not isinstance(said.get("properties", {}), Mapping):
-            raise _wrong(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
+            raise _tools_error(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
         if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
-            raise _wrong(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
+            raise _tools_error(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
         text = json.dumps({"type": "object", **said}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequest):
             raise
-        raise _wrong(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
+        raise _tools_error(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
     check_multiples(said)
     if not is_text(text):
-        raise _wrong(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
+        raise _tools_error(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
     return text
 
 
@@ -160,9 +165,9 @@ _OF_ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "el
 _OF_MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
 
 
-def usual_schema(schema: object) -> Any:
-    """Return a schema of a tool as JSON Schema has it, where its writer means the same: PHP's `[]` for an empty object,
-    `{}`, true or false in `required`, Gemini's types in capitals, and null for a keyword that is not there.
+def normalize_schema(schema: object) -> Any:
+    """Normalize a tool's schema to standard JSON Schema where its writer means the same: PHP's `[]` for an empty
+    object, `{}`, true or false in `required`, Gemini's types in capitals, and null for a keyword that is not there.
     """
     if isinstance(schema, list | tuple) and not schema:
         return {}
@@ -172,34 +177,41 @@ def usual_schema(schema: object) -> Any:
     for name, part in schema.items():
         empty = isinstance(part, list | tuple | Mapping) and not part
         if name in _BY_NAME and (empty or isinstance(part, Mapping)):
-            part = {} if empty else {each: usual_schema(value) for each, value in part.items()}
+            part = {} if empty else {each: normalize_schema(value) for each, value in part.items()}
         elif name in _OF_ONE:
-            part = [usual_schema(each) for each in part] if isinstance(part, list) and part else usual_schema(part)
+            part = (
+                [normalize_schema(each) for each in part] if isinstance(part, list) and part else normalize_schema(part)
+            )
         elif name in _OF_MANY and isinstance(part, list | tuple):
-            part = [usual_schema(each) for each in part]
+            part = [normalize_schema(each) for each in part]
         elif name == "type":
-            part = [_type(each) for each in part] if isinstance(part, list | tuple) else _type(part)
-        if not _is_nothing(name, part):
+            part = [_normalize_type(each) for each in part] if isinstance(part, list | tuple) else _normalize_type(part)
+        if not _is_absent(name, part):
             usual[name] = part
     return usual
 
 
-def _type(name: object) -> object:
+def _normalize_type(name: object) -> object:
+    """Return the name of a JSON type in lower case."""
     return name.lower() if isinstance(name, str) and name.lower() in _TYPES else name
 
 
-def _is_nothing(name: str, part: object) -> bool:
-    """Return whether a keyword says nothing. Null is a value of `const`, `default` and the like."""
+def _is_absent(name: str, part: object) -> bool:
+    """Return whether a keyword's value means that it is absent. Null is a real value of `const`, `default` and the
+    like.
+    """
     if name == "required":
         return part is None or isinstance(part, bool) or part == {}
     return part is None and name in ("type", "description", *_BY_NAME, *_OF_ONE, *_OF_MANY)
 
 
-def _listed(names: object) -> str:
+def _quoted_names(names: object) -> str:
+    """Return names in quotes, in order, for a message."""
     return ", ".join(sorted(map(repr, names)))[:80]  # type: ignore[call-overload]
 
 
-def _wrong(message: str) -> InvalidRequest:
+def _tools_error(message: str) -> InvalidRequest:
+    """Return the error for tools that a request may not have."""
     return InvalidRequest(message, field="tools")
 
 
@@ -218,19 +230,20 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by name. A number that is too large for Python is infinite."""
-        values: dict[str, Any] = loaded(self.arguments)
+        """The parsed arguments by name. A number that is too large for Python is infinite."""
+        values: dict[str, Any] = load_json(self.arguments)
         return values
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the call as chat templates read it: as in the OpenAI API, but with the arguments as an object."""
+        """Return the call for chat templates: as in the OpenAI API, but with the arguments as an object."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.values}}
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A piece of a call that is being written. The first piece of a call has its `id` and `name`, the others have only
-    `arguments`. The pieces of a call that is never completed, because the answer was cut, make no ToolCall.
+    """A piece of a tool call while the model writes it. The first piece of a call has its `id` and `name`, the others
+    have only `arguments`. The pieces of a call that is never completed, because the answer was cut, make no
+    ToolCall.
     """
 
     index: int
@@ -241,14 +254,15 @@ class CallDelta:
     """The next characters of the arguments."""
 
 
-def loaded(text: str, **options: Any) -> Any:
-    """Return the value of a JSON text. Raises ValueError and RecursionError. Whole numbers may be of any length: Python
-    refuses to read those of thousands of digits.
+def load_json(text: str, **options: Any) -> Any:
+    """Parse a JSON text. Raises ValueError and RecursionError. Whole numbers may be of any length: Python refuses to
+    read those of thousands of digits.
     """
-    return json.loads(text, parse_int=_whole_number, **options)
+    return json.loads(text, parse_int=_parse_integer, **options)
 
 
-def _whole_number(digits: str) -> int | float:
+def _parse_integer(digits: str) -> int | float:
+    """Parse an integer of any length; one that Python refuses becomes a float."""
     try:
         return int(digits)
     except ValueError:
@@ -256,5 +270,5 @@ def _whole_number(digits: str) -> int | float:
 
 
 def result_message(call: ToolCall, text: str) -> Mapping[str, object]:
-    """Return the message that tells the model the result of a call."""
+    """Return the chat message that tells the model a call's result."""
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}

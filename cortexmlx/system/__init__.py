@@ -1,1 +1,1 @@
-"""The machine, its folders and files, and waits that signals end."""
+"""The machine, its folders and files, and waits that a signal can interrupt."""

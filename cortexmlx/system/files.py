@@ -22,10 +22,9 @@ _UNFINISHED = f".{'[0-9a-f]' * 16}.unfinished"
 
 
 @contextmanager
-def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file to write, which replaces `path`, on disk, when the block ends. Until then, and if anything
-    fails, the old file stays, so nobody ever finds half of the new one. If `path` is a link, the file that it leads to
-    is replaced.
+def write_atomically(path: Path, *, private: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file to write, which atomically replaces `path` when the block ends. If anything fails, the old file
+    stays, and nobody ever finds half of the new one. If `path` is a link, the file that it leads to is replaced.
 
     It gets the mode of the old file. If it is `private`, only its user can read it. Meanwhile it has a name of its own
     in the same folder. With `beside` it has that name, and replaces what a dead process left there.
@@ -33,7 +32,7 @@ def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None
     Raises OSError, also if `path` exists and is no regular file.
     """
     path = Path(os.path.realpath(path))
-    mode = _mode(path)
+    mode = _file_mode(path)
     unfinished = path.with_name(f".{secrets.token_hex(8)}.unfinished") if beside is None else beside
     if beside is not None:
         beside.unlink(missing_ok=True)
@@ -53,15 +52,15 @@ def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None
 
 
 def remove_unfinished(folder: Path, seconds: float) -> None:
-    """Remove the unfinished files that dead processes left in a folder at least `seconds` ago."""
+    """Remove the temporary files that dead processes left in a folder at least `seconds` ago."""
     for path in folder.glob(_UNFINISHED):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > seconds:
                 path.unlink()
 
 
-def _mode(path: Path) -> int | None:
-    """Return the mode of a file; None if it does not exist. Raises OSError if it is no regular file: a user who may
+def _file_mode(path: Path) -> int | None:
+    """Return the mode of a file; None if it does not exist. Raises OSError if it is not a regular file: a user who may
     write everywhere would replace a device by a file.
     """
     try:
@@ -77,13 +76,13 @@ def _mode(path: Path) -> int | None:
 
 
 def cache_folder() -> Path:
-    """Return the program's folder among the user's caches: in `XDG_CACHE_HOME`, or else where the system has them."""
+    """Return this program's cache folder: in `XDG_CACHE_HOME`, or else where the system has the user's caches."""
     usual = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / usual) / "cortexmlx"
 
 
 def state_folder() -> Path:
-    """Return the folder for what programs keep between runs, by the XDG convention."""
+    """Return this program's folder for data kept between runs, by the XDG convention."""
     state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(state) / "cortexmlx"
 

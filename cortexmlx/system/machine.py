@@ -20,10 +20,11 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 def memory_bytes() -> int:
     """Return the bytes of physical memory, or the container's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *filter(None, map(_limit, _CGROUP_LIMITS))])
+    return min([physical, *filter(None, map(_read_limit, _CGROUP_LIMITS))])
 
 
-def _limit(path: str) -> int | None:
+def _read_limit(path: str) -> int | None:
+    """Return the memory limit in a control group's file; None if there is none."""
     try:
         return int(Path(path).read_text())
     except (OSError, ValueError):  # no such control group, or "max": no limit
@@ -31,8 +32,8 @@ def _limit(path: str) -> int | None:
 
 
 def working_set_bytes() -> int:
-    """Return how many bytes a model and its cache should use at most: what Metal recommends, or else three quarters of
-    the memory.
+    """Return how many bytes a model and its cache should use at most: Metal's recommendation, or else three quarters
+    of the memory.
     """
     if sys.platform == "darwin" and metal_device() is not None:
         import mlx.core as mx
@@ -41,7 +42,7 @@ def working_set_bytes() -> int:
     return memory_bytes() * 3 // 4
 
 
-def obtainable(size: int) -> bool:
+def can_allocate(size: int) -> bool:
     """Return whether the system would give this process `size` more bytes now. It takes microseconds and touches no
     memory.
 
@@ -64,8 +65,8 @@ _REFUSALS = (
 )
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether an exception says that memory was refused: ours, Python's, or MLX's, which is known by its words
+def is_memory_refusal(error: BaseException) -> bool:
+    """Return whether an exception means that memory was refused: ours, Python's, or MLX's, which is known by its words
     only.
     """
     if isinstance(error, MemoryRefused | MemoryError):
@@ -90,8 +91,8 @@ def metal_device() -> str | None:
         return None
 
 
-def matrix_units() -> bool:
-    """Return whether MLX multiplies matrices in units that a GPU has for that: M5 and later, from macOS 26.2 on.
+def has_matrix_units() -> bool:
+    """Return whether MLX can use the GPU's matrix units: M5 and later, from macOS 26.2 on.
 
     Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture
     ("applegpu_g17s") and the system.
@@ -105,7 +106,7 @@ def matrix_units() -> bool:
     return found is not None and int(found[1]) >= (18 if found[2] == "p" else 17) and system[:2] >= [26, 2]
 
 
-def give_back_freed() -> None:
+def release_freed_memory() -> None:
     """Give freed memory back to the system. glibc keeps freed weights of middle size for itself otherwise; other
     allocators need no word. It takes milliseconds.
     """
@@ -113,7 +114,7 @@ def give_back_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def be_modest() -> None:
+def lower_thread_priority() -> None:
     """Give this thread the lowest priority, if the system can do that for one thread and allows it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

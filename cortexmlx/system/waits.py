@@ -1,4 +1,4 @@
-"""Waits that signals end, whichever moment they come at.
+"""Waits that a signal can interrupt, whichever moment it comes at.
 
 Python runs a signal handler on the main thread, between two instructions. A signal interrupts a wait for a lock, unless
 it comes between the last instruction and the wait, or the system gives it to another thread. Then the handler runs only
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 def wait_until(changed: threading.Condition, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-    """Wait up to `timeout` seconds, with the lock of `changed`, until `condition` holds. Return whether it does."""
+    """Wait until `condition()` holds, at most `timeout` seconds, with the lock of `changed` held. Return whether it
+    holds.
+    """
     until = None if timeout is None else time.monotonic() + timeout
     while not condition():
         left = LONGEST_SECONDS if until is None else min(until - time.monotonic(), LONGEST_SECONDS)
@@ -30,7 +32,7 @@ def wait_until(changed: threading.Condition, condition: Callable[[], bool], time
     return True
 
 
-def take_from(items: queue.SimpleQueue[T]) -> T:
+def take_next(items: queue.SimpleQueue[T]) -> T:
     """Wait for the next item of a queue, and return it."""
     while True:
         with suppress(queue.Empty):

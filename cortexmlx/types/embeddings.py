@@ -29,7 +29,7 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class EmbeddingInfo:
-    """How a model makes an embedding, as its own sentence-transformers files say."""
+    """How a model makes embeddings, as its own sentence-transformers files say."""
 
     dimensions: int
     """Numbers of a whole vector. `embed(dimensions=)` may ask for fewer."""
@@ -47,7 +47,7 @@ class EmbeddingInfo:
 
 @dataclass(frozen=True)
 class Reranking:
-    """How well documents answer a query."""
+    """How well each document answers a query, by the model's scores."""
 
     scores: tuple[float, ...]
     """Of each document, between 0 and 1, in the order of the documents."""
@@ -58,8 +58,8 @@ class Reranking:
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """What is asked of a prompt's states, by a request that has no answer and ends with its prompt."""
+class PoolingSpec:
+    """What to compute from a prompt's hidden states, for a request that has no answer and ends with its prompt."""
 
     first: int
     """The position of the first token whose state counts. Those from it to the end of the prompt are summed up."""

@@ -53,8 +53,8 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return tuple(map(self._at, range(len(self))[place]))
-        return self._at(range(len(self))[place])
+            return tuple(map(self._item, range(len(self))[place]))
+        return self._item(range(len(self))[place])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PromptLogprobs) and tuple(self) == tuple(other)
@@ -65,7 +65,8 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
     def __repr__(self) -> str:
         return f"PromptLogprobs({list(self)!r})"
 
-    def _at(self, place: int) -> TokenLogprob | None:
+    def _item(self, place: int) -> TokenLogprob | None:
+        """Return the log-probability at a place; None for the first token."""
         if not place:
             return None
         top = zip(self._top_ids[place].tolist(), self._top_logprobs[place].tolist(), strict=True)

@@ -28,31 +28,33 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of message parts that are text."""
 
 
-class PromptReader(Protocol):
-    """What a `PromptMemory` needs of a tokenizer."""
+class PromptTokenizer(Protocol):
+    """What a PromptMemory needs of a tokenizer."""
 
     @property
     def eos_token_ids(self) -> Collection[int]:
         """The tokens that end an answer."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token stands for."""
 
 
 class PromptMemory(Protocol):
-    """Gives a prompt the tokens that the model itself wrote, where the text is what it wrote."""
+    """Remembers the tokens that a model wrote in earlier turns, so that a later prompt gets these for their text."""
 
     def tokens(
-        self, reader: PromptReader, text: str, render: Callable[[Sequence[Message]], str | list[int]]
+        self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return the tokens of a rendered text. `render` renders other messages in the same way."""
+        """Return the tokens of a rendered prompt, with remembered ones where the text agrees. `render` renders other
+        messages in the same way.
+        """
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many of these tokens will stay once the turn is answered and another one begins; 0 if that is not
-        known, or if all do.
+        """Return how many of these tokens the next turn's prompt will keep; 0 if that is not known, or if it keeps
+        all.
         """
 
 
@@ -73,14 +75,14 @@ class ChatPrompt:
 
 
 def checked_vars(variables: object) -> dict[str, object]:
-    """Return a copy of the template's variables. Raises InvalidRequest unless they are a mapping from names."""
+    """Return a copy of the template's variables. Raises InvalidRequest unless they are a mapping with names as keys."""
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise InvalidRequest(f"template_vars is {variables!r:.80}, but must be a map from names to values")
     return dict(variables)
 
 
 def plain_message(message: Mapping[str, object]) -> dict[str, object]:
-    """Return the message with its text in one piece. In the OpenAI API, `content` may be a list of parts.
+    """Return the message with its content as one text. In the OpenAI API, `content` may be a list of parts.
 
     Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
     answer as if it had seen something.
@@ -88,23 +90,24 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)
-    return {**message, "content": "".join(_text_of(part, place) for place, part in enumerate(content))}
+    return {**message, "content": "".join(_part_text(part, place) for place, part in enumerate(content))}
 
 
-def tagged(tag: str, text: str) -> str:
-    """Return a text in tags that say whose it is, where it is a part of another's message."""
+def wrap_in_tag(tag: str, text: str) -> str:
+    """Return a text between an opening and a closing tag, to mark whose it is within another message."""
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
-def meant(name: str, known: Collection[str]) -> str:
-    """Return a question that names the known name most like `name`, or an empty text if none is like it."""
+def suggest_name(name: str, known: Collection[str]) -> str:
+    """Return " (did you mean ...?)" with the known name nearest to `name`, or "" if none is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _text_of(part: object, place: int) -> str:
+def _part_text(part: object, place: int) -> str:
+    """Return the text of one part of a message's content. Raises InvalidRequest for a part that is no text."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

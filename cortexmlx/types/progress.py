@@ -16,7 +16,7 @@ UNITS: dict[Doing, str] = {"downloading": "bytes", "loading": "steps", "compilin
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` units are done. `total` may grow, and is 0 while it is unknown."""
+    """How far a task has come: `done` of `total` units. `total` may grow, and is 0 while it is unknown."""
 
     what: Doing
     done: int

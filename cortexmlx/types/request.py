@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from cortexmlx.errors import CortexError, StructuredOutputError
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
-from cortexmlx.types.embeddings import Pooled
+from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 
 
 class RequestState(StrEnum):
-    """The stage of a request's life. The last three are final."""
+    """The stage that a request is in. The last three are final."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -40,7 +40,7 @@ class RequestState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether the request has ended."""
+        """Whether a request in this state has ended."""
         return self in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
 
 
@@ -52,7 +52,7 @@ JobId.
 
 @dataclass(frozen=True)
 class AdapterKey:
-    """Names an adapter's content in an engine, whatever it is called."""
+    """Identifies the weights of an adapter in an engine, whatever names they have."""
 
     number: int
     """Its number in plans, from 1."""
@@ -62,8 +62,8 @@ class AdapterKey:
 
 @dataclass(frozen=True)
 class QueuedRequest:
-    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache`, `timeout` and `adapter`
-    are those of `Engine.submit`.
+    """A checked and tokenized request, ready for the scheduler. `client`, `background`, `cache`, `timeout` and
+    `adapter` are those of `Engine.submit`.
     """
 
     prompt: tuple[int, ...]
@@ -80,13 +80,13 @@ class QueuedRequest:
     timeout: float | None = None
     thoughts: Thoughts | None = None
     """How thoughts are told apart from the answer; None: they are not."""
-    calls: Calls | None = None
+    calls: AllowedCalls | None = None
     """What the answer may call; None: nothing."""
     tail: int = 0
     """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
     anchor: int = 0
     """Tokens of the prompt that the next turn keeps: it may leave out the thoughts after them. 0: not known."""
-    pooled: Pooled | None = None
+    pooled: PoolingSpec | None = None
     """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
     adapter: str | None = None
     adapter_key: AdapterKey | None = None
@@ -95,7 +95,7 @@ class QueuedRequest:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -112,6 +112,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """Tokens of prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
@@ -135,7 +136,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer."""
+    """A finished answer, with its text, tokens, usage and timings."""
 
     text: str
     """The answer. If messages were asked, it has no thoughts."""

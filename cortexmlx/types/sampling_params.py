@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.tools import Tool, check_choice, checked_tools
+from cortexmlx.structured.tools import Tool, check_tool_choice, read_tools
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -40,8 +40,8 @@ class TokenBiases(Mapping[int, float]):
     """
 
     def __init__(self, biases: Mapping[int, float]) -> None:
-        self._biases: dict[int, float] = {_plain(token): _plain(bias) for token, bias in biases.items()}
-        self.valid = all(_TOKEN.has(token) and _BIAS.has(bias) for token, bias in self._biases.items())
+        self._biases: dict[int, float] = {_python_number(token): _python_number(bias) for token, bias in biases.items()}
+        self.valid = all(_TOKEN.contains(token) and _BIAS.contains(bias) for token, bias in self._biases.items())
         self.ids = array("i", self._biases if self.valid else ())
         self.amounts = array("f", self._biases.values() if self.valid else ())
 
@@ -62,8 +62,10 @@ class TokenBiases(Mapping[int, float]):
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number in `SamplingParams`: its range, and how people set it. A new parameter says all of this at its field."""
+class NumberSpec:
+    """The range of a number in `SamplingParams`, and how people set it. A new parameter says all of this at its
+    field.
+    """
 
     low: float
     high: float
@@ -86,7 +88,7 @@ class Number:
     recommended: bool = False
     """Whether models recommend a value in their generation_config.json."""
 
-    def has(self, value: object) -> bool:
+    def contains(self, value: object) -> bool:
         """Return whether a value is in the range. Finite bounds also exclude infinities, NaN and integers beyond any
         float.
         """
@@ -98,17 +100,17 @@ class Number:
         return inside and (value < self.high if self.below else value <= self.high)
 
     @property
-    def wanted(self) -> str:
-        """The range in words."""
+    def range_text(self) -> str:
+        """The range in words, for errors."""
         if self.whole:
             return f"an integer in {self.low}..{self.high}{self.note}{' or None' if self.optional else ''}"
         begin, end = "(" if self.above else "[", ")" if self.below else "]"
         return f"a number in {begin}{self.low:g}, {self.high:g}{end}{self.note}{' or None' if self.optional else ''}"
 
 
-def _number(default: T, low: float, high: float, **about: Any) -> T:
-    """Declare a field that is a number: see `Number`."""
-    number = Number(low, high, **about)
+def _number_field(default: T, low: float, high: float, **about: Any) -> T:
+    """Declare a dataclass field that is a number in a range: see `NumberSpec`."""
+    number = NumberSpec(low, high, **about)
     return field(default=default, metadata={"number": number})
 
 
@@ -132,7 +134,7 @@ class SamplingParams:
     raises, its request fails with LogitsProcessorError.
     """
 
-    max_tokens: int | None = _number(
+    max_tokens: int | None = _number_field(
         256,
         1,
         _INT_MAX,
@@ -146,7 +148,7 @@ class SamplingParams:
     """None: until the context is full; with the engine's `keep_last`, without end. 0 is allowed with
     `prompt_logprobs`.
     """
-    max_thinking_tokens: int | None = _number(
+    max_thinking_tokens: int | None = _number_field(
         None,
         0,
         _INT_MAX,
@@ -159,7 +161,7 @@ class SamplingParams:
     the tag that closes them, and up to 3 tokens later if a character would be torn. 0: none. Models that do not think
     are not changed.
     """
-    temperature: float = _number(
+    temperature: float = _number_field(
         0.0,
         0.0,
         100.0,
@@ -170,7 +172,7 @@ class SamplingParams:
         recommended=True,
     )
     """0 is greedy."""
-    top_p: float = _number(
+    top_p: float = _number_field(
         1.0,
         0.0,
         1.0,
@@ -180,7 +182,7 @@ class SamplingParams:
         recommended=True,
     )
     """In (0, 1]."""
-    top_k: int = _number(
+    top_k: int = _number_field(
         0,
         0,
         _INT_MAX,
@@ -191,7 +193,7 @@ class SamplingParams:
         recommended=True,
     )
     """0: all tokens."""
-    min_p: float = _number(
+    min_p: float = _number_field(
         0.0,
         0.0,
         1.0,
@@ -201,7 +203,7 @@ class SamplingParams:
         recommended=True,
     )
     """In [0, 1), relative to the probability of the best token."""
-    repetition_penalty: float = _number(
+    repetition_penalty: float = _number_field(
         1.0,
         0.01,
         100.0,
@@ -213,10 +215,14 @@ class SamplingParams:
     """Divides positive logits of the last `repetition_context` tokens of prompt and answer, and multiplies negative
     ones, as mlx-lm does.
     """
-    repetition_context: int = _number(20, 1, _INT_MAX, whole=True, setting="tokens that it looks back")
-    presence_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
+    repetition_context: int = _number_field(20, 1, _INT_MAX, whole=True, setting="tokens that it looks back")
+    presence_penalty: float = _number_field(
+        0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API"
+    )
     """Subtracted from the logits of tokens that the answer has already, as in the OpenAI API."""
-    frequency_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
+    frequency_penalty: float = _number_field(
+        0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API"
+    )
     """The same, for each time that the answer has the token."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
     """Added to single logits, by token id."""
@@ -228,7 +234,7 @@ class SamplingParams:
     """Tokens that end the answer."""
     ignore_eos: bool = False
     """Whether the model's own end tokens do not end the answer. An answer with a form or tools ends all the same."""
-    seed: int | None = _number(
+    seed: int | None = _number_field(
         None,
         -(2**63),
         2**64 - 1,
@@ -238,15 +244,15 @@ class SamplingParams:
         setting="repeatable sampling; none: another each time",
     )
     """Makes the tokens repeatable, whatever else is in the batch."""
-    logprobs: int | None = _number(None, 0, 100, whole=True, optional=True)
+    logprobs: int | None = _number_field(None, 0, 100, whole=True, optional=True)
     """n: report the log-probability of each token and of the n likeliest; 0: only of the chosen token."""
-    prompt_logprobs: int | None = _number(None, 0, 100, whole=True, optional=True)
+    prompt_logprobs: int | None = _number_field(None, 0, 100, whole=True, optional=True)
     """The same for the prompt's tokens, each given those before it."""
-    n: int = _number(1, 1, 128, whole=True)
+    n: int = _number_field(1, 1, 128, whole=True)
     """How many answers to return."""
-    best_of: int | None = _number(None, 1, 128, whole=True, optional=True, note=" (n or more)")
+    best_of: int | None = _number_field(None, 1, 128, whole=True, optional=True, note=" (n or more)")
     """How many answers to compute, of which the `n` likeliest are returned; None: `n`."""
-    priority: int = _number(0, -_INT_MAX, _INT_MAX, whole=True)
+    priority: int = _number_field(0, -_INT_MAX, _INT_MAX, whole=True)
     """Among one client's requests, those with a higher priority go first."""
     structured: StructuredOutput | Mapping[str, Any] | type | str | None = None
     """The form that the answer must have: a JSON schema (a mapping), a type (a pydantic model, a dataclass, ...),
@@ -273,13 +279,13 @@ class SamplingParams:
             elif each.name == "stop" and isinstance(value, str):
                 plain = (value,) if value else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
-                plain = _plain_list(value)
+                plain = _as_tuple(value)
             elif each.name == "tools":
-                plain = checked_tools(value)
+                plain = read_tools(value)
             elif each.name == "structured":
                 plain = None if value is None else StructuredOutput.of(value)
             else:
-                plain = _plain(value)
+                plain = _python_number(value)
             object.__setattr__(self, each.name, plain)
         self.validate()
 
@@ -290,38 +296,39 @@ class SamplingParams:
         for name, number in _FIXED_RANGES:
             self._check_number(name, number)
         self._check_number(
-            "n", Number(1, 1, whole=True, note=" (max_tokens is 0)") if self.only_scores else NUMBERS["n"]
+            "n", NumberSpec(1, 1, whole=True, note=" (max_tokens is 0)") if self.only_scores else NUMBERS["n"]
         )
         if self.best_of is not None:
             self._check_number("best_of", replace(NUMBERS["best_of"], low=self.n))
         for name in ("ignore_eos", "parallel_tool_calls"):
-            self._check(name, isinstance(getattr(self, name), bool), "true or false")
-        check_choice(self.tool_choice, self.offered)
-        self._check_stop()
+            self._require(name, isinstance(getattr(self, name), bool), "true or false")
+        check_tool_choice(self.tool_choice, self.offered)
+        self._check_stop_strings()
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
-        self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
-        self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
+        self._require("logits_processors", functions, "a list of functions of (tokens, logits)")
+        self._check_token_lists(_INT_MAX if vocab_size is None else vocab_size - 1)
 
     @property
     def form(self) -> StructuredOutput | None:
-        """`structured`, as what it became."""
+        """The form of the answer, as a StructuredOutput; None: free text."""
         assert self.structured is None or isinstance(self.structured, StructuredOutput)
         return self.structured
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """`tools`, as what they became."""
+        """The tools that the model may call, as `Tool` objects."""
         assert isinstance(self.tools, tuple)
         return self.tools
 
     @property
     def only_scores(self) -> bool:
-        """Nothing is generated: the prompt's tokens are to have their log-probabilities, and that is all."""
+        """Whether nothing is generated (`max_tokens=0`), and only the prompt's tokens get log-probabilities."""
         return self.max_tokens == 0
 
-    def _check_stop(self) -> None:
+    def _check_stop_strings(self) -> None:
+        """Raise InvalidRequest unless `stop` is a list of non-empty strings within the limits."""
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        self._check("stop", texts, "a non-empty string or a list of them")
+        self._require("stop", texts, "a non-empty string or a list of them")
         characters = sum(map(len, self.stop))
         if len(self.stop) > MOST_STOPS or characters > MOST_STOP_CHARACTERS:
             raise InvalidRequest(
@@ -330,16 +337,17 @@ class SamplingParams:
                 field="stop",
             )
 
-    def _check_tokens(self, top: int) -> None:
+    def _check_token_lists(self, top: int) -> None:
+        """Raise InvalidRequest unless the ids in `stop_token_ids` and `logit_bias` are in 0..top."""
         wanted, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
         listed = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
-        self._check("stop_token_ids", listed and all(map(_TOKEN.has, ids)), wanted)
-        self._check_ids("stop_token_ids", wanted, top)
+        self._require("stop_token_ids", listed and all(map(_TOKEN.contains, ids)), wanted)
+        self._check_token_ids("stop_token_ids", wanted, top)
         wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
-        self._check("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
-        self._check_ids("logit_bias", wanted, top)
+        self._require("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
+        self._check_token_ids("logit_bias", wanted, top)
 
-    def _check_ids(self, name: str, wanted: str, top: int) -> None:
+    def _check_token_ids(self, name: str, wanted: str, top: int) -> None:
         """Raise InvalidRequest if a token id is outside the vocabulary. The message names one of them."""
         ids = getattr(self, name)
         if not ids or (min(ids) >= 0 and max(ids) <= top):
@@ -349,40 +357,44 @@ class SamplingParams:
             more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
             raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}", field=name)
 
-    def _check_number(self, name: str, number: Number) -> None:
-        if not number.has(getattr(self, name)):
-            self._check(name, False, number.wanted)
+    def _check_number(self, name: str, number: NumberSpec) -> None:
+        """Raise InvalidRequest unless the parameter `name` is in its range."""
+        if not number.contains(getattr(self, name)):
+            self._require(name, False, number.range_text)
 
-    def _check(self, name: str, ok: bool, wanted: str) -> None:
+    def _require(self, name: str, ok: bool, wanted: str) -> None:
+        """Raise InvalidRequest, with the parameter's name and value, unless `ok`. `wanted` says what it must be."""
         if not ok:
-            raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}", field=name)
+            raise InvalidRequest(f"{name} is {_value_text(getattr(self, name))}, but must be {wanted}", field=name)
 
 
-NUMBERS: dict[str, Number] = {each.name: each.metadata["number"] for each in fields(SamplingParams) if each.metadata}
+NUMBERS: dict[str, NumberSpec] = {
+    each.name: each.metadata["number"] for each in fields(SamplingParams) if each.metadata
+}
 """The numbers by name, in the order of their fields."""
 
 _FIXED_RANGES = [(name, number) for name, number in NUMBERS.items() if name not in ("max_tokens", "n", "best_of")]
 
 
-_TOKEN, _BIAS = Number(-_INT_MAX, _INT_MAX, whole=True), Number(-_BIAS_MAX, _BIAS_MAX)
+_TOKEN, _BIAS = NumberSpec(-_INT_MAX, _INT_MAX, whole=True), NumberSpec(-_BIAS_MAX, _BIAS_MAX)
 
 
-def _plain(value: Any) -> Any:
-    """Return NumPy's integers and floats as Python's own, and everything else unchanged."""
+def _python_number(value: Any) -> Any:
+    """Return a number of NumPy as Python's own, and everything else unchanged."""
     if isinstance(value, Integral):
         return value if isinstance(value, bool) else int(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
 
 
-def _plain_list(value: Any) -> Any:
-    """Return any iterable as a tuple, except texts, bytes, mappings and arrays without axes."""
+def _as_tuple(value: Any) -> Any:
+    """Return a list or another iterable as a tuple. Texts, bytes, mappings and scalar arrays are returned unchanged."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
         return value
     array_of_one = getattr(value, "shape", None) == ()
-    return value if array_of_one else tuple(_plain(item) for item in value)
+    return value if array_of_one else tuple(_python_number(item) for item in value)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a value as text for an error message."""
     try:
         text = repr(list(value) if isinstance(value, tuple) else value)

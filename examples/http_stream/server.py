@@ -29,8 +29,8 @@ from cortexmlx.errors import (
     InvalidRequest,
 )
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.openai.errors import error_body, is_refusal
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.openai.errors import error_body, is_client_error
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 
 MOST_BYTES = 1 << 20
 """Of a request's body."""
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.path not in PROTOCOLS:
                 raise InvalidRequest(f"{self.path} is not served, only {' and '.join(PROTOCOLS)}")
             protocol, chunks = PROTOCOLS[self.path]
-            request: Request = protocol.read(self.body(), Defaults(SamplingParams()))
+            request: Request = protocol.read(self.body(), RequestDefaults(SamplingParams()))
             self.submit(request, handles, events)
             info = ReplyInfo(uuid.uuid4().hex, self.engine.info.name, int(time.time()), self.engine.token_bytes)
             if request.stream:
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
                 whole = [handle.result() for handle in handles]
                 self.reply(200, protocol.write(request, [(answer, *answer.others) for answer in whole], info))
         except CortexError as error:
-            self.reply(400 if is_refusal(error) else 500, error_body(error))
+            self.reply(400 if is_client_error(error) else 500, error_body(error))
         except OSError:  # the client is gone
             pass
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
-from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, split
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, split_rows
 from cortexmlx.metal.work import SMALL
 
 FILE = "quantized_product.metal"
@@ -31,30 +31,34 @@ _WEIGHTS = {
 }
 
 
-def _weights(mode: str) -> str:
+def _weights_declaration(mode: str) -> str:
+    """Return the Metal line that declares the weights of a mode."""
     arrays = "weight_codes, weight_scales" + (", weight_biases" if mode == "affine" else "")
     return f"""
   const {_WEIGHTS[mode]} weights = {{{arrays}}};"""
 
 
-def _call(mode: str, tiles: str, rows: str, matrix: str) -> str:
+def _kernel_call(mode: str, tiles: str, rows: str, matrix: str) -> str:
+    """Return the Metal lines that call the kernel's function."""
     kinds = f"{_WEIGHTS[mode]}, {rows}"
     return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
       activations, weights, rows, uint(groups), {matrix}, first, outputs, products, sums,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
 
 
-def _entry(mode: str) -> str:
-    return f"""{_BEGIN}{_weights(mode)}
+def _make_entry(mode: str) -> str:
+    """Return the Metal lines that run the kernel for rows with one matrix."""
+    return f"""{_BEGIN}{_weights_declaration(mode)}
   const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];
   const int first_row = int(threadgroup_position_in_grid.y) * 8 * TILES;
   const NextRows rows = {{min(activations_shape[0] - first_row, 8 * TILES), first_row}};
-  {_call(mode, "TILES", "NextRows", "0")}
+  {_kernel_call(mode, "TILES", "NextRows", "0")}
 """
 
 
-def _entry_of_experts(mode: str) -> str:
-    return f"""{_BEGIN}{_weights(mode)}
+def _make_expert_entry(mode: str) -> str:
+    """Return the Metal lines that run the kernel for pairs of a token and an expert."""
+    return f"""{_BEGIN}{_weights_declaration(mode)}
   threadgroup int found[MOST];
   const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
   const int pairs = int(threadgroups_per_grid.y), pair = int(threadgroup_position_in_grid.y);
@@ -72,17 +76,17 @@ def _entry_of_experts(mode: str) -> str:
     }}
     const RowsOfExpert rows = {{min(count - done, MOST), pairs / activations_shape[0], found}};
     if (rows.count <= 8) {{
-      {_call(mode, "1", "RowsOfExpert", "int(expert)")}
+      {_kernel_call(mode, "1", "RowsOfExpert", "int(expert)")}
     }} else {{
-      {_call(mode, "MOST / 8", "RowsOfExpert", "int(expert)")}
+      {_kernel_call(mode, "MOST / 8", "RowsOfExpert", "int(expert)")}
     }}
   }}
 """
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The arrays of quantized weights, row-contiguous: `mx.quantize` gives them."""
+class QuantizedWeights:
+    """The arrays of a layer's quantized weights, row-contiguous, as `mx.quantize` gives them."""
 
     codes: mx.array
     """`[outputs, inputs * bits / 32]` uint32; with experts before that `[experts]`."""
@@ -93,12 +97,12 @@ class Weights:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that the kernel reads."""
+        """All arrays that the kernel reads: codes, scales and, if any, biases."""
         return [self.codes, self.scales, *([] if self.biases is None else [self.biases])]
 
 
 class ProductKernel:
-    """The kernels, made once by `factory`: one for each mode, with and without experts."""
+    """The quantized product kernels, made once by `factory`: one for each mode, with and without experts."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._kernels = {
@@ -111,7 +115,7 @@ class ProductKernel:
                     *(["expert_of_pair"] if experts else []),
                 ],
                 outputs=["products"],
-                entry=_entry_of_experts(mode) if experts else _entry(mode),
+                entry=_make_expert_entry(mode) if experts else _make_entry(mode),
                 text=kernel_text(FILE),
                 copies=True,
             )
@@ -120,7 +124,7 @@ class ProductKernel:
         }
 
     def __call__(
-        self, shape: ProductShape, x: mx.array, weights: Weights, *, init_value: float | None = None
+        self, shape: ProductShape, x: mx.array, weights: QuantizedWeights, *, init_value: float | None = None
     ) -> mx.array:
         """Return the product of `x` `[..., inputs]` with a matrix: `[..., outputs]`.
 
@@ -129,25 +133,25 @@ class ProductKernel:
         rows = x.size // shape.inputs
         products: mx.array
         (products,) = self._kernels[shape.mode, False](
-            inputs=[_by_rows(x, rows), *weights.arrays],
+            inputs=[_flatten_rows(x, rows), *weights.arrays],
             output_shapes=[(*x.shape[:-1], shape.outputs)],
             output_dtypes=[x.dtype],
             init_value=init_value,
-            **_launch(shape, rows),
+            **_launch_arguments(shape, rows),
         )
         return products
 
-    def of_experts(
+    def multiply_experts(
         self,
         shape: ProductShape,
         x: mx.array,
-        weights: Weights,
+        weights: QuantizedWeights,
         experts: mx.array,
         *,
         init_value: float | None = None,
     ) -> mx.array:
-        """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts:
-        `[*experts.shape, outputs]`.
+        """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts: `[*experts.shape,
+        outputs]`.
 
         `experts` has as many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`. The
         first pair of an expert computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
@@ -160,34 +164,37 @@ class ProductKernel:
             experts = mx.pad(experts.reshape(-1), (0, SMALL - pairs), constant_values=no_expert)
         products: mx.array
         (products,) = self._kernels[shape.mode, True](
-            inputs=[_by_rows(x, rows), *weights.arrays, experts],
+            inputs=[_flatten_rows(x, rows), *weights.arrays, experts],
             output_shapes=[(*of_pairs, shape.outputs)],
             output_dtypes=[x.dtype],
             init_value=init_value,
-            **_launch_of_experts(shape, pairs),
+            **_expert_launch_arguments(shape, pairs),
         )
         return products
 
 
-def _by_rows(x: mx.array, rows: int) -> mx.array:
-    """Return `x` with its rows along the first axis, where the kernel counts them."""
+def _flatten_rows(x: mx.array, rows: int) -> mx.array:
+    """Return `x` with all its rows along the first axis."""
     return x if x.shape[0] == rows else x.reshape(rows, -1)
 
 
 @cache
-def _launch(shape: ProductShape, rows: int) -> dict[str, Any]:
-    """Return the arguments of a call that depend on the shape and the rows alone."""
-    parts = split(rows)
-    return _arguments(shape, (("TILES", parts.tiles),), parts.parts)
+def _launch_arguments(shape: ProductShape, rows: int) -> dict[str, Any]:
+    """Return the arguments of a call without experts that depend only on the shape and the number of rows."""
+    parts = split_rows(rows)
+    return _shared_arguments(shape, (("TILES", parts.tiles),), parts.parts)
 
 
 @cache
-def _launch_of_experts(shape: ProductShape, pairs: int) -> dict[str, Any]:
-    return _arguments(shape, (), pairs)
+def _expert_launch_arguments(shape: ProductShape, pairs: int) -> dict[str, Any]:
+    """Return the arguments of a call with experts that depend only on the shape and the number of pairs."""
+    return _shared_arguments(shape, (), pairs)
 
 
-def _arguments(shape: ProductShape, more: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
-    """All shapes of a format, and of as many slices, share a kernel."""
+def _shared_arguments(shape: ProductShape, more: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
+    """Return the template arguments, grid and threadgroup of a call. All shapes of a format, and of as many slices,
+    share a kernel.
+    """
     numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), *more]
     return {
         "template": [("T", getattr(mx, shape.dtype)), *numbers],

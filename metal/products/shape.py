@@ -39,7 +39,9 @@ SLICES = 8
 
 @dataclass(frozen=True)
 class ProductShape:
-    """Quantized weights `[outputs, inputs]`, or those of several experts, and the dtype of the rows."""
+    """The shape of a product with quantized weights `[outputs, inputs]`, or with those of several experts, and the
+    dtype of the rows.
+    """
 
     dtype: str
     """The dtype of the rows and the result. It is that of affine scales and biases, too."""
@@ -58,7 +60,7 @@ class ProductShape:
 
     @cached_property
     def _hash(self) -> int:
-        """Computed once, because each layer of each step looks up a shape."""
+        """The hash, computed once because each layer of each step looks up a shape."""
         return hash((self.dtype, self.mode, self.bits, self.group, self.inputs, self.outputs, self.experts))
 
     @property
@@ -75,51 +77,51 @@ class ProductShape:
 
     @property
     def threadgroups(self) -> int:
-        """Threadgroups that share the outputs of a matrix."""
+        """Threadgroups that share the outputs of one matrix."""
         return -(-self.outputs // OUTPUTS)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one matrix: codes, scales and biases."""
+        """Bytes of one quantized matrix: codes, scales and biases."""
         numbers = self.inputs * self.outputs
         scale = 1 if self.mode == "mxfp4" else 2 * (4 if self.dtype == "float32" else 2)
         return numbers * self.bits // 8 + numbers // self.group * scale
 
     @property
     def label(self) -> str:
-        """The shape in a line of a table or a log."""
+        """A short description of the shape for tables and logs."""
         form = self.mode if self.mode != "affine" else f"{self.bits} bits in groups of {self.group}"
         experts = "" if self.experts is None else f", {self.experts} experts"
         return f"{self.dtype}, {form}, {self.inputs} to {self.outputs}{experts}"
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A condition that a shape and a number of rows must meet, and the `reason` to give if they do not."""
+class ProductRule:
+    """A condition that a product's shape and number of rows must meet, and the `reason` to give if they do not."""
 
     holds: Callable[[ProductShape, int], bool]
     reason: str
 
 
 RULES = (
-    Rule(lambda s, _: s.dtype in DTYPES, "the kernel multiplies float32, float16 and bfloat16"),
-    Rule(
+    ProductRule(lambda s, _: s.dtype in DTYPES, "the kernel multiplies float32, float16 and bfloat16"),
+    ProductRule(
         lambda s, _: (s.mode, s.bits, s.group) in FORMATS,
         "the kernel reads 4 and 8 bits in groups of 32 or 64, and mxfp4",
     ),
-    Rule(lambda s, _: s.inputs > 0 and s.inputs % s.group == 0, "inputs must be cut into whole groups"),
-    Rule(lambda s, _: s.outputs > 0, "there must be an output"),
-    Rule(lambda s, _: s.experts is None or s.experts > 0, "there must be an expert"),
-    Rule(
+    ProductRule(lambda s, _: s.inputs > 0 and s.inputs % s.group == 0, "inputs must be cut into whole groups"),
+    ProductRule(lambda s, _: s.outputs > 0, "there must be an output"),
+    ProductRule(lambda s, _: s.experts is None or s.experts > 0, "there must be an expert"),
+    ProductRule(
         lambda s, _: (s.experts or 1) * s.outputs * s.inputs // s.group >= SMALL,
         f"an input of fewer than {SMALL} numbers, as its scales are, would be in another address space",
     ),
-    Rule(
+    ProductRule(
         lambda s, _: (s.experts or 1) * s.outputs * s.inputs * s.bits // 32 <= MOST_WORDS,
         "codes of more than 16 GiB have more 32-bit words than the kernel counts",
     ),
-    Rule(lambda s, rows: s.experts is not None or 0 < rows <= MOST_ROWS, f"a product has 1 to {MOST_ROWS} rows"),
-    Rule(
+    ProductRule(lambda s, rows: s.experts is not None or 0 < rows <= MOST_ROWS, f"a product has 1 to {MOST_ROWS} rows"),
+    ProductRule(
         lambda s, rows: s.experts is None or 0 < rows <= MOST_PAIRS,
         f"a product of experts has 1 to {MOST_PAIRS} pairs of a token and an expert",
     ),
@@ -127,30 +129,32 @@ RULES = (
 
 
 def refusal(shape: ProductShape, rows: int) -> str | None:
-    """Return the reason why the kernel does not serve a product of `rows` rows, or None if it does. With experts a row
-    is a pair of a token and an expert.
+    """Return the reason why the kernel does not serve a product of `rows` rows, or None if it does. With experts, a
+    row is a pair of a token and an expert.
     """
     return next((rule.reason for rule in RULES if not rule.holds(shape, rows)), None)
 
 
 @dataclass(frozen=True)
-class Split:
-    """How the rows of a product are shared out: `parts` of `tiles` tiles. Each part reads the weights once."""
+class RowSplit:
+    """How the rows of a product are split: into `parts` of `tiles` tiles each. Each part reads the weights once."""
 
     parts: int
     tiles: int
 
 
-def split(rows: int) -> Split:
-    """Return the parts of so many rows: one of up to 24, more of equal size."""
+def split_rows(rows: int) -> RowSplit:
+    """Return how a number of rows is split: into one part up to 24 rows, or into more of equal size."""
     tiles = -(-rows // TILE)
     parts = -(-tiles // MOST_TILES)
-    return Split(parts, -(-tiles // parts))
+    return RowSplit(parts, -(-tiles // parts))
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product: the weights, and a number of rows. With experts, a row is a pair of a token and an expert."""
+class ProductVariant:
+    """A product that the kernel is checked on: the shape, and a number of rows. With experts, a row is a pair of a
+    token and an expert.
+    """
 
     shape: ProductShape
     rows: int
@@ -162,20 +166,20 @@ class Product:
 
     @property
     def label(self) -> str:
-        """The product in a line of a table or a log."""
+        """A short description of the product for tables and logs."""
         return f"{self.shape.label}, {self.rows} {'rows' if self.shape.experts is None else 'pairs'}"
 
 
-PRODUCTS: tuple[Product, ...] = (
+PRODUCTS: tuple[ProductVariant, ...] = (
     *(
-        Product(ProductShape(dtype, mode, bits, group, 4096, 4096), rows)
+        ProductVariant(ProductShape(dtype, mode, bits, group, 4096, 4096), rows)
         for dtype in DTYPES
         for mode, bits, group in FORMATS
         for rows in (8, 16)
     ),
-    *(Product(ProductShape(dtype, "affine", bits, 64, 4096, 4096), 24) for dtype in DTYPES for bits in (4, 8)),
+    *(ProductVariant(ProductShape(dtype, "affine", bits, 64, 4096, 4096), 24) for dtype in DTYPES for bits in (4, 8)),
     *(
-        Product(ProductShape("bfloat16", mode, bits, group, 2048, 768, experts=8), 16)
+        ProductVariant(ProductShape("bfloat16", mode, bits, group, 2048, 768, experts=8), 16)
         for mode, bits, group in (("affine", 4, 64), ("affine", 8, 64), ("mxfp4", 4, 32))
     ),
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.mlx_lm.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 
 _FILE = json.loads(Path(__file__).with_name("configurations.json").read_text())
 _LAYER = {"S": "sliding_attention", "F": "full_attention"}
@@ -29,7 +29,7 @@ TYPES: tuple[str, ...] = tuple(_FILE["types"])
 
 def remapped() -> dict[str, str]:
     """The names that mlx-lm takes for another type's: name to type."""
-    return dict(mlx_lm_utils().MODEL_REMAPPING)
+    return dict(import_mlx_lm_utils().MODEL_REMAPPING)
 
 
 def configuration(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.execution.execution_modes import ExecutionMode, execution_mode
+from cortexmlx.execution.execution_modes import ExecutionMode, choose_execution_mode
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver
@@ -56,7 +56,7 @@ def outcome(name: str, folder: Path, report: Callable[[str], None] = lambda _: N
         return unjudged(name, folder, error)
     notes, kept, passed = "", (), []
     try:
-        way = execution_mode(load_model(folder).model)
+        way = choose_execution_mode(load_model(folder).model)
         notes, kept = "; ".join(way.notes), kept_by(way)
         for check, run in CHECKS.items():
             found = run(made)

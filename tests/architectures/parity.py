@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
-from cortexmlx.mlx_lm.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.logits import Recorder, mlx_lms_logits
@@ -81,7 +81,7 @@ def subject(name: str, folder: Path) -> Subject:
     or cannot compute a step here.
     """
     write_model(folder, name, **weight_settings(name))
-    model, _ = mlx_lm_utils().load_model(folder)
+    model, _ = import_mlx_lm_utils().load_model(folder)
     try:
         _step(model)
     except RuntimeError:

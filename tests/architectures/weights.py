@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
-from cortexmlx.mlx_lm.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from support.models.tiny import write_tokenizer
 from tests.architectures.configurations import configuration
 
@@ -27,7 +27,7 @@ def write_model(folder: Path, name: str, seed: int = 0, gain: float = GAIN) -> P
     """Write a tiny model of type `name` to `folder`, in the layout of the model hub."""
     config = configuration(name)
     mx.random.seed(seed)
-    model_class, args_class = mlx_lm_utils()._get_classes(config)
+    model_class, args_class = import_mlx_lm_utils()._get_classes(config)
     model = model_class(args_class.from_dict(config))
     parameters = dict(tree_flatten(model.parameters()))
     embeddings = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Embedding)}

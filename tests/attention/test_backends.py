@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.backends import Backend, automatic, choose_backend
+from cortexmlx.attention.backends import AttentionBackend, auto_backend_name, choose_backend
 from cortexmlx.errors import InvalidRequest
 
 
@@ -21,7 +21,7 @@ def test_backends_are_chosen_by_name() -> None:
 
 def test_a_backend_describes_itself_in_one_line_whatever_its_notes_are() -> None:
     notes = ("head_dim 18: no", "head_dim 64: it does not compile (a)\n  all\n  lines")
-    backend = Backend("metal", reference.attend, lambda: notes, kernels=lambda: ("matrix", "vector"))
+    backend = AttentionBackend("metal", reference.attend, lambda: notes, kernels=lambda: ("matrix", "vector"))
     assert backend.describe() == (
         "metal, matrix kernel, vector kernel; reference for head_dim 18: no; reference for head_dim 64: it does not "
         "compile (a); the whole message is in the log"
@@ -59,7 +59,7 @@ def test_auto_means_the_kernels_where_mlx_computes_on_an_apple_gpu(
     pretended: Callable[[bool, bool, mx.Device], None], built: bool, opens: bool, default: mx.Device, name: str
 ) -> None:
     pretended(built, opens, default)
-    assert automatic() == name
+    assert auto_backend_name() == name
     if opens:
         assert choose_backend("metal").name == "metal"
     else:

@@ -1,4 +1,4 @@
-"""`attention_calls`: what the probe sees of a model's layers is what its steps do."""
+"""`probe_attention_calls`: what the probe sees of a model's layers is what its steps do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention.paged import AttentionCall, AttentionParams
-from cortexmlx.attention.probe import attention_calls
+from cortexmlx.attention.probe import probe_attention_calls
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, tokens_of
 
@@ -33,11 +33,11 @@ def test_the_probe_sees_the_calls_of_every_step(name: str, tiny: Callable[[str],
 
     def noting(queries: mx.array, kv: Any, params: AttentionParams) -> mx.array:
         if kv.expand is None:
-            seen.add((kv.layer, AttentionCall.of(queries, params)))
+            seen.add((kv.layer, AttentionCall.from_arguments(queries, params)))
         found: mx.array = attend(queries, kv, params)
         return found
 
-    calls = attention_calls(driver.core.loaded.model)
+    calls = probe_attention_calls(driver.core.loaded.model)
     runner._attend = noting
     first = driver.add(tokens_of(9), 4)
     driver.step(2)

@@ -17,7 +17,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
 from cortexmlx.attention import latent, model_patches, reference
-from cortexmlx.attention.mlx_lm_hook import LayerCache, ProbeKV, install
+from cortexmlx.attention.mlx_lm_hook import LayerCache, ProbeKV, install_attention_hook
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.allocator import KVHandle
@@ -50,17 +50,17 @@ ARGS: dict[str, Any] = {
     "mla_use_output_gate": True,
     "mla_use_nope": True,
 }
-CLASSES = [*model_patches._LATENT]
+CLASSES = [*model_patches._LATENT_CLASSES]
 
 
 def module_of(owner: tuple[str, str], **changes: Any) -> nn.Module:
     """A class of mlx-lm's with random weights, prepared for both caches."""
     mx.random.seed(0)
-    install()
+    install_attention_hook()
     made = getattr(import_module(f"mlx_lm.models.{owner[0]}"), owner[1])(SimpleNamespace(**ARGS | changes))
     made.update(tree_map(lambda a: mx.random.normal(a.shape) * (a.shape[-1] ** -0.5 if a.ndim > 1 else 1), made))
-    install()
-    model_patches.install(made)
+    install_attention_hook()
+    model_patches.install_model_patches(made)
     return made
 
 
@@ -182,12 +182,12 @@ def test_keys_and_values_are_made_of_latents_where_that_is_less_work(
 ) -> None:
     module = module_of(CLASSES[0])
     seen: list[int] = []
-    original = latent.LatentKV._keys_and_values
+    original = latent.LatentKV._expand_latents
     counted = lambda self, latents: seen.append(latents.shape[1]) or original(self, latents)  # noqa: E731
     (hidden,) = draw(first + count)
     paged = Paged(module, [first + count])
     paged.mixed([hidden[:first]], [0], 0) if first else None
-    monkeypatch.setattr(latent.LatentKV, "_keys_and_values", counted)
+    monkeypatch.setattr(latent.LatentKV, "_expand_latents", counted)
     paged.mixed([hidden[first:]], [first], 0)
     assert sum(seen) == made
 
@@ -250,11 +250,11 @@ class Deviating(nn.Module):
 
 @pytest.mark.parametrize("what", ["bias", "none", "values", "scale"])
 def test_a_class_that_deviates_is_refused(what: str) -> None:
-    install()
+    install_attention_hook()
     cache = LayerCache(0, lambda _, keys, values: ProbeKV(keys, values))
     with pytest.raises(ModelUnsupported):
-        latent.attention(Deviating.__call__)(Deviating(what), mx.zeros((2, 1, HIDDEN)), cache)
-    latent.attention(Deviating.__call__)(Deviating(""), mx.zeros((2, 1, HIDDEN)), cache)
+        latent.patch_latent_attention(Deviating.__call__)(Deviating(what), mx.zeros((2, 1, HIDDEN)), cache)
+    latent.patch_latent_attention(Deviating.__call__)(Deviating(""), mx.zeros((2, 1, HIDDEN)), cache)
 
 
 @pytest.mark.parametrize(

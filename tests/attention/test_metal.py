@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal import MetalAttention, MetalStep
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.metal import DecodeKernelStep, MetalAttention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -60,7 +60,7 @@ class Step:
             tables[row, :count] = [next(blocks) for _ in range(count)]
         runs: tuple[KVHandle | None, ...] = (None,) * len(lengths)
         self.step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, attention_window)
-        self.derived = Derived()
+        self.derived = StepDerivedData()
         flat = len(lengths) + sum(p.end - p.begin for p in pieces)
         self.queries = mx.array(random.standard_normal((flat, HEADS, 1, dim), np.float32))
         shape = (len(lengths), KV_HEADS, 16, dim)
@@ -92,10 +92,12 @@ def test_a_decode_window_of_sixteen_steps(kernels: MetalAttention, attention_win
     """Rows go on into their next chunk in the midst of the tail."""
     step = Step([30, 1, 8], attention_window=attention_window)
     _agree(step, kernels, 1)
-    tables = step.derived.get(MetalStep, step.step).tables
+    tables = step.derived.get(DecodeKernelStep, step.step).tables
     for tail_tokens in range(2, 17):
         _agree(step, kernels, tail_tokens)
-        assert step.derived.get(MetalStep, step.step).tables is tables, "block tables go to the device once per window"
+        assert step.derived.get(DecodeKernelStep, step.step).tables is tables, (
+            "block tables go to the device once per window"
+        )
 
 
 def test_a_step_with_prefill_pieces_of_one_run_and_scattered(kernels: MetalAttention) -> None:
@@ -113,7 +115,7 @@ def test_values_that_lie_in_their_keys() -> None:
     pieces = (PrefillPiece(2, 9, 5, KVHandle(2, 2), None),)
     _agree(Step([30, 17], dim=64, latent=32), attention, 2)
     _agree(Step([30, 17], pieces, dim=64, latent=32), attention, 0)
-    assert attention.kernels() == ("wide",)
+    assert attention.used_kernels() == ("wide",)
 
 
 def test_few_sinks_and_a_softcap(kernels: MetalAttention) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal import MetalAttention, PrefillStep
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.metal import MetalAttention, PrefillKernelStep
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -40,7 +40,7 @@ class Layer:
             slab[:, : 40 * BLOCK] = mx.array(random.standard_normal((KV_HEADS, 40 * BLOCK, dim), np.float32))
         self.step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), PIECES, attention_window)
         self.queries = mx.array(random.standard_normal((12, HEADS, 1, dim), np.float32))
-        self.derived = Derived()
+        self.derived = StepDerivedData()
 
     def attend(self, backend: Any, **options: Any) -> np.ndarray:
         kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, self.derived)
@@ -58,16 +58,16 @@ def test_pieces_alone_are_attended_to_in_one_launch(attention_window: AttentionW
     layer = Layer(attention_window)
     for _ in range(2):
         assert error(layer.attend(attention.attend), layer.attend(reference.attend)) < TOLERANCE["float32"]
-    assert len(launches) == 2 and attention.kernels() == ("prefill",) and attention.notes() == ()
-    first, second = (layer.derived.get(PrefillStep, layer.step).work(BLOCK, 32) for _ in range(2))
+    assert len(launches) == 2 and attention.used_kernels() == ("prefill",) and attention.notes() == ()
+    first, second = (layer.derived.get(PrefillKernelStep, layer.step).work_list(BLOCK, 32) for _ in range(2))
     assert first is second, "the work list goes to the device once for all layers"
 
 
 def test_layers_with_other_tiles_have_lists_of_their_own() -> None:
     """What is kept for a step is kept for each tile: a kernel of shorter tiles would leave out most of a longer one."""
     layer = Layer()
-    step = layer.derived.get(PrefillStep, layer.step)
-    assert [step.work(BLOCK, tile).items for tile in (32, 8, 32)] == [2, 4, 2]
+    step = layer.derived.get(PrefillKernelStep, layer.step)
+    assert [step.work_list(BLOCK, tile).items for tile in (32, 8, 32)] == [2, 4, 2]
 
 
 def test_queries_that_are_views_are_read_as_views() -> None:
@@ -82,7 +82,7 @@ def test_sinks_and_a_softcap_reach_the_kernel() -> None:
     attention, layer = MetalAttention(sim.metal_kernel, check=False), Layer()
     options = {"sinks": mx.array([0.5, -2.0, 3.0, 0.0]), "softcap": 1.5}
     got, wanted = (layer.attend(a, **options) for a in (attention.attend, reference.attend))
-    assert error(got, wanted) < TOLERANCE["float32"] and attention.kernels() == ("prefill",)
+    assert error(got, wanted) < TOLERANCE["float32"] and attention.used_kernels() == ("prefill",)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_mlx_does_as_well_is_left_to_it(attention_window: AttentionWindow, 
     unused = raising(RuntimeError("not to be called"), "prefill")
     attention, layer = MetalAttention(unused, check=False, matrix_units=matrix_units), Layer(attention_window, dim=64)
     assert np.array_equal(layer.attend(attention.attend), layer.attend(reference.attend))
-    assert attention.kernels() == attention.notes() == ()
+    assert attention.used_kernels() == attention.notes() == ()
 
 
 def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
@@ -107,10 +107,10 @@ def test_chunks_have_the_same_bits_however_their_prompt_is_cut() -> None:
     for ends in ((17,), (3, 11, 17), (8, 9, 17)):
         begins = (0, *ends)
         pieces = (PrefillPiece(b, e, 13 + b, run, None) for b, e in zip(begins, ends, strict=False))
-        layer.step, layer.derived = replace(layer.step, pieces=tuple(pieces)), Derived()
+        layer.step, layer.derived = replace(layer.step, pieces=tuple(pieces)), StepDerivedData()
         layer.queries = mx.random.normal((17, HEADS, 1, 16), key=mx.random.key(1))
         found.append(layer.attend(attention.attend))
-    assert attention.kernels() == ("prefill",) and all(np.array_equal(found[0], other) for other in found[1:])
+    assert attention.used_kernels() == ("prefill",) and all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_chunks_that_end_within_blocks_use_the_reference_and_say_so() -> None:
@@ -120,7 +120,7 @@ def test_chunks_that_end_within_blocks_use_the_reference_and_say_so() -> None:
     assert not np.array_equal(layer.attend(reference.attend), Layer(AttentionWindow(12)).attend(reference.attend))
     other = Layer()
     assert error(other.attend(attention.attend), other.attend(reference.attend)) < TOLERANCE["float32"]
-    assert attention.kernels() == ("prefill",), "layers without chunks have the kernel all the same"
+    assert attention.used_kernels() == ("prefill",), "layers without chunks have the kernel all the same"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,6 @@ def test_a_kernel_that_disagrees_is_disabled_with_a_warning(
         outs = [layer.attend(attention.attend) for _ in range(2)]
     assert np.array_equal(outs[0], layer.attend(reference.attend)) and np.array_equal(*outs)
     assert len(caplog.records) == 1 and says in caplog.text
-    assert says in attention.notes()[0] and attention.kernels() == ()
+    assert says in attention.notes()[0] and attention.used_kernels() == ()
     attention.reconsider()
     assert attention.notes() == ()

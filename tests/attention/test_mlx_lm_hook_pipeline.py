@@ -7,27 +7,27 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, take_sent
-from cortexmlx.attention.recurrent import StateLeaf
-from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
-from cortexmlx.models.sharding import PlannedGroup
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, take_pending_sends
+from cortexmlx.attention.recurrent import RecurrentCache
+from cortexmlx.mlx_lm.package import enter_mlx_lm, import_mlx_lm_utils
+from cortexmlx.models.sharding import StandInGroup
 from tests.architectures.configurations import configuration
 
 
 def part(rank: int) -> Any:
     """A rank's part of a pipeline of two, each with a recurrent layer and one that attends."""
     enter_mlx_lm()
-    model_class, args_class = mlx_lm_utils()._get_classes(configuration("qwen3_5"))
+    model_class, args_class = import_mlx_lm_utils()._get_classes(configuration("qwen3_5"))
     model = model_class(args_class.from_dict(configuration("qwen3_5")))
-    model.language_model.model.pipeline(PlannedGroup(rank, 2))
+    model.language_model.model.pipeline(StandInGroup(rank, 2))
     return model
 
 
 def leaves_of(model: Any) -> list[Any]:
     leaves = [
-        StateLeaf(2) if layer.is_linear else LayerCache(i, lambda *_: None) for i, layer in enumerate(model.layers)
+        RecurrentCache(2) if layer.is_linear else LayerCache(i, lambda *_: None) for i, layer in enumerate(model.layers)
     ]
-    assert arranged(model, leaves) == leaves
+    assert group_by_layer(model, leaves) == leaves
     return leaves
 
 
@@ -37,7 +37,7 @@ def test_a_cache_has_no_keys_unless_its_part_sends() -> None:
         assert not hasattr(leaf, "keys")
         with pytest.raises(AttributeError):
             leaf.keys = mx.zeros(1)
-    assert take_sent(leaves) == []
+    assert take_pending_sends(leaves) == []
 
 
 def test_what_was_sent_is_taken_once() -> None:
@@ -45,7 +45,7 @@ def test_what_was_sent_is_taken_once() -> None:
     sending = mx.array([1.0])
     for leaf in leaves:
         leaf.keys = mx.depends(leaf.keys, sending)
-    taken = take_sent(leaves)
+    taken = take_pending_sends(leaves)
     assert len(taken) == len(leaves) > 0
     mx.eval(taken)
-    assert take_sent(leaves) == []
+    assert take_pending_sends(leaves) == []

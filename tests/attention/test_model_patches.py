@@ -17,7 +17,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx.attention import model_patches
-from cortexmlx.attention.probe import probe
+from cortexmlx.attention.probe import probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import AttentionWindow, group_layers
 from cortexmlx.models import load_model
@@ -51,8 +51,8 @@ def test_with_mlx_lms_own_caches_a_model_computes_what_it_did(name: str, judged:
         return [np.array(model(tokens[:, :12], cache=cache)), np.array(model(tokens[:, 12:], cache=cache))]
 
     before = logits()
-    model_patches.install(model)
-    model_patches.install(model)
+    model_patches.install_model_patches(model)
+    model_patches.install_model_patches(model)
     replaced = [type(m).__call__ for m in model.modules() if hasattr(type(m).__call__, "replaced")]
     assert replaced and not any(hasattr(method.replaced, "replaced") for method in replaced), "once"
     for ours, theirs in zip(logits(), before, strict=True):
@@ -64,7 +64,7 @@ def test_with_mlx_lms_own_caches_a_model_computes_what_it_did(name: str, judged:
 def test_layers_that_attend_to_anothers_keys_take_no_memory_and_compute_what_mlx_lm_does(
     name: str, least: int | None, tiny: Any, judged: Any
 ) -> None:
-    specs = probe(load_model(tiny(name)).model)
+    specs = probe_kv_specs(load_model(tiny(name)).model)
     assert [s.attention_window for s in specs] == [AttentionWindow(least), AttentionWindow()], "of four layers"
     prompts = [tokens_of(n, seed=n) for n in (1, 28)]
     driver = Driver(tiny(name), max_rows=2, prefill_budget=12)
@@ -74,7 +74,7 @@ def test_layers_that_attend_to_anothers_keys_take_no_memory_and_compute_what_mlx
 
 
 def test_three_of_four_layers_of_llama_4_see_their_chunk(tiny: Any) -> None:
-    groups = group_layers(probe(load_model(tiny("llama4")).model))
+    groups = group_layers(probe_kv_specs(load_model(tiny("llama4")).model))
     assert [(g.spec.attention_window, g.layers) for g in groups] == [
         (AttentionWindow(CHUNK, chunked=True), (0, 1, 2)),
         (AttentionWindow(), (3,)),

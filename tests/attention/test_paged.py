@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData, paged_attention
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -28,11 +28,11 @@ class Other(One):
 
 
 def test_each_kind_is_derived_once_from_the_step() -> None:
-    derived = Derived()
+    derived = StepDerivedData()
     one, other = derived.get(One, STEP), derived.get(Other, STEP)
     assert one is derived.get(One, STEP) and other is derived.get(Other, STEP)
     assert type(one) is One and type(other) is Other and one.step is STEP
-    assert Derived().get(One, STEP) is not one
+    assert StepDerivedData().get(One, STEP) is not one
 
 
 def test_the_backend_gets_what_the_model_gave() -> None:

@@ -14,7 +14,7 @@ from cortexmlx.attention import reference
 from cortexmlx.attention import reference_step as piece_batches
 from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.attention.reference import attend
-from cortexmlx.attention.reference_step import SHORT, CutPieces, is_short
+from cortexmlx.attention.reference_step import MAX_SHORT_TOKENS, PieceBatches, is_short
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -40,7 +40,7 @@ class Verification(Case):
     def __init__(self, draw: Any, attend: Any) -> None:
         super().__init__(draw, attend)
         self.tail_tokens = 0
-        shape = st.tuples(st.integers(0, 30), st.integers(2, SHORT))
+        shape = st.tuples(st.integers(0, 30), st.integers(2, MAX_SHORT_TOKENS))
         self.prefilling = [draw(shape) for _ in range(draw(st.integers(2, 6)))]
 
 
@@ -89,13 +89,13 @@ def test_below_float32_a_piece_has_the_bits_that_it_has_alone(
         mx.concatenate(reference.attend_pieces(queries, kv, AttentionParams(0.3, sinks, softcap), apart=apart))
         for apart in (False, True)
     )
-    assert len(kv.derived.get(CutPieces, kv.step).batches) == 2
+    assert len(kv.derived.get(PieceBatches, kv.step).batches) == 2
     assert mx.array_equal(together, apart)
 
 
 def test_long_pieces_and_lone_ones_are_computed_one_by_one() -> None:
-    step = step_of([(0, SHORT + 1), (50, 3), (0, SHORT), (9, 4), (9, 400)])
-    cut = CutPieces(step)
+    step = step_of([(0, MAX_SHORT_TOKENS + 1), (50, 3), (0, MAX_SHORT_TOKENS), (9, 4), (9, 400)])
+    cut = PieceBatches(step)
     assert [is_short(piece) for piece in step.pieces] == [False, True, True, True, False]
     assert [batch.flat.tolist() for batch in cut.batches] == [[[17, 18, 19, 19], [36, 37, 38, 39]]]
     assert [piece.begin for piece in cut.alone] == [20, 0, 40]
@@ -110,13 +110,13 @@ def test_a_lone_short_piece_is_multiplied_where_it_is_if_it_is_scattered() -> No
         PrefillPiece(0, 3, 5, None, np.arange(8, dtype=np.int32)),
     )
     for piece, batches in ((run, 0), (scattered, 1)):
-        cut = CutPieces(GroupStep(*NO_ROWS, (piece,), AttentionWindow()))
+        cut = PieceBatches(GroupStep(*NO_ROWS, (piece,), AttentionWindow()))
         assert len(cut.batches) == batches and len(cut.alone) == 1 - batches and cut.order is None
 
 
 def test_equal_pieces_in_order_are_neither_gathered_nor_reordered() -> None:
-    """Up to `LEAST_SEEN` tokens, what they see sorts nothing."""
-    cut = CutPieces(step_of([(30, 4), (80, 4), (7, 4)]))
+    """Up to `MIN_SEEN_TOKENS` tokens, what they see sorts nothing."""
+    cut = PieceBatches(step_of([(30, 4), (80, 4), (7, 4)]))
     assert cut.order is None and cut.alone == []
     assert [batch.flat.tolist() for batch in cut.batches] == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]]
 
@@ -128,10 +128,10 @@ def test_filling_up_at_most_quadruples_a_piece_and_every_token_has_its_place(
 ) -> None:
     window = AttentionWindow(900 if windowed else None)
     step = step_of(shapes, window)
-    cut = CutPieces(step)
+    cut = PieceBatches(step)
     for batch in cut.batches:
         pieces = [p for p in step.pieces if p.begin in batch.flat[:, 0]]
-        sees = [max(piece_batches.LEAST_SEEN, p.tokens - window.oldest(p.first)) for p in pieces]
+        sees = [max(piece_batches.MIN_SEEN_TOKENS, p.tokens - window.oldest_visible(p.first)) for p in pieces]
         assert len(pieces) > 1 and all(map(is_short, pieces)) and max(sees) <= 2 * min(sees)
         assert all(batch.width <= 2 * (p.end - p.begin) for p in pieces)
     found = [flat for batch in cut.batches for flat in batch.flat.reshape(-1)]
@@ -143,8 +143,8 @@ def test_filling_up_at_most_quadruples_a_piece_and_every_token_has_its_place(
 def test_a_step_of_many_pieces_takes_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight rows that verify are one softmax in each layer, not eight."""
     calls: list[int] = []
-    real = reference._attend_together
-    monkeypatch.setattr(reference, "_attend_together", lambda *given: calls.append(1) or real(*given))
+    real = reference._attend_batch
+    monkeypatch.setattr(reference, "_attend_batch", lambda *given: calls.append(1) or real(*given))
     monkeypatch.setattr(reference, "_attend_piece", None)
     arena = KVArena([LayerGroup(KVSpec(1, 8, 8, "float32"), (0,))], 8 * 128, 8)
     kv = PagedKV(arena, 0, step_of([(20 * i, 5 + i % 3) for i in range(8)]), None, 0, mx.float32, attend)

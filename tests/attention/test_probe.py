@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.probe import NotPaged, lazy_pass, probe
+from cortexmlx.attention.probe import NotPaged, build_lazy_logits, probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import group_layers
 from support.engine.core_driver import Driver
@@ -30,22 +30,22 @@ PHI3SMALL = {
 def test_layers_of_one_kind_share_their_tables(tiny: Any) -> None:
     from cortexmlx.models import load_model
 
-    groups = group_layers(probe(load_model(tiny("windowed llama")).model))
+    groups = group_layers(probe_kv_specs(load_model(tiny("windowed llama")).model))
     assert [(g.spec.window, g.layers) for g in groups] == [(11, (0, 2)), (None, (1,))]
-    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.key_dim == 12
-    assert group_layers(probe(load_model(tiny("deepseek_v2")).model))[0].spec.value_dim == 6
+    assert group_layers(probe_kv_specs(load_model(tiny("deepseek_v2")).model))[0].spec.key_dim == 12
+    assert group_layers(probe_kv_specs(load_model(tiny("deepseek_v2")).model))[0].spec.value_dim == 6
 
 
 def test_a_lazy_pass_says_when_each_layer_attends(judged: Any) -> None:
     model = judged("windowed llama")[0]
-    probe(model)
+    probe_kv_specs(model)
     calls: list[int] = []
-    logits = lazy_pass(model, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
+    logits = build_lazy_logits(model, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
     assert logits.shape == (5, 1, VOCAB) and len(calls) == len(model.layers)
     reusing = judged("afm7")[0]
-    probe(reusing)
+    probe_kv_specs(reusing)
     calls.clear()
-    lazy_pass(reusing, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
+    build_lazy_logits(reusing, mx.zeros((5, 1), mx.int32), lambda: calls.append(1))
     assert len(calls) == 4, "two layers have keys and values, two attend to them"
 
 
@@ -67,7 +67,7 @@ def test_a_layer_whose_cache_is_left_alone_keeps_nothing(tmp_path: Any) -> None:
 
     folder = write_tiny(tmp_path / "model", "llama", **NEMOTRON_NAS)
     model = mlx_lm.load(str(folder))[0]
-    assert [spec.kv_heads for spec in probe(model)] == [2, 0, 1]
+    assert [spec.kv_heads for spec in probe_kv_specs(model)] == [2, 0, 1]
     prompts = [tokens_of(n, seed=n) for n in (5, 21)]
     for prompt, (answer, mine) in zip(prompts, answers_with_logits(Driver(folder), prompts, 20), strict=True):
         assert np.abs(mine - mlx_lms_logits(model, prompt, answer)).max() < 1e-4, len(prompt)
@@ -86,7 +86,7 @@ class _Keeps(nn.Module):
 
 def test_a_cache_in_which_a_model_puts_something_of_its_own_is_not_left_alone() -> None:
     with pytest.raises(ModelUnsupported, match=r"layers \[0\] attend in a way that cannot be paged"):
-        probe(_Keeps())
+        probe_kv_specs(_Keeps())
 
 
 class _Own(nn.Module):
@@ -106,7 +106,7 @@ class _Own(nn.Module):
 
 def test_a_model_that_cannot_be_paged_is_told_apart_in_plain_words() -> None:
     with pytest.raises(NotPaged, match="own: its layers compute with keys and values themselves") as told:
-        probe(_Own())
+        probe_kv_specs(_Own())
     assert in_plain_words(told.value)
 
 
@@ -119,7 +119,7 @@ def test_a_model_whose_prompts_see_what_comes_later_is_refused_by_name() -> None
     one, other = (np.array(model(mx.array([[5, 6, 7, 8, 9, last]]))[0, 2, 1:]) for last in (10, 11))
     assert np.abs(one - other).max() > 1e-4
     with pytest.raises(ModelUnsupported, match="phi3small: mlx-lm's code for it adds its causal mask") as refused:
-        probe(model)
+        probe_kv_specs(model)
     assert not isinstance(refused.value, NotPaged) and in_plain_words(refused.value)
 
 
@@ -127,7 +127,7 @@ def test_a_model_whose_prompts_see_what_is_not_kept_is_refused_and_never_answers
     """Its answers would depend on how its prompts are cut, on mlx-lm's own caches, too."""
     model = written(tmp_path, "llama", model_type="plamo3", sliding_window=8, sliding_window_pattern=2)
     with pytest.raises(ModelUnsupported, match="see 9 tokens, but only 8") as refused:
-        probe(model)
+        probe_kv_specs(model)
     assert not isinstance(refused.value, NotPaged) and in_plain_words(refused.value)
 
 

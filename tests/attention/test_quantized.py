@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.attention import quantized
-from cortexmlx.attention.quantized import QuantizedTokens, scores_of, stretches, weighted_sum
+from cortexmlx.attention.quantized import QuantizedTokens, key_products, split_quantized, weighted_sum
 from cortexmlx.kv.arena import Quantization
 
 FORMS = [Quantization(bits, group) for bits in (8, 4) for group in (64, 32)]
@@ -43,9 +43,9 @@ def test_scores_and_weighted_sums(
     q = random.standard_normal((rows, heads, queries, dim)).astype(np.float32)
     weights = random.dirichlet(np.ones(tokens), (rows, heads, queries)).astype(np.float32)
     codes = QuantizedTokens(parts, form)
-    scores, wanted = np.array(codes.scores(mx.array(q))), q.astype(np.float64) @ numbers.swapaxes(-1, -2)
+    scores, wanted = np.array(codes.key_products(mx.array(q))), q.astype(np.float64) @ numbers.swapaxes(-1, -2)
     assert scores.shape == wanted.shape and np.abs(scores - wanted).max() < 2e-3, "of numbers up to 200"
-    sums, wanted = np.array(codes.weighted(mx.array(weights))), weights.astype(np.float64) @ numbers
+    sums, wanted = np.array(codes.weighted_sum(mx.array(weights))), weights.astype(np.float64) @ numbers
     assert sums.shape == wanted.shape and np.abs(sums - wanted).max() < 1e-4, "of numbers up to 15"
 
 
@@ -55,7 +55,7 @@ def test_scores_and_weighted_sums(
 def test_stretches_are_a_rows_blocks_in_order_and_then_its_tail(
     form: Quantization, tail_tokens: int, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized, "STRETCH", stretch)
+    monkeypatch.setattr(quantized, "CHUNK_NUMBERS", stretch)
     random, rows, heads, blocks, size = np.random.default_rng(1), 2, 2, 5, 4
 
     def drawn(*shape: int) -> tuple[mx.array, ...]:
@@ -70,10 +70,10 @@ def test_stretches_are_a_rows_blocks_in_order_and_then_its_tail(
         held = meant(form, slab[each])[block].reshape(rows, heads, -1, 64)
         if tail is not None:
             held = np.concatenate([held, meant(form, tail[each])], axis=2)
-        found = stretches(slab, tail, mx.array(block.astype(np.uint32)), form, values=values)
+        found = split_quantized(slab, tail, mx.array(block.astype(np.uint32)), form, values=values)
         assert len(found) == {1: 5, 3000: 3, 1 << 19: 1}[stretch]
         wanted = np.array(q).astype(np.float64) @ held.swapaxes(-1, -2)
-        assert np.abs(np.array(scores_of(q, found)) - wanted).max() < 2e-4
+        assert np.abs(np.array(key_products(q, found)) - wanted).max() < 2e-4
         weights = random.dirichlet(np.ones(held.shape[2]), (rows, heads, 3))
         got = np.array(weighted_sum(mx.array(weights.astype(np.float32)), found))
         assert np.abs(got - weights @ held).max() < 2e-5

@@ -54,7 +54,7 @@ def test_few_scores_take_mlxs_own_softmax_unless_something_is_added(monkeypatch:
     """Where operations cost more than arithmetic, one operation. A sink, a cap or slopes are no part of that one."""
     made: list[float] = []
     monkeypatch.setattr(reference, "Softmax", lambda *args: made.append(args[0]) or Softmax(*args))
-    monkeypatch.setattr(reference, "FEW_SCORES", 2 * 20)
+    monkeypatch.setattr(reference, "MAX_SIMPLE_SCORES", 2 * 20)
     arena = KVArena([LayerGroup(KVSpec(1, 8, 8, "float32"), (0,))], 4, 16)
     for length, sinks, cap, slopes, powers in [
         (20, None, None, None, 0),
@@ -161,7 +161,7 @@ def test_what_a_window_layers_prefill_takes_does_not_depend_on_the_prefix(dtype:
 def test_slopes_of_a_piece_of_many_stretches_count_from_each_query(window: int, dtype: str) -> None:
     """Beside sinks, which tell where a query is; a softmax alone would not notice if all distances were off."""
     first, last = 20, 190
-    assert last - first > 2 * reference.STRETCH
+    assert last - first > 2 * reference.QUERIES_PER_CHUNK
     layer, group = Prefill(200, window, dtype, scattered=True), 2
     slopes, sinks = mx.array([0.5, 0.02, 0.1, 0.0]), mx.array([1.0, 3.0, -2.0, 0.5])
     found = np.array(layer.chunk(first, last, slopes=slopes, sinks=sinks).astype(mx.float32))

@@ -15,7 +15,7 @@ from cortexmlx.attention.paged import AttentionParams, PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
-from cortexmlx.kv.step import GroupStep, only_blocks
+from cortexmlx.kv.step import GroupStep, restrict_to_blocks
 from cortexmlx.metal.lab import sim
 from support.kernels.paged_problem import NONE, TOLERANCE, Options, Row, answer, error, random_rows, to_mlx, variant
 
@@ -57,7 +57,7 @@ class Rows:
 
     def listed(self, lists: Sequence[Sequence[int]]) -> GroupStep:
         places = [np.array(mine, np.int32) for mine in lists]
-        return only_blocks(self.whole, places, SIZE, self.arena.null_block(0))
+        return restrict_to_blocks(self.whole, places, SIZE, self.arena.null_block(0))
 
     def kept(self, lists: Sequence[Sequence[int]]) -> list[Row]:
         """Rows that have the listed tokens and no others."""

@@ -118,7 +118,7 @@ class _Problem:
 @pytest.fixture(params=["by codes", "gathered"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as on a CPU, and as on a GPU."""
-    monkeypatch.setattr("cortexmlx.attention.reference.multiplies_codes", lambda: request.param == "by codes")
+    monkeypatch.setattr("cortexmlx.attention.reference.multiplies_quantized", lambda: request.param == "by codes")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_metal_backend_gives_rows_to_a_kernel_and_leaves_it_the_pieces(bits:
         problem = _Problem(Quantization(bits, 32), "float32", window, run=run)
         got = np.array(attention.attend(problem.queries, problem.kv, AttentionParams(problem.scale)))[:, :, 0]
         assert np.abs(got - problem.wanted(None)).max() < TOLERANCE["float32"]
-        assert attention.kernels() == ("matrix",)
+        assert attention.used_kernels() == ("matrix",)
         assert len(attention.notes()) == (window is not None)  # only of windows there would be a kernel for pieces
 
 

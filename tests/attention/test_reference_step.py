@@ -49,8 +49,8 @@ def test_a_row_sees_its_tokens_in_the_arena_and_its_columns_of_the_tail(
     """Which tokens it sees are told by the blocks that the index names, and by the place of the columns in them."""
     lengths = [1, 4, 9, 12]
     kv = kv_of(step_of(lengths, attention_window), tail)
-    index = ReferenceStep.of(kv).row_index(HEADS, BLOCKS + 2, SIZE)
-    visible, blocks = np.array(index.visible(kv))[:, 0, 0], np.array(index.block)[:, 0]
+    index = ReferenceStep.from_handle(kv).row_index(HEADS, BLOCKS + 2, SIZE)
+    visible, blocks = np.array(index.visible_mask(kv))[:, 0, 0], np.array(index.block)[:, 0]
     assert visible.shape == (4, index.blocks * SIZE + tail) and blocks.shape == (4, index.blocks)
     for row, length in enumerate(lengths):
         newest = length + tail - 1
@@ -79,7 +79,7 @@ def test_what_lies_in_front_of_all_that_a_window_of_steps_sees_is_not_multiplied
 def test_visible_columns_follow_the_tail_of_each_step_of_a_window() -> None:
     step = step_of([5, 8], AttentionWindow(6))
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
-    widths = [index.visible(kv_of(step, tail)).shape[-1] for tail in (1, 2, 3, 2)]
+    widths = [index.visible_mask(kv_of(step, tail)).shape[-1] for tail in (1, 2, 3, 2)]
     assert widths == [index.blocks * SIZE + tail for tail in (1, 2, 3, 2)]
 
 
@@ -89,7 +89,7 @@ def test_distances_count_from_each_rows_newest_token() -> None:
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
     for tail in (1, 3, 0):
         kv = kv_of(step, tail)
-        distance, visible = np.array(index.distance(kv)), np.array(index.visible(kv))
+        distance, visible = np.array(index.token_distances(kv)), np.array(index.visible_mask(kv))
         assert distance.dtype == np.float32 and distance.shape == visible.shape
         for row, length in enumerate(lengths):
             seen = distance[row, 0, 0][visible[row, 0, 0]]
@@ -97,7 +97,7 @@ def test_distances_count_from_each_rows_newest_token() -> None:
 
 
 def test_distances_of_a_pieces_queries() -> None:
-    found = np.array(ReferenceStep.distance(first=5, last=8, oldest=3))
+    found = np.array(ReferenceStep.token_distances(first=5, last=8, oldest=3))
     assert found.tolist() == [[t - p for t in range(3, 8)] for p in range(5, 8)]
 
 
@@ -124,11 +124,11 @@ def test_what_a_pieces_queries_may_see(attention_window: AttentionWindow, first:
     queries = range(first, first + count)
     seen = [[looks_at(q, p, attention_window) for p in range(piece.tokens)] for q in queries]
     anybody = [p for p in range(piece.tokens) if any(row[p] for row in seen)]
-    assert step.oldest(piece) == anybody[0] and np.array(step.slots(piece)).tolist() == anybody
+    assert step.oldest_token(piece) == anybody[0] and np.array(step.slots(piece)).tolist() == anybody
     mask, causal = step.mask(piece), [[p <= q for p in anybody] for q in queries]
     within = [row[anybody[0] :] for row in seen]
     assert (mask == "causal") if within == causal else (np.array(mask).tolist() == within)
-    added = np.array(step.causal(first, first + count, anybody[0], mx.float32))
+    added = np.array(step.additive_mask(first, first + count, anybody[0], mx.float32))
     assert np.array_equal(added == 0, np.array(seen)[:, anybody[0] :]) and set(added.reshape(-1)) <= {0.0, -np.inf}
 
 
@@ -138,8 +138,8 @@ def test_arrays_are_made_once_for_all_layers() -> None:
         PrefillPiece(3, 5, 6, None, np.arange(8, dtype=np.int32)),
     )
     kv = kv_of(step_of([4], AttentionWindow(2), pieces), 0)
-    step = ReferenceStep.of(kv)
-    assert ReferenceStep.of(kv) is step
+    step = ReferenceStep.from_handle(kv)
+    assert ReferenceStep.from_handle(kv) is step
     assert [np.array(step.slots(p)).tolist() for p in pieces] == [[4, 1, 7], [5, 6, 7]]
     assert step.slots(pieces[0]) is step.slots(pieces[0]) and step.mask(pieces[1]) is step.mask(pieces[1])
     assert step.row_index(HEADS, BLOCKS + 2, SIZE) is step.row_index(HEADS, BLOCKS + 2, SIZE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.paged import AttentionParams
-from cortexmlx.attention.softmax import Softmax, divided
+from cortexmlx.attention.softmax import Softmax, normalize
 
 HEADS, GROUP, COLUMNS, DIM = 2, 3, 40, 8
 TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
@@ -27,11 +27,11 @@ def both_ways(dtype: str, sinks: bool, cap: float | None, size: float) -> tuple[
     seen[..., 0] = True
 
     softmax = Softmax(AttentionParams(0.25, extra, cap), kind, {})
-    products = softmax.capped(softmax.scaled(q) @ keys.swapaxes(-1, -2))
+    products = softmax.scores_from_products(softmax.scale_queries(q) @ keys.swapaxes(-1, -2))
     masked = mx.where(mx.array(seen), products, mx.array(-mx.inf, products.dtype))
     weights, total = softmax.weights(masked, (HEADS, GROUP, 1))
     assert weights.dtype == kind
-    found = np.array(divided(weights @ values, total).astype(mx.float32), float)
+    found = np.array(normalize(weights @ values, total).astype(mx.float32), float)
 
     q, keys, values = (np.array(a.astype(mx.float32), float) for a in (q, keys, values))
     logits = q @ keys.swapaxes(-1, -2) * 0.25
@@ -76,9 +76,11 @@ def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> Non
     """In bfloat16 a distance of 1001 would be 1000, and its bias off by a whole unit."""
     softmax = Softmax(AttentionParams(1.0, slopes=mx.array([1.0, 0.5])), getattr(mx, dtype), {})
     distance = mx.array([-1001.0, -1000.0, -999.0])
-    scores = softmax.biased(softmax.capped(mx.zeros((1, 2, 3), getattr(mx, dtype))), (1, 2, 1), lambda: distance)
+    scores = softmax.add_alibi(
+        softmax.scores_from_products(mx.zeros((1, 2, 3), getattr(mx, dtype))), (1, 2, 1), lambda: distance
+    )
     weights, total = softmax.weights(scores, (1, 2, 1))
-    found = np.array(divided(weights, total).astype(mx.float32))[0]
+    found = np.array(normalize(weights, total).astype(mx.float32))[0]
     wanted = np.exp([[-2.0, -1.0, 0.0], [-1.0, -0.5, 0.0]])
     assert np.abs(found - wanted / wanted.sum(-1, keepdims=True)).max() < TOLERANCE[dtype]
 
@@ -86,6 +88,6 @@ def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> Non
 def test_what_no_model_of_mlx_lm_has_need_not_round_like_one() -> None:
     extra, slopes = mx.zeros(1), mx.zeros(1)
     for sinks, cap in ((None, None), (extra, None), (None, 2.0)):
-        assert not Softmax(AttentionParams(1.0, sinks, cap), mx.float32, {}).of_no_model
-    assert Softmax(AttentionParams(1.0, extra, 2.0), mx.float32, {}).of_no_model
-    assert Softmax(AttentionParams(1.0, slopes=slopes), mx.float32, {}).of_no_model
+        assert not Softmax(AttentionParams(1.0, sinks, cap), mx.float32, {}).beyond_mlx_lm
+    assert Softmax(AttentionParams(1.0, extra, 2.0), mx.float32, {}).beyond_mlx_lm
+    assert Softmax(AttentionParams(1.0, slopes=slopes), mx.float32, {}).beyond_mlx_lm

@@ -15,8 +15,8 @@ import pytest
 from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE, Llama3RoPE, YarnRoPE
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, install
-from cortexmlx.attention.tail_write import IN_PLACE, TailWriter, TrackedArray, Written
+from cortexmlx.attention.mlx_lm_hook import CustomHandle, LayerCache, install_attention_hook
+from cortexmlx.attention.tail_write import IN_PLACE_METHODS, TailWriter, TrackedArray, WrittenTail
 from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import damaged, dropped
 
@@ -69,12 +69,12 @@ def layer_of(family: str, **changes: Any) -> nn.Module:
     return made  # type: ignore[no-any-return]
 
 
-class Handle(OwnHandle):
+class Handle(CustomHandle):
     """Keeps the queries of a layer, as a backend would take them."""
 
     dtype = mx.float32
 
-    def __init__(self, written: Written | None) -> None:
+    def __init__(self, written: WrittenTail | None) -> None:
         self.written = written
         self.queries: mx.array
 
@@ -83,13 +83,13 @@ class Handle(OwnHandle):
 
     def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
         assert added is None
-        self.queries = queries if self.written is None else self.written.queries_for(queries)
+        self.queries = queries if self.written is None else self.written.replace_queries(queries)
         return mx.zeros(queries.shape, queries.dtype)
 
 
 def steps(layer: nn.Module, writer: TailWriter | None) -> tuple[list[np.ndarray], list[bool]]:
     """Two decode steps: the queries, and the keys and values of the new column; and whether the writer wrote them."""
-    install()
+    install_attention_hook()
     random, out, by_kernel = np.random.default_rng(1), [], []
     tail: Any = None
     for column in range(2):
@@ -119,7 +119,7 @@ def both(make: Callable[[], nn.Module]) -> tuple[bool, float, TailWriter]:
     """Whether the kernel wrote the steps of a layer, the largest difference from MLX's operations, and the writer."""
     wanted, _ = steps(make(), None)
     layer, writer = make(), TailWriter(sim.metal_kernel, check=False)
-    writer.follow(layer)
+    writer.track_model(layer)
     got, by_kernel = steps(layer, writer)
     assert by_kernel[0] == by_kernel[1]
     return by_kernel[0], max(float(np.abs(a - b).max()) for a, b in zip(got, wanted, strict=True)), writer
@@ -251,7 +251,7 @@ def test_a_rotation_that_is_not_known_is_left_to_mlx(rope: Callable[[], nn.Modul
         writer = TailWriter(sim.metal_kernel, check=False)
         layer = Layer(rope(), lambda q, k: (q, k))
         kind = type(layer.rope)
-        writer.follow(layer)
+        writer.track_model(layer)
         assert type(layer.rope) is kind
         return
     fused, error, _ = both(lambda: _seeded(lambda: Layer(rope(), lambda q, k: (q, k))))
@@ -263,7 +263,7 @@ def test_a_norm_that_is_called_with_a_gate_computes_what_it_did() -> None:
     norm, writer = Qwen3NextRMSNormGated(12), TailWriter(sim.metal_kernel, check=False)
     x, gate = mx.random.normal((2, 3, 12), key=mx.random.key(0)), mx.random.normal((2, 3, 12), key=mx.random.key(1))
     alone, gated = norm(x), norm(x, gate)
-    writer.follow(norm)
+    writer.track_model(norm)
     assert type(norm) is not Qwen3NextRMSNormGated
     writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
     assert mx.array_equal(norm(x), alone) and isinstance(norm(x), TrackedArray)
@@ -273,19 +273,19 @@ def test_a_norm_that_is_called_with_a_gate_computes_what_it_did() -> None:
 
 def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k * 1.0)), TailWriter(sim.metal_kernel, check=False)
-    writer.follow(layer)
+    writer.track_model(layer)
     assert type(layer.rope) is not nn.RoPE
     steps(layer, writer)
     assert type(layer.rope) is nn.RoPE
     used = Layer(Llama3RoPE(12, scaling_config=LLAMA3), lambda q, k: (q, k))
-    writer.follow(used)
+    writer.track_model(used)
     steps(used, writer)
     assert type(used.rope) is not Llama3RoPE and isinstance(used.rope, Llama3RoPE)
 
 
 def test_a_first_step_that_fails_before_its_layers_lets_no_module_go() -> None:
     layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k)), TailWriter(sim.metal_kernel, check=False)
-    writer.follow(layer)
+    writer.track_model(layer)
     writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
     writer.end()  # as `ModelRunner.forget` does, when memory was refused
     assert steps(layer, writer)[1] == [True, True]
@@ -315,7 +315,7 @@ def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:
 def test_a_kernel_that_is_wrong_is_not_used_and_a_note_says_so(factory: Any, says: str) -> None:
     wanted, _ = steps(_seeded(lambda: Layer(nn.RoPE(12), lambda q, k: (q, k))), None)
     layer, writer = _seeded(lambda: Layer(nn.RoPE(12), lambda q, k: (q, k))), TailWriter(factory)
-    writer.follow(layer)
+    writer.track_model(layer)
     got, by_kernel = steps(layer, writer)
     assert not any(by_kernel) and all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
     [note] = writer.notes()
@@ -325,7 +325,7 @@ def test_a_kernel_that_is_wrong_is_not_used_and_a_note_says_so(factory: Any, say
 def test_a_kernel_that_is_right_passes_its_check() -> None:
     writer = TailWriter(sim.metal_kernel)
     layer = _seeded(lambda: layer_of("qwen3"))
-    writer.follow(layer)
+    writer.track_model(layer)
     assert steps(layer, writer)[1] == [True, True] and writer.notes() == ()
 
 
@@ -339,5 +339,5 @@ def test_every_change_in_place_is_forgotten() -> None:
         "__int__",
         "__index__",
     }
-    assert own | {"__setitem__"} == set(IN_PLACE)
+    assert own | {"__setitem__"} == set(IN_PLACE_METHODS)
     assert TrackedArray(mx.zeros(3)).origin is None

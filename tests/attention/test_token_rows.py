@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal import FEW, MetalAttention, TokenRows
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.metal import MAX_TOKENS_AS_ROWS, MetalAttention, ShortPieceRows
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -25,8 +25,8 @@ BLOCK, DIM, HEADS, KV_HEADS = 8, 64, 4, 2
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:19].astype(np.int32)
 PIECES = (
     PrefillPiece(2, 9, 5, KVHandle(20, 2), None),
-    PrefillPiece(9, 9 + FEW, 19 - FEW, None, SCATTERED),
-    PrefillPiece(9 + FEW, 11 + FEW, 14, KVHandle(10, 2), None),
+    PrefillPiece(9, 9 + MAX_TOKENS_AS_ROWS, 19 - MAX_TOKENS_AS_ROWS, None, SCATTERED),
+    PrefillPiece(9 + MAX_TOKENS_AS_ROWS, 11 + MAX_TOKENS_AS_ROWS, 14, KVHandle(10, 2), None),
 )
 """The one that is too long comes first, so the others must be brought to the rows, and back."""
 
@@ -45,7 +45,7 @@ class Layer:
         self.queries = mx.array(random.standard_normal((tokens, HEADS, 1, DIM), np.float32))
 
     def attend(self, backend: Any, **options: Any) -> np.ndarray:
-        kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, Derived())
+        kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, StepDerivedData())
         return np.array(backend(self.queries, kv, AttentionParams(0.125, **options)))
 
 
@@ -68,7 +68,7 @@ def test_pieces_of_a_few_tokens_are_rows_of_the_decode_kernel(
     sinks = mx.array([0.5, -1.0, 2.0, 0.0])
     for options in ({}, {"sinks": sinks}, {"slopes": mx.array([0.5, 0.02, 0.1, 0.0])}):
         assert error(layer.attend(kernels.attend, **options), layer.attend(reference.attend, **options)) < 1e-5
-    assert rows == [2 + FEW + 2] * 3 and kernels.notes() == ()
+    assert rows == [2 + MAX_TOKENS_AS_ROWS + 2] * 3 and kernels.notes() == ()
 
 
 def test_a_verified_token_has_the_bits_of_a_decoded_one() -> None:
@@ -89,13 +89,19 @@ def test_pieces_alone_need_no_order_and_no_decoding_rows() -> None:
     pieces = (PrefillPiece(0, 2, 14, KVHandle(10, 2), None), PrefillPiece(2, 5, 0, KVHandle(20, 1), None))
     layer = Layer(AttentionWindow(), pieces)
     layer.step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), pieces, AttentionWindow())
-    rows = TokenRows(layer.step)
-    assert rows and rows.taken(layer.queries) is layer.queries and rows.put_back(layer.queries) is layer.queries
+    rows = ShortPieceRows(layer.step)
+    assert (
+        rows
+        and rows.reorder_queries(layer.queries) is layer.queries
+        and rows.restore_order(layer.queries) is layer.queries
+    )
     made = rows.step(BLOCK, 40)
     assert made.tables.tolist() == [[10, 11], [10, 11], [20, 40], [20, 40], [20, 40]]
     assert made.lengths.tolist() == [15, 16, 1, 2, 3] and made.pieces == () and made.lengths.dtype == np.int32
     assert error(layer.attend(attention().attend), layer.attend(reference.attend)) < TOLERANCE["float32"]
-    assert not TokenRows(GroupStep(*NO_ROWS, (PrefillPiece(0, FEW + 1, 0, KVHandle(1, 1), None),), AttentionWindow()))
+    assert not ShortPieceRows(
+        GroupStep(*NO_ROWS, (PrefillPiece(0, MAX_TOKENS_AS_ROWS + 1, 0, KVHandle(1, 1), None),), AttentionWindow())
+    )
 
 
 NO_ROWS = (np.zeros((0, 0), np.int32), np.zeros(0, np.int32), ())
@@ -107,7 +113,7 @@ def test_pieces_stay_pieces_where_an_answer_must_be_repeatable() -> None:
     kernels.methods.choices.reproducible = True
     wanted = reference.attend_pieces(
         layer.queries,
-        PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, Derived()),
+        PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, StepDerivedData()),
         AttentionParams(0.125),
         apart=True,
     )

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.autotune import table as tables
-from cortexmlx.autotune.table import ChoiceTable, Entry, Identity
+from cortexmlx.autotune.table import ChoiceTable, TimedJob, TimingIdentity
 from cortexmlx.autotune.timing import Timing
 from support.effort import examples
 
-HERE = Identity("a GPU", "15.1", "0.32.4", "0123", "0.1.0")
-ENTRY = Entry("attention", "1 row", "rule", Timing({"rule": 2.0, "other": 1.0}, {"third": "it differs"}))
+HERE = TimingIdentity("a GPU", "15.1", "0.32.4", "0123", "0.1.0")
+ENTRY = TimedJob("attention", "1 row", "rule", Timing({"rule": 2.0, "other": 1.0}, {"third": "it differs"}))
 
 
 def test_what_is_added_is_read_by_the_next_process(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_what_is_added_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("part", [field.name for field in fields(Identity)])
+@pytest.mark.parametrize("part", [field.name for field in fields(TimingIdentity)])
 def test_another_identity_has_another_table(part: str, tmp_path: Path) -> None:
     ChoiceTable(HERE, tmp_path).add({"a": ENTRY})
     other = ChoiceTable(replace(HERE, **{part: "something else"}), tmp_path)
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_read_as_far_as_it_is_whole(
     place %= len(whole)
     table.path.write_bytes(whole[:place] + junk + (b"" if cut else whole[place + len(junk) :]))
     found = table.read()
-    assert all(isinstance(entry, Entry) and entry.timing.seconds for entry in found.values())
+    assert all(isinstance(entry, TimedJob) and entry.timing.seconds for entry in found.values())
     assert table.add({"c": ENTRY}) and table.read()["c"] == ENTRY
 
 

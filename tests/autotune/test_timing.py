@@ -9,32 +9,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.autotune.job import CannotServe
-from cortexmlx.autotune.timing import FEWEST_ROUNDS, HOPELESS, ROUNDS, Budget, BudgetSpent, Timing, measure
+from cortexmlx.autotune.timing import (
+    FEWEST_ROUNDS,
+    HOPELESS,
+    ROUNDS,
+    BudgetSpent,
+    Timing,
+    TimingBudget,
+    time_candidates,
+)
 from support.scripted_choice import Clock
 
 A_LONG_TIME = 1000.0
 
 
-def budget(clock: Clock, seconds: float = A_LONG_TIME, runs: int = 1000) -> Budget:
-    return Budget(seconds, runs, clock=clock)
+def budget(clock: Clock, seconds: float = A_LONG_TIME, runs: int = 1000) -> TimingBudget:
+    return TimingBudget(seconds, runs, clock=clock)
 
 
 def test_the_median_counts_not_the_first_run_nor_one_that_was_disturbed() -> None:
     clock = Clock()
     steady = clock.candidate("steady", 2.0)
     spiky = clock.candidate("spiky", 1.0, 50.0, 1.0, 1.0, 1.0, first=90.0, ahead=7.0)
-    assert measure([steady, spiky], budget(clock)) == Timing({"steady": 2.0, "spiky": 1.0}, {})
+    assert time_candidates([steady, spiky], budget(clock)) == Timing({"steady": 2.0, "spiky": 1.0}, {})
 
 
 def test_candidates_take_turns_and_begin_in_turns() -> None:
     clock = Clock()
-    measure([clock.candidate("a", 1.0), clock.candidate("b", 1.0)], budget(clock))
+    time_candidates([clock.candidate("a", 1.0), clock.candidate("b", 1.0)], budget(clock))
     assert clock.runs == ["a", "b", *"abbaabbaab"]
 
 
 def test_a_run_that_computes_the_job_several_times_counts_for_one_of_them() -> None:
     clock = Clock()
-    found = measure([clock.candidate("eight", 4.0, times=8), clock.candidate("one", 1.0)], budget(clock))
+    found = time_candidates([clock.candidate("eight", 4.0, times=8), clock.candidate("one", 1.0)], budget(clock))
     assert found == Timing({"eight": 0.5, "one": 1.0}, {})
 
 
@@ -46,7 +54,7 @@ def test_what_raises_cannot_serve_and_the_others_are_timed() -> None:
         clock.candidate("bad", 1.0, error=RuntimeError("\n  [metal] no such function\nsecond line")),
         clock.candidate("silent", 1.0, error=ValueError()),
     ]
-    found = measure(candidates, budget(clock))
+    found = time_candidates(candidates, budget(clock))
     assert found is not None and found.seconds == {"good": 1.0}
     assert found.refused == {
         "checked": "it differs by 0.3",
@@ -59,12 +67,12 @@ def test_what_raises_cannot_serve_and_the_others_are_timed() -> None:
 def test_an_interrupt_is_no_refusal() -> None:
     clock = Clock()
     with pytest.raises(KeyboardInterrupt):
-        measure([clock.candidate("a", 1.0, error=KeyboardInterrupt())], budget(clock))  # type: ignore[arg-type]
+        time_candidates([clock.candidate("a", 1.0, error=KeyboardInterrupt())], budget(clock))  # type: ignore[arg-type]
 
 
 def test_a_hopeless_candidate_is_run_twice_only() -> None:
     clock = Clock()
-    found = measure([clock.candidate("fast", 1.0), clock.candidate("slow", HOPELESS + 0.25)], budget(clock))
+    found = time_candidates([clock.candidate("fast", 1.0), clock.candidate("slow", HOPELESS + 0.25)], budget(clock))
     assert found == Timing({"fast": 1.0, "slow": HOPELESS + 0.25}, {})
     assert Counter(clock.runs) == {"fast": ROUNDS + 1, "slow": 2}
 
@@ -72,23 +80,25 @@ def test_a_hopeless_candidate_is_run_twice_only() -> None:
 def test_nothing_is_known_if_the_budget_ends_too_early() -> None:
     for runs in range(2 + 2 * FEWEST_ROUNDS):
         clock = Clock()
-        assert measure([clock.candidate("a", 1.0), clock.candidate("b", 1.5)], budget(clock, runs=runs)) is None
+        assert time_candidates([clock.candidate("a", 1.0), clock.candidate("b", 1.5)], budget(clock, runs=runs)) is None
         assert len(clock.runs) == runs
     clock = Clock()
-    found = measure([clock.candidate("a", 1.0), clock.candidate("b", 1.5)], budget(clock, runs=2 + 2 * FEWEST_ROUNDS))
+    found = time_candidates(
+        [clock.candidate("a", 1.0), clock.candidate("b", 1.5)], budget(clock, runs=2 + 2 * FEWEST_ROUNDS)
+    )
     assert found == Timing({"a": 1.0, "b": 1.5}, {})
 
 
 def test_a_budget_that_ends_among_first_runs_says_nothing_of_the_others() -> None:
     clock = Clock()
     candidates = [clock.candidate("a", 1.0), clock.candidate("no", 1.0, error=CannotServe("no"))]
-    assert measure([*candidates, clock.candidate("b", 1.0)], budget(clock, runs=2)) is None
+    assert time_candidates([*candidates, clock.candidate("b", 1.0)], budget(clock, runs=2)) is None
 
 
 def test_no_run_begins_while_somebody_waits() -> None:
     clock = Clock()
-    waiting = Budget(A_LONG_TIME, 1000, waiting=lambda: len(clock.runs) >= 3, clock=clock)
-    assert measure([clock.candidate("a", 1.0), clock.candidate("b", 1.0)], waiting) is None
+    waiting = TimingBudget(A_LONG_TIME, 1000, waiting=lambda: len(clock.runs) >= 3, clock=clock)
+    assert time_candidates([clock.candidate("a", 1.0), clock.candidate("b", 1.0)], waiting) is None
     assert len(clock.runs) == 3
 
 
@@ -116,7 +126,7 @@ def test_time_and_runs_are_bounded_whatever_candidates_take(
     """At the end one run at most is longer than what was expected of it."""
     clock = Clock()
     candidates = [clock.candidate(str(number), *script) for number, script in enumerate(scripts)]
-    found = measure(candidates, budget(clock, seconds, runs))
+    found = time_candidates(candidates, budget(clock, seconds, runs))
     longest = max(time for script in scripts for time in script)
     assert len(clock.runs) <= min(runs, len(scripts) * (ROUNDS + 1))
     assert clock.now <= seconds + longest + 1e-9

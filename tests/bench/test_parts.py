@@ -14,9 +14,9 @@ from support.models.bench_model import bench
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.Sizes.__init__, "__defaults__", (1, 2, 1, 4, 20, 8))
+    monkeypatch.setattr(pool.PoolSizes.__init__, "__defaults__", (1, 2, 1, 4, 20, 8))
     monkeypatch.setattr(parts, "REQUESTS", 8)
-    monkeypatch.setattr(kernels, "SHAPES", (kernels.Shape(2, 20, 2, 2, 16),))
+    monkeypatch.setattr(kernels, "SHAPES", (kernels.KernelShape(2, 20, 2, 2, 16),))
 
 
 @pytest.mark.parametrize("suite", ["pool", "allocator", "kernel"])
@@ -31,6 +31,6 @@ def test_an_interrupt_before_the_first_figure_says_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(allocations, "measure", interrupted)
+    monkeypatch.setattr(allocations, "measure_allocators", interrupted)
     assert run(["bench", "--suite", "allocator", "-r", "1"]) == 130
     assert "before anything was measured" in capsys.readouterr().err

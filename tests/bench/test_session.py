@@ -10,10 +10,10 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.bench import session
-from cortexmlx.bench.measure.engines import Plan
-from cortexmlx.bench.measure.subject import Flight
+from cortexmlx.bench.measure.engines import BenchPlan
+from cortexmlx.bench.measure.subject import RequestsInFlight
 from cortexmlx.bench.measure.yardstick import Yardstick
-from cortexmlx.bench.suites.against import Shape
+from cortexmlx.bench.suites.against import ComparisonSizes
 from cortexmlx.cli.start import run
 from support.models.bench_model import bench
 
@@ -31,7 +31,7 @@ def test_a_case_is_chosen_by_its_name_or_by_a_part_of_it(model: str, capsys: pyt
 def test_an_interrupt_keeps_the_cases_that_are_complete(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = session.compare
+    compare = session.compare_case
 
     def interrupted(case: Any, *arguments: Any) -> Any:
         if case.name != "pp24":
@@ -50,7 +50,7 @@ def test_an_interrupt_keeps_the_cases_that_are_complete(
 def test_an_interrupt_keeps_the_runs_so_far(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample, calls = Yardstick.sample, [0]
+    sample, calls = Yardstick.add_sample, [0]
 
     def interrupted(self: Yardstick) -> None:
         calls[0] += 1
@@ -58,7 +58,7 @@ def test_an_interrupt_keeps_the_runs_so_far(
             raise KeyboardInterrupt
         sample(self)
 
-    monkeypatch.setattr(Yardstick, "sample", interrupted)
+    monkeypatch.setattr(Yardstick, "add_sample", interrupted)
     assert run(["bench", model, "-p", "8", "-n", "4", "-r", "5", "-o", "json"]) == 130
     report = json.loads(capsys.readouterr().out)
     assert [(row["test"], len(row["tokens_per_second"])) for row in report["rows"]] == [("pp8", 1), ("tg4", 2)]
@@ -107,14 +107,14 @@ def test_tokens_counted_are_tokens_produced(
 ) -> None:
     """The engine's own counters, and every event that it sent, are the judges."""
     engines, events = list[Engine](), [0]
-    opened, taken = session.open_engines, Flight._take
+    opened, taken = session.open_engines, RequestsInFlight._record_token
 
     def watched(*arguments: Any, **options: Any) -> dict[int, Engine]:
         found = opened(*arguments, **options)
         engines.extend(found.values())
         return found
 
-    def counted(self: Flight, request: int, token: int) -> None:
+    def counted(self: RequestsInFlight, request: int, token: int) -> None:
         events[0] += 1
         taken(self, request, token)
 
@@ -129,7 +129,7 @@ def test_tokens_counted_are_tokens_produced(
         close(self)
 
     monkeypatch.setattr(session, "open_engines", watched)
-    monkeypatch.setattr(Flight, "_take", counted)
+    monkeypatch.setattr(RequestsInFlight, "_record_token", counted)
     monkeypatch.setattr(Engine, "close", note)
     rows = json.loads(bench(capsys, model, "-p", "24", "-n", "9", "-b", "3", "-r", "2", "-o", "json"))["rows"]
     [(prompts, generated)] = closed
@@ -143,13 +143,13 @@ def test_tokens_counted_are_tokens_produced(
 def test_a_figure_of_fewer_tokens_than_were_asked_for_is_refused(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = Flight._take
+    taken = RequestsInFlight._record_token
 
-    def lost(self: Flight, request: int, token: int) -> None:
+    def lost(self: RequestsInFlight, request: int, token: int) -> None:
         if self._recorder._tokens[request][2:] == []:
             taken(self, request, token)
 
-    monkeypatch.setattr(Flight, "_take", lost)
+    monkeypatch.setattr(RequestsInFlight, "_record_token", lost)
     assert run(["bench", model, "-p", "0", "-n", "9", "-r", "1"]) == 1
     assert "has 3 of 10 tokens: no figure" in capsys.readouterr().err
 
@@ -157,8 +157,8 @@ def test_a_figure_of_fewer_tokens_than_were_asked_for_is_refused(
 def test_what_is_warmed_up_before_the_first_pair_is_said(model: str) -> None:
     """It takes minutes with a large model, in which "loading: 100%" was all there was to see."""
     said: list[str] = []
-    plan = Plan(model, (), None, "auto", 1, 0, said.append)
-    session.compare_with_mlx_lm(plan, ["basic"], ["pp20 x16"], Shape((24,), generates=(8,)), 16)
+    plan = BenchPlan(model, (), None, "auto", 1, 0, said.append)
+    session.compare_with_mlx_lm(plan, ["basic"], ["pp20 x16"], ComparisonSizes((24,), generates=(8,)), 16)
     loaded = max(n for n, what in enumerate(said) if what.endswith("100%"))
     pair = next(n for n, what in enumerate(said) if "pair 1 of 1" in what)
     assert said[loaded + 1] == "warming up, 1 prompt of 64 tokens: cortexmlx"

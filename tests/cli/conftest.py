@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.view import RawView
+from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
 
@@ -25,7 +25,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def session() -> ChatSession:
     """A chat with a fake engine, its answers printed as plain text."""
     engine: Any = FakeEngine(EngineConfig("fake"))
-    return ChatSession(engine, lambda reply: RawView(), engine.conversation())
+    return ChatSession(engine, lambda reply: PlainTextView(), engine.conversation())
 
 
 @pytest.fixture

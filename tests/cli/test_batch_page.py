@@ -12,9 +12,9 @@ import pytest
 from cortexmlx.cli.batch.input import BatchReader
 from cortexmlx.cli.start import run
 from cortexmlx.protocols import batch, responses, simple
-from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, Style
+from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, LineStyle
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.openai.parameters import ALIASES, SAMPLING
+from cortexmlx.protocols.openai.parameters import ALIASES, SAMPLING_FIELDS
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import Fakes
 
@@ -39,7 +39,7 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
     reader = BatchReader([line.encode() for line in lines], SamplingParams(), jsonl=None, raw=False)
     read = list(reader)
     assert len(read) == len(lines) == 8 and all(isinstance(item, BatchRequest) for item in read)
-    assert {item.style for item in read} == set(Style)
+    assert {item.style for item in read} == set(LineStyle)
     plain = [line.encode() for line in examples(INPUT, "text")]
     asked = BatchReader(plain, SamplingParams(), jsonl=None, raw=False)
     assert [item.request.prompts for item in asked if isinstance(item, BatchRequest)] == [
@@ -61,7 +61,7 @@ def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None
     assert all(f"`{name}`" in INPUT for name in ("top_logprobs", "max_output_tokens", *ENDPOINTS))
 
 
-@pytest.mark.parametrize("name", sorted((SAMPLING | ALIASES.keys()) - {"min_new_tokens"}))
+@pytest.mark.parametrize("name", sorted((SAMPLING_FIELDS | ALIASES.keys()) - {"min_new_tokens"}))
 def test_every_parameter_reaches_the_request(name: str) -> None:
     values: dict[str, Any] = {
         "stop": "x",
@@ -79,9 +79,9 @@ def test_the_records_on_the_page_have_the_shape_of_those_that_are_written(fakes:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     asked = [
         {"id": "q2", "prompt": "hi"},
-        {"custom_id": "a", "url": Style.CHAT.value, "body": chat},
+        {"custom_id": "a", "url": LineStyle.CHAT.value, "body": chat},
         {"id": "q9", "prompt": ""},
-        {"custom_id": "q8", "url": Style.CHAT.value, "body": {}},
+        {"custom_id": "q8", "url": LineStyle.CHAT.value, "body": {}},
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
     assert run(["batch", "fake", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]) == 1

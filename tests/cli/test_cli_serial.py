@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.cli.chat.command import banner
+from cortexmlx.cli.chat.command import print_banner
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chat.view import RawView
+from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.cli.start import run
 from support.cli.chat_commands import run_command
 
@@ -44,12 +44,12 @@ def test_a_chat_begins_with_the_reason_and_goes_on_where_its_last_turn_ended(
 ) -> None:
     with Engine(tiny("llama"), kv_memory="512KB") as engine:
         screen = Console(file=io.StringIO(), width=200)
-        banner(engine, screen, "")
+        print_banner(engine, screen, "")
         first_lines = screen.file.getvalue()  # type: ignore[attr-defined]
         assert "one request runs at a time, on mlx-lm's own caches. tiny: a test wants it so" in first_lines
         assert len(first_lines.splitlines()) <= 6
         talk = engine.conversation(params=SamplingParams(max_tokens=12, temperature=0.0))
-        session = ChatSession(engine, lambda reply: RawView(), talk)
+        session = ChatSession(engine, lambda reply: PlainTextView(), talk)
         run_command("/show info", session, screen)
         assert "mlx-lm's own attention" in screen.file.getvalue()  # type: ignore[attr-defined]
         first, second = session.ask(Question("one")), session.ask(Question("two"))

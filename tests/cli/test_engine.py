@@ -85,7 +85,7 @@ def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_
     """Both at once may be more than memory holds, and the engine's thread goes on to the next word of its progress."""
     code = (
         "import signal, sys, threading, time\n"
-        "from cortexmlx.cli.engine import OpenEngine\n"
+        "from cortexmlx.cli.engine import ReplaceableEngine\n"
         "from cortexmlx.types.progress import Progress\n"
         "from cortexmlx.core import in_process_model\n"
         "from cortexmlx.core.config import EngineConfig\n"
@@ -100,7 +100,7 @@ def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_
         "    said.append(f'loading {model == sys.argv[1]}')\n"
         "    return load(model, on_progress=on_progress, **options)\n"
         "in_process_model.load_model = slow\n"
-        "with OpenEngine(EngineConfig(sys.argv[1], kv_memory=2**20)) as host:\n"
+        "with ReplaceableEngine(EngineConfig(sys.argv[1], kv_memory=2**20)) as host:\n"
         "    try:\n"
         "        host.exchange(EngineConfig(sys.argv[2], kv_memory=2**20))\n"
         "    except KeyboardInterrupt:\n"

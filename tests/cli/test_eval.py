@@ -68,7 +68,7 @@ def test_what_is_no_text_is_one_message(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "MOST_BYTES", 100)
+    monkeypatch.setattr(command, "MAX_TEXT_BYTES", 100)
     path = tmp_path / "text"
     if data is not None:
         path.write_bytes(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cortexmlx.cli.generate import listed, table
+from cortexmlx.cli.generate import logprob_json, logprob_table
 from cortexmlx.types.logprobs import TokenLogprob
 
 TEXTS = {1: "the", 2: " a\n", 3: "好", 4: "\ufffd", 5: "x" * 40}
@@ -16,7 +16,7 @@ TOKENS = [
 
 
 def test_the_table_has_a_line_for_each_token() -> None:
-    assert list(table(TOKENS, TEXTS.__getitem__)) == [
+    assert list(logprob_table(TOKENS, TEXTS.__getitem__)) == [
         "token   logprob    prob  likeliest",
         '"the"    -0.693   50.0%  "the" 50.0%  " a\\n" 25.0%',
         '"好"       -inf    0.0%',
@@ -25,11 +25,11 @@ def test_the_table_has_a_line_for_each_token() -> None:
 
 
 def test_an_answer_without_tokens_has_a_head_alone() -> None:
-    assert list(table([], TEXTS.__getitem__)) == ["token   logprob    prob  likeliest"]
+    assert list(logprob_table([], TEXTS.__getitem__)) == ["token   logprob    prob  likeliest"]
 
 
 def test_json_names_each_token_by_text_and_id() -> None:
-    assert listed(TOKENS[:1], TEXTS.__getitem__) == [
+    assert logprob_json(TOKENS[:1], TEXTS.__getitem__) == [
         {
             "token": "the",
             "token_id": 1,

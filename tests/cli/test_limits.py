@@ -10,8 +10,8 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chat.view import RawView
-from cortexmlx.cli.limits import advice, cut_form, drop_oldest_turns, ending
+from cortexmlx.cli.chat.view import PlainTextView
+from cortexmlx.cli.limits import cut_reason, drop_oldest_turns, incomplete_form_note, room_advice
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import KVCacheFull, PromptTooLong
 from cortexmlx.structured.output import StructuredOutput
@@ -39,7 +39,7 @@ def test_why_an_answer_ended(
 ) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"))
     monkeypatch.setattr(FakeEngine, "longest_request", holds)
-    assert ending(completion, SamplingParams(max_tokens=most), engine) == says
+    assert cut_reason(completion, SamplingParams(max_tokens=most), engine) == says
 
 
 def test_a_form_is_whole_if_its_grammar_ended_it_or_its_text_says_so() -> None:
@@ -58,8 +58,8 @@ def test_a_form_is_whole_if_its_grammar_ended_it_or_its_text_says_so() -> None:
         (json, "{", FinishReason.TOOL_CALLS, None, True),
     ):
         answer = replace(DONE, text=text, finish_reason=reason, stop_string=stopped_by)
-        assert bool(cut_form(answer, SamplingParams(structured=form))) is not whole
-        assert not cut_form(answer, SamplingParams())
+        assert bool(incomplete_form_note(answer, SamplingParams(structured=form))) is not whole
+        assert not incomplete_form_note(answer, SamplingParams())
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def full() -> ChatSession:
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(context_length=400))
     told: list[str] = []
     params = SamplingParams(max_tokens=100)
-    session = ChatSession(engine, lambda reply: RawView(), engine.conversation(params=params), note=told.append)
+    session = ChatSession(engine, lambda reply: PlainTextView(), engine.conversation(params=params), note=told.append)
     for number in range(7):
         session.ask(Question(f"question {number}"))
     assert told == [] and 320 < session.conversation.tokens < 400
@@ -125,9 +125,9 @@ def test_memory_that_the_system_refuses_makes_it_shorter_and_it_goes_on(
 
 def test_it_is_said_what_would_give_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"))
-    assert advice(engine) == "/set keep_last 2048 lets a text outgrow the context."
+    assert room_advice(engine) == "/set keep_last 2048 lets a text outgrow the context."
     monkeypatch.setattr(FakeEngine, "longest_request", 1000)
-    assert advice(engine) == "/set kv_memory SIZE gives it more (2 GiB now)."
+    assert room_advice(engine) == "/set kv_memory SIZE gives it more (2 GiB now)."
 
 
 ASIDE = "I have been to the sea this summer, and saw a great many of them, large ones and small ones, every day."
@@ -144,7 +144,7 @@ def engine() -> Iterator[Engine]:
 def test_a_full_cache_never_ends_the_chat(engine: Engine) -> None:
     told: list[str] = []
     params = SamplingParams(max_tokens=8)
-    session = ChatSession(engine, lambda reply: RawView(), engine.conversation(params=params), note=told.append)
+    session = ChatSession(engine, lambda reply: PlainTextView(), engine.conversation(params=params), note=told.append)
     for number in range(6):
         completion = session.ask(Question(f"{ASIDE} Name {number + 2} animals of the sea, please."))
         assert completion.usage.total_tokens <= engine.longest_request

@@ -21,7 +21,7 @@ def test_models_lists_the_starter_model_or_says_how_to_get_it(
     from cortexmlx.models import inventory
 
     file = write_model(tmp_path / "starter.gguf", type_name="Q4_0")
-    monkeypatch.setattr(inventory, "_in_hub_cache", lambda: [])
+    monkeypatch.setattr(inventory, "_list_hub_cache", lambda: [])
     monkeypatch.setattr(inventory, "starter_path", lambda: file)
     size = file.stat().st_size
     assert run(["models"]) == 0

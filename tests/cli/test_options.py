@@ -94,9 +94,9 @@ def test_wrong_usage_exits_2_and_names_the_option(
 
 
 def test_each_adapter_has_a_name_and_a_folder() -> None:
-    assert options.adapters_of(None) is None and options.adapters_of([]) is None
+    assert options.parse_adapters(None) is None and options.parse_adapters([]) is None
     given = ["sql=a", "poems=b=c", "base:sql=a", "sql=a"]
-    assert options.adapters_of(given) == {"sql": "a", "poems": "b=c", "base:sql": "a"}
+    assert options.parse_adapters(given) == {"sql": "a", "poems": "b=c", "base:sql": "a"}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_each_adapter_has_a_name_and_a_folder() -> None:
 )
 def test_wrong_use_is_told(given: list[str], says: str) -> None:
     with pytest.raises(typer.BadParameter, match=says):
-        options.adapters_of(given)
+        options.parse_adapters(given)
 
 
 def test_there_is_room_for_all_adapters_that_are_named(fakes: Fakes) -> None:

@@ -14,11 +14,11 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
 from cortexmlx.core.arguments import with_keywords
-from cortexmlx.distributed.messages import NOT_SENT, sent_row, sent_types, whole_row
+from cortexmlx.distributed.messages import NOT_SENT, from_sent_row, sent_param_types, to_sent_row
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.chat_commands import run_command
@@ -65,18 +65,18 @@ def test_each_option_takes_a_usual_value_everywhere(fakes: Fakes, session: ChatS
             own = OTHER_NAMES.get(protocol, {}).get(name, name)
             if own in protocol.FIELDS.served:
                 said = {**body, own: [value] if own == "stop_sequences" else value}
-                read = protocol.read(said, Defaults(SamplingParams()))
+                read = protocol.read(said, RequestDefaults(SamplingParams()))
                 assert getattr(read.params, name) == getattr(meant, name), (protocol.URL, own)
-        sent = whole_row(sent_row(SamplingRow(meant, 7, (), ())))
+        sent = from_sent_row(to_sent_row(SamplingRow(meant, 7, (), ())))
         assert sent.params == (SamplingParams() if name in NOT_SENT else meant), name
 
 
 def test_a_new_parameter_is_sent_to_hosts_unless_it_is_said_not_to_be() -> None:
     """What no bytes are known for, or what is no parameter any more, is an error at once."""
     more = make_dataclass("More", [("typical_p", "float", 1.0)], bases=(SamplingParams,), frozen=True)
-    assert sent_types(more)["typical_p"] is float
+    assert sent_param_types(more)["typical_p"] is float
     strange = make_dataclass("Strange", [("guide", "object", None)], bases=(SamplingParams,), frozen=True)
     with pytest.raises(TypeError, match="guide"):
-        sent_types(strange)
+        sent_param_types(strange)
     with pytest.raises(TypeError, match="max_tokens"):
-        sent_types(make_dataclass("Fewer", [("top_k", "int", 0)], frozen=True))
+        sent_param_types(make_dataclass("Fewer", [("top_k", "int", 0)], frozen=True))

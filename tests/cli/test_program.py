@@ -12,10 +12,10 @@ import pytest
 from cortexmlx.cli import program
 from cortexmlx.cli.app import COMMANDS, EXAMPLES
 from cortexmlx.cli.chats.saved_chats import chats_folder, resume_command
-from cortexmlx.cli.program import STARTED_BY, fit_commands
+from cortexmlx.cli.program import STARTED_BY, adapt_commands
 from cortexmlx.cli.start import run
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.resolve import resolve
+from cortexmlx.models.resolve import resolve_model
 
 
 def start(monkeypatch: pytest.MonkeyPatch, *argv: str, path: str = "", by: str = "") -> None:
@@ -30,17 +30,17 @@ def test_the_program_is_called_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, 
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     start(monkeypatch, str(script))
-    assert shlex.split(fit_commands("`cortexmlx models`").strip("`")) == [str(script), "models"]
+    assert shlex.split(adapt_commands("`cortexmlx models`").strip("`")) == [str(script), "models"]
     start(monkeypatch, str(script), path=str(script.parent))
-    assert fit_commands("`cortexmlx models`") == "`cortexmlx models`"
+    assert adapt_commands("`cortexmlx models`") == "`cortexmlx models`"
     (tmp_path / "cortexmlx").mkdir()
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "cortexmlx", "models"])
     start(monkeypatch, str(tmp_path / "cortexmlx" / "__main__.py"))
-    assert fit_commands("see `cortexmlx models`, or cortexmlx --help") == (
+    assert adapt_commands("see `cortexmlx models`, or cortexmlx --help") == (
         "see `.venv/bin/python -m cortexmlx models`, or .venv/bin/python -m cortexmlx --help"
     )
     start(monkeypatch, "/somewhere/pytest/__main__.py")
-    assert fit_commands("`cortexmlx models`") == "`cortexmlx models`"
+    assert adapt_commands("`cortexmlx models`") == "`cortexmlx models`"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_program_is_called_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_what_make_started_is_continued_by_make(monkeypatch: pytest.MonkeyPatch, said: str, typed: str) -> None:
     start(monkeypatch, ".venv/bin/cortexmlx", by="make")
-    assert fit_commands(said) == typed
-    assert fit_commands(typed) == typed
+    assert adapt_commands(said) == typed
+    assert adapt_commands(typed) == typed
 
 
 def test_the_end_of_a_chat_wrong_usage_help_and_errors_of_the_library_fit(
@@ -71,7 +71,7 @@ def test_the_end_of_a_chat_wrong_usage_help_and_errors_of_the_library_fit(
     start(monkeypatch, ".venv/bin/cortexmlx", by="make")
     assert resume_command(chats_folder() / "tea.json") == "make chat ARGS='--resume tea'"
     with pytest.raises(ModelNotFound) as missing:
-        resolve("no-such")
+        resolve_model("no-such")
     assert "`cortexmlx models`" in str(missing.value)
     for arguments in (
         ["eval", "no-such", __file__],
@@ -89,4 +89,4 @@ def test_the_end_of_a_chat_wrong_usage_help_and_errors_of_the_library_fit(
 
 def test_every_command_is_known() -> None:
     assert set(program.COMMANDS.split("|")) == {name for name, _, _ in COMMANDS}
-    assert fit_commands(EXAMPLES) == EXAMPLES
+    assert adapt_commands(EXAMPLES) == EXAMPLES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.prompts import as_prompt, calls_left_out, checked, prepared
+from cortexmlx.cli.prompts import check_variables, lost_calls_note, make_prompt, prepare_prompt
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
@@ -26,38 +26,38 @@ def engine(**info: Any) -> Any:
 
 
 def test_a_text_goes_through_the_template_unless_it_is_raw_or_there_is_none() -> None:
-    assert as_prompt(engine(), "hi", None, raw=False) == [USER]
-    assert as_prompt(engine(), "hi", "Be brief.", raw=False) == [{"role": "system", "content": "Be brief."}, USER]
-    assert as_prompt(engine(), "hi", None, raw=False, variables={"a": 1}) == ChatPrompt([USER], {"a": 1})
-    assert as_prompt(engine(), "hi", None, raw=True) == "hi"
-    assert as_prompt(engine(chat_template=False), "hi", None, raw=False) == "hi"
+    assert make_prompt(engine(), "hi", None, raw=False) == [USER]
+    assert make_prompt(engine(), "hi", "Be brief.", raw=False) == [{"role": "system", "content": "Be brief."}, USER]
+    assert make_prompt(engine(), "hi", None, raw=False, variables={"a": 1}) == ChatPrompt([USER], {"a": 1})
+    assert make_prompt(engine(), "hi", None, raw=True) == "hi"
+    assert make_prompt(engine(chat_template=False), "hi", None, raw=False) == "hi"
 
 
 def test_what_has_no_place_without_a_template_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="fake has no chat template, so there is nothing to set: a"):
-        as_prompt(engine(chat_template=False), "hi", None, raw=False, variables={"a": 1})
+        make_prompt(engine(chat_template=False), "hi", None, raw=False, variables={"a": 1})
     with pytest.raises(InvalidRequest, match="fake has no chat template, so --system has no place"):
-        as_prompt(engine(chat_template=False), "hi", "Be brief.", raw=False)
+        make_prompt(engine(chat_template=False), "hi", "Be brief.", raw=False)
 
 
 def test_variables_are_looked_at_before_anything_depends_on_them() -> None:
-    assert checked(engine(), {"enable_thinking": False}) == {"enable_thinking": False}
+    assert check_variables(engine(), {"enable_thinking": False}) == {"enable_thinking": False}
     with pytest.raises(InvalidRequest, match="does not read colour"):
-        checked(engine(), {"colour": "red"})
+        check_variables(engine(), {"colour": "red"})
     with pytest.raises(InvalidRequest, match="has no chat template, so there is nothing to set: colour"):
-        checked(engine(chat_template=False), {"colour": "red"})
-    assert checked(engine(chat_template=False), {}) == {}
+        check_variables(engine(chat_template=False), {"colour": "red"})
+    assert check_variables(engine(chat_template=False), {}) == {}
 
 
 def test_calls_of_tools_are_left_out_if_the_tokens_are_the_same_without_them() -> None:
     """The template of the fake writes roles and contents only."""
     said = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]
-    assert calls_left_out(engine(), said) == (
+    assert lost_calls_note(engine(), said) == (
         "the chat template of fake leaves out `tool_calls`, so the model does not see them"
     )
     seeing = engine()
     seeing.encode = lambda messages: [len(message) for message in messages]
-    assert calls_left_out(seeing, said) == calls_left_out(engine(), [USER]) == ""
+    assert lost_calls_note(seeing, said) == lost_calls_note(engine(), [USER]) == ""
 
 
 @pytest.mark.parametrize(("option", "code"), [("enable_thinking=false", 0), ("colour=red", 1)])
@@ -75,7 +75,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 def prepare(asked: Any, *, system: str | None = None, raw: bool = False, **variables: object) -> Any:
     engine: Any = FakeEngine(EngineConfig("fake"))
     request = Request((asked,), SamplingParams(), variables, raw)
-    return prepared(engine, system, request, asked)
+    return prepare_prompt(engine, system, request, asked)
 
 
 def test_the_system_prompt_goes_to_all_that_have_none() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.core import answers as answers_module
-from cortexmlx.core.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
+from cortexmlx.core.answers import AnswerGroup, OpenAnswer, answer_seed, job_params, logprob_of
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops, TextStream
+from cortexmlx.core.text import StopConditions, TextStream
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment
 from cortexmlx.types.progress import Progress
@@ -47,12 +47,12 @@ class Growing:
         self.events: list[TokenEvent] = []
         self.handle = RequestHandle(1, lambda request: None, self.events.append)
         request = QueuedRequest((1, 2, 3), asked, submitted=submitted)
-        self.all = RequestAnswers(request, self.handle)
+        self.all = AnswerGroup(request, self.handle)
         self.jobs = [job_of(i, [1, 2, 3]) for i in range(count)]
         for job in self.jobs:
-            job.request = replace(request, params=scored(asked))
-        texts = [TextStream(Letters(), Stops.of(asked)) for _ in self.jobs]
-        self.answers = [Answer(self.all, job, i, texts[i]) for i, job in enumerate(self.jobs)]
+            job.request = replace(request, params=job_params(asked))
+        texts = [TextStream(Letters(), StopConditions.from_params(asked)) for _ in self.jobs]
+        self.answers = [OpenAnswer(self.all, job, i, texts[i]) for i, job in enumerate(self.jobs)]
 
     def say(self, text: str, index: int = 0, logprob: float | None = None, stop_token: bool = False) -> bool:
         """Return whether a stop string is complete."""
@@ -61,7 +61,7 @@ class Growing:
             job, token = self.jobs[index], ord(character)
             job.tokens.append(token)
             known = None if logprob is None else TokenLogprob(token, logprob, ())
-            stopped = self.answers[index].take(token, answers_module.time.perf_counter(), known, stop_token)
+            stopped = self.answers[index].add_token(token, answers_module.time.perf_counter(), known, stop_token)
         return stopped
 
     def told(self, index: int = 0) -> str:
@@ -177,16 +177,16 @@ def test_log_probabilities_are_those_at_the_tokens_place_in_the_result() -> None
 
 def test_choosing_the_best_takes_log_probabilities_and_changes_nothing_else() -> None:
     best = SamplingParams(best_of=3, temperature=0.5)
-    assert scored(best) == replace(best, logprobs=0)
+    assert job_params(best) == replace(best, logprobs=0)
     for params in (SamplingParams(n=2), SamplingParams(best_of=3, logprobs=4)):
-        assert scored(params) is params
+        assert job_params(params) is params
 
 
 def test_each_answer_has_a_seed_of_its_own_and_the_first_that_of_the_request() -> None:
     for seed in (0, 7, 2**63 - 1):
-        seeds = [seed_of(seed, index) for index in range(2000)]
+        seeds = [answer_seed(seed, index) for index in range(2000)]
         assert seeds[0] == seed and len(set(seeds)) == 2000 and all(0 <= s < 2**63 for s in seeds)
-    assert not {seed_of(1, i) for i in range(100)} & {seed_of(2, i) for i in range(100)}
+    assert not {answer_seed(1, i) for i in range(100)} & {answer_seed(2, i) for i in range(100)}
 
 
 def test_progress_is_told_a_few_times_in_a_second_at_most() -> None:

@@ -59,7 +59,7 @@ def test_whatever_the_order_each_prompt_is_answered_once_within_the_bounds(
 
     completed = AsCompleted(reading(), requests.check, requests.submit, ahead=ahead, window=window, together=together)
     while left:
-        completed._fill()
+        completed._submit_ahead()
         for index in data.draw(st.permutations(sorted(requests.running)))[: data.draw(st.integers(1, 4))]:
             handle = requests.running.pop(index)
             if data.draw(st.booleans()):
@@ -79,7 +79,7 @@ def test_whatever_the_order_each_prompt_is_answered_once_within_the_bounds(
 def test_what_has_ended_can_be_taken_after_closing_and_the_rest_is_cancelled() -> None:
     requests = Requests()
     completed = AsCompleted(((i, None) for i in range(4)), requests.check, requests.submit, ahead=4)  # type: ignore[misc]
-    completed._fill()
+    completed._submit_ahead()
     for index in (2, 0):
         requests.running[index].push(TokenEvent("", completion=completion(str(index))))
     completed.close()
@@ -92,7 +92,7 @@ def test_what_has_ended_can_be_taken_after_the_engine_was_closed() -> None:
     """In whatever order they ended, and without what the closing engine ended."""
     requests = Requests()
     completed = AsCompleted(((i, None) for i in range(4)), requests.check, requests.submit, ahead=4)  # type: ignore[misc]
-    completed._fill()
+    completed._submit_ahead()
     requests.running[3].fail(EngineClosed("closed"))
     with pytest.raises(EngineClosed):
         next(completed)
@@ -105,7 +105,7 @@ def test_what_has_ended_can_be_taken_after_the_engine_was_closed() -> None:
 def test_a_request_that_says_twice_that_it_has_ended_is_handed_out_once() -> None:
     requests = Requests()
     completed = AsCompleted(((i, None) for i in range(2)), requests.check, requests.submit, ahead=2)  # type: ignore[misc]
-    completed._fill()
+    completed._submit_ahead()
     for index in (0, 0, 1):
         requests.running[index].push(TokenEvent("", completion=completion(str(index))))
     assert [index for index, _ in completed] == [0, 1]

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.core import begin_speculation
+from cortexmlx.core.core import make_speculation
 from cortexmlx.scheduling.scheduler import Scheduler
 
 
@@ -22,4 +22,4 @@ from cortexmlx.scheduling.scheduler import Scheduler
 )
 def test_the_options_say_who_drafts(options: dict[str, Any], names: list[str]) -> None:
     config = EngineConfig("a model", **options)
-    assert list(begin_speculation(config, Mock(Scheduler), None).counts) == names
+    assert list(make_speculation(config, Mock(Scheduler), None).counts) == names

@@ -127,7 +127,7 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, more: Callable[[World], Non
         patch.setattr(callbacks, "queue", stage.queue)
         patch.setattr(callbacks, "time", stage.time)
         patch.setattr(callbacks, "MAX_THREADS", MOST)
-        patch.setattr(callbacks, "_every", weakref.WeakSet())
+        patch.setattr(callbacks, "_all_callback_threads", weakref.WeakSet())
         world = World(stage, stage.dice.randrange(1, 7))
         patch.setattr(callbacks.log, "exception", lambda text, number: world.given_up.add(number))
         stage.spawn(world.caller)

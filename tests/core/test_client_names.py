@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.core.arguments import MOST_CHARACTERS, checked_client
+from cortexmlx.core.arguments import MAX_NAME_CHARACTERS, checked_client
 from cortexmlx.errors import InvalidRequest
 
 
@@ -32,4 +32,4 @@ def test_the_name_of_a_client_is_a_plain_text() -> None:
 
 def test_a_name_that_says_it_is_short_is_measured() -> None:
     with pytest.raises(InvalidRequest, match="client has 1,025 characters"):
-        checked_client(Hostile("x" * (MOST_CHARACTERS + 1)))
+        checked_client(Hostile("x" * (MAX_NAME_CHARACTERS + 1)))

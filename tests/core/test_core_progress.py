@@ -88,8 +88,8 @@ def test_a_cancelled_prompt_gets_no_further_piece(tiny: Any, pieces: int) -> Non
     asked: list[int] = []
     handle._cancel = asked.append
     driver.step(pieces)
-    steps = driver.core.scheduler.steps
+    steps = driver.core.scheduler.planned_steps
     handle.cancel()
     driver.step(3)
-    assert (asked, handle.state, driver.core.scheduler.steps) == ([handle.id], RequestState.CANCELLED, steps)
-    assert driver.core.scheduler.idle and driver.core.cache.tables.sequences.keys() == set()
+    assert (asked, handle.state, driver.core.scheduler.planned_steps) == ([handle.id], RequestState.CANCELLED, steps)
+    assert driver.core.scheduler.is_idle and driver.core.cache.tables.sequences.keys() == set()

@@ -52,7 +52,7 @@ def test_an_engine_that_begins_anew_counts_anew(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=1024, max_rows=4)
     for _ in range(2):
         driver.answers([tokens_of(30, seed=30)], 5)
-    driver.core.begin_anew()
+    driver.core.reset()
     for _ in range(2):
         driver.answers([tokens_of(30, seed=30)], 5)
     stats = driver.core.stats()
@@ -73,7 +73,7 @@ def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> No
     assert 0 < stats.tokens_per_second == 4 * limit / core.measured.busy.seconds
     assert stats.kv_bytes == sum(a.nbytes for a in core.runner.arena.arrays())
     assert stats.kv_bytes_limit == 1024 * core.info.kv_bytes_per_token
-    assert (stats.steps, stats.preemptions, stats.sequences) == (core.scheduler.steps, 0, ())
+    assert (stats.steps, stats.preemptions, stats.sequences) == (core.scheduler.planned_steps, 0, ())
     assert stats.attention_backend == "reference" and stats.max_rows == 2 and stats.block_size == 8
     assert_nothing_lost(stats)
 
@@ -92,8 +92,8 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
         len(used) * 8 * group.bytes_per_token for used, group in zip(blocks, cache.groups, strict=True)
     )
     for job, line in zip(jobs, stats.sequences, strict=True):
-        counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
-        assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
+        counts = f"{job.prompt_length} + {job.num_generated} of at most {job.prompt_length + 20} tokens, 0 cached"
+        assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.is_running
     numbers = [(each.state, each.prompt_tokens, each.computed_tokens, each.max_tokens) for each in stats.requests]
     assert numbers == [(job.state, job.prompt_length, job.num_computed_tokens, 20) for job in jobs]
     assert cache.tables.describe(jobs[0].id) in stats.sequences[0]

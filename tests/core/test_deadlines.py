@@ -122,13 +122,13 @@ def test_each_is_late_once_and_who_has_ended_is_forgotten() -> None:
         for gone in [n for n in running if dice.random() < 0.02]:
             del running[gone]
         due = sorted(n for n in running if running[n] <= now)
-        passed = sorted(deadlines.passed(now, running))
+        passed = sorted(deadlines.pop_passed(now, running))
         assert passed == due
         late += passed
         for request in passed:
             del running[request]
     assert len(late) == len(set(late)) > 100
-    assert list(deadlines.passed(1e9, {})) == [] and len(deadlines.pending) == 0
+    assert list(deadlines.pop_passed(1e9, {})) == [] and len(deadlines.pending) == 0
 
 
 def test_who_ended_behind_one_that_runs_for_long_is_forgotten_too() -> None:
@@ -136,6 +136,6 @@ def test_who_ended_behind_one_that_runs_for_long_is_forgotten_too() -> None:
     deadlines.add(RequestId(0), 1e6)
     for number in map(RequestId, range(1, 5_000)):
         deadlines.add(number, 1e7)
-        assert list(deadlines.passed(1.0, running)) == []
+        assert list(deadlines.pop_passed(1.0, running)) == []
     assert len(deadlines.pending) < 50
-    assert list(deadlines.passed(1e6, running)) == [RequestId(0)]
+    assert list(deadlines.pop_passed(1e6, running)) == [RequestId(0)]

@@ -84,7 +84,7 @@ def test_the_same_tokens_as_without(name: str, params: dict[str, Any], tiny: Any
         assert own.core.stats().steps < wrong.core.stats().steps / 2
     for driver in (wrong, own):
         assert_nothing_lost(driver.core.stats())
-        assert driver.core.draft is not None and driver.core.draft.rows.count == 0
+        assert driver.core.draft is not None and driver.core.draft.rows.num_rows == 0
 
 
 def test_the_models_own_weights_in_four_bits_are_often_right(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_cancelled_requests_leave_no_rows(tiny: Any) -> None:
         driver.core.cancel(handle.id)
         driver.core.check_invariants()
     driver.finish()
-    assert driver.core.draft is not None and driver.core.draft.rows.count == 0
+    assert driver.core.draft is not None and driver.core.draft.rows.num_rows == 0
     assert_nothing_lost(driver.core.stats())
 
 
@@ -155,7 +155,7 @@ def test_cancelled_requests_leave_no_rows(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["half written", *(pytest.param(p, marks=pytest.mark.slow) for p in ("collecting", "collected"))]
+    "place", ["half written", *(pytest.param(p, marks=pytest.mark.slow) for p in ("collect_keys", "collected"))]
 )
 def test_memory_that_is_refused_to_the_draft_model_costs_no_answer(
     place: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +179,7 @@ def test_memory_that_is_refused_to_the_model_pauses_the_draft_model(tiny: Any) -
     numbers = iter(range(1000))
     Refusals(driver.core, lambda plan: "before" if next(numbers) == 6 else None)
     assert run(driver) == run(Driver(tiny("llama"), **SETTINGS))
-    assert draft.refusals == 1 and not draft.wants_drained and draft.rows.count == 0
+    assert draft.refusals == 1 and not draft.needs_drained_pipeline and draft.rows.num_rows == 0
     assert draft.rows.cache.pools.blocks == (1,)
 
 
@@ -190,15 +190,15 @@ def test_a_pause_ends_though_nobody_asks_meanwhile(tiny: Any) -> None:
     assert draft is not None
     draft._clock = lambda: now[0]
     for seconds in (draft_model.PAUSE, 2 * draft_model.PAUSE):
-        assert draft.wants_drained
+        assert draft.needs_drained_pipeline
         draft.pause()
         now[0] += 0.99 * seconds
-        assert not draft.wants_drained
+        assert not draft.needs_drained_pipeline
         now[0] += 0.01 * seconds
     now[0] += 2 * draft_model.PAUSE
     draft.pause()
     now[0] += draft_model.PAUSE
-    assert draft.wants_drained, "it is short again after as long a time without a refusal"
+    assert draft.needs_drained_pipeline, "it is short again after as long a time without a refusal"
     assert run(driver) == run(Driver(tiny("llama"), **SETTINGS)) and counted(driver)[1] > 10
 
 
@@ -217,7 +217,7 @@ def test_memory_pressure_reaches_the_draft_model(critical: bool, tiny: Any) -> N
     assert [driver.result(h).token_ids for h in handles] == run(Driver(tiny("llama"), **SETTINGS))
 
 
-@pytest.mark.parametrize("where", ["_scheduled", "take"])
+@pytest.mark.parametrize("where", ["_schedule_new_tokens", "take"])
 def test_a_draft_model_that_fails_is_left_alone(
     where: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_draft_model_that_fails_is_left_alone(
     monkeypatch.setattr(rows, where, broken)
     with caplog.at_level(logging.ERROR, "cortexmlx"):
         assert run(driver) == run(Driver(tiny("llama"), **SETTINGS))
-    assert "the draft model failed" in caplog.text and not driver.core.draft.wants_drained
+    assert "the draft model failed" in caplog.text and not driver.core.draft.needs_drained_pipeline
     driver.core.relieve(critical=False)
     assert driver.core.tidy() is False and driver.core.stats().draft_kv_bytes == 0
 
@@ -249,8 +249,8 @@ def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytes
     for p in PROMPTS:
         driver.add(p, 24)
     driver.step(5)
-    driver.core.begin_anew()
-    assert driver.core.draft is not None and driver.core.draft.rows.count == 0
+    driver.core.reset()
+    assert driver.core.draft is not None and driver.core.draft.rows.num_rows == 0
     wanted = run(Driver(tiny("llama"), **SETTINGS))
     make_eager(driver.core)
     assert run(driver) == wanted and counted(driver)[1] > 10
@@ -259,7 +259,7 @@ def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
-        driver.core.begin_anew()
+        driver.core.reset()
     assert driver.core.draft.kv_bytes == driver.core.stats().kv_bytes == 0, "the next steps have the arenas made"
     make_eager(driver.core)
     assert run(driver) == wanted and counted(driver)[1] > 10
@@ -346,7 +346,7 @@ def test_the_default_memory_leaves_room_for_the_draft_model(tiny: Any, monkeypat
 
 def test_it_knows_how_long_its_rounds_take(tiny: Any) -> None:
     driver = with_draft(tiny("llama"))
-    assert driver.core.draft is not None and driver.core.draft.seconds_for(1, 4) is None
+    assert driver.core.draft is not None and driver.core.draft.estimate_seconds(1, 4) is None
     run(driver)
-    one, four = (driver.core.draft.seconds_for(1, tokens) for tokens in (1, 4))
+    one, four = (driver.core.draft.estimate_seconds(1, tokens) for tokens in (1, 4))
     assert one is not None and four is not None and 0 < one <= four < 10

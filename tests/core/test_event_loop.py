@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, EngineClosed, ModelNotFound
-from cortexmlx.core.event_loop import Opening, on_a_thread
+from cortexmlx.core.event_loop import AsyncOpening, run_on_thread
 from support.engine.asked import PROMPT, SHORT
 from support.patience import PATIENCE
 
@@ -75,14 +75,14 @@ def test_what_cannot_be_opened_raises_where_it_is_awaited() -> None:
 def test_open_takes_what_the_constructor_takes() -> None:
     assert inspect.signature(Engine.open) == inspect.signature(Engine)
     with pytest.raises(TypeError, match="kv_memroy"):
-        asyncio.run(on_a_thread(lambda: Engine("smollm2", kv_memroy="1GB")))  # type: ignore[call-arg]
+        asyncio.run(run_on_thread(lambda: Engine("smollm2", kv_memroy="1GB")))  # type: ignore[call-arg]
 
 
 def test_the_event_loop_goes_on_meanwhile() -> None:
     may_open = threading.Event()
 
     async def program() -> Thing:
-        opening = asyncio.ensure_future(Opening(lambda: Thing(may_open)).__aenter__())
+        opening = asyncio.ensure_future(AsyncOpening(lambda: Thing(may_open)).__aenter__())
         await turns(lambda: False if (rounds := next(counter)) < 20 else rounds == 20)
         assert not opening.done()
         may_open.set()
@@ -94,7 +94,7 @@ def test_the_event_loop_goes_on_meanwhile() -> None:
 
 def test_the_end_of_a_with_closes_on_another_thread() -> None:
     async def program() -> Thing:
-        async with Opening(Thing) as thing:
+        async with AsyncOpening(Thing) as thing:
             assert thing.closed_by is None
         return thing
 
@@ -111,7 +111,7 @@ def test_who_is_cancelled_does_not_wait_and_what_opens_then_is_closed() -> None:
 
     async def program() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(_awaited(Opening(make)), 0.01)
+            await asyncio.wait_for(_awaited(AsyncOpening(make)), 0.01)
         assert not made
         may_open.set()
         await turns(lambda: bool(made) and made[0].closed.is_set())
@@ -128,7 +128,7 @@ def test_what_opens_after_the_event_loop_has_ended_is_closed() -> None:
         return made[-1]
 
     async def program() -> None:
-        task = asyncio.ensure_future(_awaited(Opening(make)))
+        task = asyncio.ensure_future(_awaited(AsyncOpening(make)))
         await asyncio.sleep(0.01)
         task.cancel()
 
@@ -142,7 +142,7 @@ def test_what_was_opened_just_as_its_task_was_cancelled_is_closed() -> None:
 
     async def program() -> None:
         loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(_awaited(Opening(lambda: things[0])))
+        task = asyncio.ensure_future(_awaited(AsyncOpening(lambda: things[0])))
         while not task.done():  # cancelled in the same turn in which the result came
             loop.call_soon(lambda: task.cancel() if _has_result(task) else None)
             await asyncio.sleep(0)
@@ -158,5 +158,5 @@ def _has_result(task: asyncio.Task[Any]) -> bool:
     return waits_for is not None and waits_for.done()
 
 
-async def _awaited(opening: Opening[Thing]) -> Thing:
+async def _awaited(opening: AsyncOpening[Thing]) -> Thing:
     return await opening

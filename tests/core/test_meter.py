@@ -8,13 +8,13 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from cortexmlx.core.meter import Meter, Timeline, UsageSample
+from cortexmlx.core.meter import LatencyMeter, UsageSample, UsageTimeline
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
 
 def test_a_summary_tells_of_the_newest_and_counts_all() -> None:
-    meter = Meter()
+    meter = LatencyMeter()
     assert meter.summary().count == 0 and meter.summary().longest == 0.0
     for value in range(2_000):
         meter.add(float(value))
@@ -25,13 +25,13 @@ def test_a_summary_tells_of_the_newest_and_counts_all() -> None:
 
 @given(st.lists(st.floats(0, 3), max_size=400), st.integers(4, 20))
 def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(waits: list[float], size: int) -> None:
-    timeline, now, taken = Timeline(size, 0.25), 0.0, []
+    timeline, now, taken = UsageTimeline(size, 0.25), 0.0, []
     for wait in waits:
         now += wait
-        if timeline.due(now):
+        if timeline.is_due(now):
             timeline.add(UsageSample(now, 1, 2, 3, 4, 5))
             taken.append(now)
-    kept = [moment.seconds for moment in timeline.moments()]
+    kept = [moment.seconds for moment in timeline.samples()]
     assert len(kept) < size and set(kept) <= set(taken) and kept == sorted(kept)
     assert kept[:1] == taken[:1]
     longest = max((b - a for a, b in pairwise(kept)), default=0.0)
@@ -41,7 +41,7 @@ def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(wa
 
 def test_an_engine_tells_how_its_blocks_were_used_over_time(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=320, max_rows=2)
-    driver.core.measured.timeline = Timeline(interval=0.0)
+    driver.core.measured.timeline = UsageTimeline(interval=0.0)
     prompt = tokens_of(40, seed=5)
     for _ in range(2):
         driver.add(prompt, 20)

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx import Engine, FinishReason
 from cortexmlx.errors import EngineClosed, HostLost, HostRefused, InvalidRequest, RequestTimeout
-from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.boundary import Refusal
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -248,7 +248,7 @@ def test_memory_that_new_workers_are_refused_costs_no_request(
 ) -> None:
     """The workers are there, and the first step asks for the arena again."""
     driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
-    begin, refusals = ModelRunner.begin, [Refused("[malloc] Unable to allocate", of_arena=False)]
+    begin, refusals = ModelRunner.begin, [Refusal("[malloc] Unable to allocate", of_arena=False)]
     monkeypatch.setattr(ModelRunner, "begin", lambda me, blocks: refusals.pop() if refusals else begin(me, blocks))
     handles = ask(driver, groups, "dispatch", 3)
     assert [list(driver.result(handle).token_ids) for handle in handles] == [theirs("llama", p, 30) for p in PROMPTS]
@@ -294,7 +294,7 @@ def test_after_an_interrupt_the_workers_are_started_anew(tiny: Any, theirs: Any,
     driver = Driver(tiny("llama"), hosts=1)
     driver.add(PROMPTS[0], 30)
     driver.step(3)
-    driver.core.begin_anew()
+    driver.core.reset()
     assert groups[0].epoch == 2
     assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
 

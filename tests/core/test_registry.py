@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cortexmlx.core.adapter_registry import AdapterLimits, AdapterRegistry
 from cortexmlx.errors import AdapterRefused, MemoryRefused, UnknownAdapter
-from cortexmlx.execution.boundary import Refused
-from cortexmlx.models.adapters.low_rank import LowRank
+from cortexmlx.execution.boundary import Refusal
+from cortexmlx.models.adapters.low_rank import LowRankAdapter
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
@@ -23,42 +23,42 @@ from support.effort import examples
 ONE = 100
 
 
-def content(number: int, rank: int = 4) -> LowRank:
+def content(number: int, rank: int = 4) -> LowRankAdapter:
     pair = np.full((1, rank), number, np.float32), np.ones((rank, 1), np.float32)
-    return LowRank(Path(f"folder {number}"), rank, {"q": pair}, bytes([number] * 16))
+    return LowRankAdapter(Path(f"folder {number}"), rank, {"q": pair}, bytes([number] * 16))
 
 
 class Tables:
     """Adapters that take `ONE` bytes each."""
 
     def __init__(self) -> None:
-        self.held: dict[int, LowRank] = {}
+        self.held: dict[int, LowRankAdapter] = {}
         self.refuses = False
 
     @property
     def nbytes(self) -> int:
         return ONE * len(self.held)
 
-    def check(self, name: str, adapter: LowRank) -> None:
+    def check(self, name: str, adapter: LowRankAdapter) -> None:
         if adapter.digest[0] == 99:
             raise AdapterRefused(name)
 
-    def bytes_of(self, adapter: LowRank) -> int:
+    def bytes_of(self, adapter: LowRankAdapter) -> int:
         return ONE
 
-    def bytes_with(self, adapter: LowRank) -> int:
+    def bytes_with(self, adapter: LowRankAdapter) -> int:
         return self.nbytes + ONE
 
-    def add(self, number: int, adapter: LowRank) -> Refused | None:
+    def add(self, number: int, adapter: LowRankAdapter) -> Refusal | None:
         assert number > 0 and number not in self.held
         if self.refuses:
-            return Refused("no memory", False)
+            return Refusal("no memory", False)
         self.held[number] = adapter
         return None
 
-    def remove(self, number: int) -> Refused | None:
+    def remove(self, number: int) -> Refusal | None:
         if self.refuses:
-            return Refused("no memory", False)
+            return Refusal("no memory", False)
         del self.held[number]
         return None
 
@@ -95,7 +95,7 @@ def test_refused_memory_changes_nothing() -> None:
     with pytest.raises(MemoryRefused, match="'a'"):
         adapters.load("a", content(1), ())
     tables.refuses = False
-    assert not adapters.infos and not adapters.count
+    assert not adapters.infos and not adapters.loaded_count
     assert adapters.load("a", content(1), ()).digest == content(1).digest.hex()
 
 
@@ -103,18 +103,18 @@ def test_content_that_could_not_go_is_never_used_again() -> None:
     """A part of it may be gone."""
     adapters, tables, jobs = registry(most=3)
     adapters.load("a", content(1), jobs)
-    first = adapters.resolved(request("a")).adapter_key
+    first = adapters.resolve(request("a")).adapter_key
     tables.refuses = True
     adapters.unload("a", jobs)
-    assert (adapters.count, adapters.leaving) == (1, 0)
+    assert (adapters.loaded_count, adapters.unloading_count) == (1, 0)
     tables.add = lambda number, adapter: tables.held.update({number: adapter})  # type: ignore[method-assign,assignment]
     adapters.load("a", content(1), jobs)
-    second = adapters.resolved(request("a")).adapter_key
+    second = adapters.resolve(request("a")).adapter_key
     assert first is not None and second is not None and first.number != second.number
-    assert adapters.count == 2 and len(tables.held) == 2
+    assert adapters.loaded_count == 2 and len(tables.held) == 2
     tables.refuses = False
-    adapters.sweep(jobs)
-    assert adapters.count == 1 and list(tables.held) == [second.number] and not jobs
+    adapters.free_unused(jobs)
+    assert adapters.loaded_count == 1 and list(tables.held) == [second.number] and not jobs
 
 
 def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:
@@ -123,17 +123,17 @@ def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:
         adapters.unload("a", ())
     adapters.load("a", content(1), ())
     with pytest.raises(UnknownAdapter, match="no adapter 'b' is loaded; there are 'a'"):
-        adapters.resolved(request("b"))
+        adapters.resolve(request("b"))
     with pytest.raises(UnknownAdapter):
-        adapters.salt("b", None)
-    assert adapters.resolved(request(None)).adapter_key is None
+        adapters.cache_salt("b", None)
+    assert adapters.resolve(request(None)).adapter_key is None
 
 
 def test_two_names_of_one_content_share_it() -> None:
     adapters, tables, _ = registry()
     one, other = adapters.load("a", content(1), ()), adapters.load("b", content(1), ())
     assert (one.name, other.name) == ("a", "b") and len(tables.held) == 1
-    assert adapters.resolved(request("a")).adapter_key == adapters.resolved(request("b")).adapter_key
+    assert adapters.resolve(request("a")).adapter_key == adapters.resolve(request("b")).adapter_key
     adapters.unload("a", ())
     assert len(tables.held) == 1
     adapters.unload("b", ())
@@ -145,18 +145,18 @@ def test_a_full_registry_loads_a_name_anew_and_has_one_of_both_at_any_time(most:
     adapters, tables, jobs = registry(most=most)
     for number in range(most):
         adapters.load(f"a{number}", content(number), jobs)
-    old, seen = adapters.resolved(request("a0")).adapter_key, []
+    old, seen = adapters.resolve(request("a0")).adapter_key, []
     add = tables.add
 
-    def added(number: int, adapter: LowRank) -> Refused | None:
-        seen.append(adapters.resolved(request("a0")).adapter_key)
+    def added(number: int, adapter: LowRankAdapter) -> Refusal | None:
+        seen.append(adapters.resolve(request("a0")).adapter_key)
         return add(number, adapter)
 
     tables.add = added  # type: ignore[method-assign]
     adapters.load("a0", content(9), jobs)
-    new = adapters.resolved(request("a0")).adapter_key
+    new = adapters.resolve(request("a0")).adapter_key
     assert seen == [old] and new is not None and new.digest == content(9).digest
-    assert adapters.count == len(tables.held) == most
+    assert adapters.loaded_count == len(tables.held) == most
     jobs.append(SimpleNamespace(adapter=new.number))
     with pytest.raises(AdapterRefused, match=f"{most} adapters, and room for {most}: unload one, load 'a0' when its"):
         adapters.load("a0", content(8), jobs)
@@ -179,21 +179,21 @@ def test_a_name_that_cannot_be_loaded_anew_stands_for_what_it_did() -> None:
     for size, refuses, error in ((ONE, False, AdapterRefused), (2 * ONE, True, MemoryRefused)):
         adapters, tables, _ = registry(most=1, size=size)
         info = adapters.load("a", content(1), ())
-        key = adapters.resolved(request("a")).adapter_key
+        key = adapters.resolve(request("a")).adapter_key
         tables.refuses = refuses
         says = f"{ONE} of {ONE} are taken, also by what 'a' stands for until this is there: unload 'a', or"
         with pytest.raises(error, match="'a'" if refuses else says):
             adapters.load("a", content(2), ())
-        assert adapters.infos == {"a": info} and adapters.resolved(request("a")).adapter_key == key
+        assert adapters.infos == {"a": info} and adapters.resolve(request("a")).adapter_key == key
         assert key is not None and list(tables.held) == [key.number]
 
 
 def test_what_cannot_go_after_it_was_replaced_makes_no_room_for_more() -> None:
     adapters, tables, _ = registry(most=1)
     adapters.load("a", content(1), ())
-    tables.remove = lambda number: Refused("no memory", False)  # type: ignore[method-assign]
+    tables.remove = lambda number: Refusal("no memory", False)  # type: ignore[method-assign]
     adapters.load("a", content(2), ())
-    assert adapters.count == len(tables.held) == 2
+    assert adapters.loaded_count == len(tables.held) == 2
     with pytest.raises(AdapterRefused, match="2 adapters, and room for 1"):
         adapters.load("a", content(3), ())
     del tables.remove
@@ -245,7 +245,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.names)))
-        key = self.adapters.resolved(request(name)).adapter_key
+        key = self.adapters.resolve(request(name)).adapter_key
         assert key is not None and key.digest == content(self.names[name]).digest
         job = SimpleNamespace(adapter=key.number)
         self.jobs.append(job)
@@ -257,14 +257,14 @@ class Machine(RuleBasedStateMachine):
     def end(self, data: Any) -> None:
         job, _ = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
         self.jobs.remove(job)
-        self.adapters.sweep(self.jobs)
+        self.adapters.free_unused(self.jobs)
 
     @invariant()
     def memory_holds_what_has_a_name_or_a_request(self) -> None:
         assert {adapter.digest[0] for adapter in self.tables.held.values()} == self.needed
-        assert self.adapters.count == len(self.needed) and self.adapters.nbytes == ONE * len(self.needed)
+        assert self.adapters.loaded_count == len(self.needed) and self.adapters.nbytes == ONE * len(self.needed)
         assert len(self.needed) <= min(self.most, self.size), "one more is there only while a name is loaded anew"
-        assert self.adapters.leaving == len(self.needed - set(self.names.values()))
+        assert self.adapters.unloading_count == len(self.needed - set(self.names.values()))
         assert {name: info.digest for name, info in self.adapters.infos.items()} == {
             name: content(which).digest.hex() for name, which in self.names.items()
         }

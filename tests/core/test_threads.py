@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.core import threads
-from cortexmlx.core.threads import Task
+from cortexmlx.core.threads import MlxTask
 from cortexmlx.errors import ForkedProcess
 from support.models.tiny import write_tiny
 from support.patience import PATIENCE, soon
@@ -27,7 +27,7 @@ def test_a_task_that_raises_is_begun_again_on_the_same_thread() -> None:
         if len(seen) <= len(interrupts):
             raise interrupts[len(seen) - 1]
 
-    task = Task(run)
+    task = MlxTask(run)
     task.start()
     task.join()
     assert [raised for _, raised in seen] == [None, *interrupts]
@@ -45,7 +45,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_thread_that_has_done_its_work_takes_the_next_task() -> None:
     before, used = engine_threads(), set[threading.Thread]()
     for _ in range(20):
-        task = Task(lambda raised: used.add(threading.current_thread()))
+        task = MlxTask(lambda raised: used.add(threading.current_thread()))
         task.start()
         task.join()
         until(lambda: used <= set(threads._parked))
@@ -61,7 +61,7 @@ def test_two_tasks_at_once_have_a_thread_each() -> None:
         met.wait(PATIENCE)
         where.append(threading.get_ident())
 
-    tasks = [Task(run), Task(run)]
+    tasks = [MlxTask(run), MlxTask(run)]
     for task in tasks:
         task.start()
     for task in tasks:
@@ -71,10 +71,10 @@ def test_two_tasks_at_once_have_a_thread_each() -> None:
 
 def test_a_task_runs_until_it_returns_and_knows_its_own_thread() -> None:
     begin, here = threading.Event(), list[bool]()
-    task = Task(lambda raised: (begin.wait(PATIENCE), here.append(task.here()))[1])
-    assert not task.running and not task.here()
+    task = MlxTask(lambda raised: (begin.wait(PATIENCE), here.append(task.is_current_thread()))[1])
+    assert not task.running and not task.is_current_thread()
     task.start()
-    assert task.running and not task.here()
+    assert task.running and not task.is_current_thread()
     begin.set()
     task.join()
     task.join()
@@ -84,7 +84,7 @@ def test_a_task_runs_until_it_returns_and_knows_its_own_thread() -> None:
 def test_a_task_that_is_abandoned_is_over_for_whoever_waits() -> None:
     """As in a forked child, where its thread is not."""
     release = threading.Event()
-    task = Task(lambda raised: release.wait(PATIENCE) and None)
+    task = MlxTask(lambda raised: release.wait(PATIENCE) and None)
     task.start()
     task.abandon()
     task.join()
@@ -93,26 +93,26 @@ def test_a_task_that_is_abandoned_is_over_for_whoever_waits() -> None:
 
 
 def test_a_child_has_no_threads_and_no_lock_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_every", list(threads._every))
+    monkeypatch.setattr(threads, "_all_threads", list(threads._all_threads))
     monkeypatch.setattr(threads, "_parked", list(threads._parked))
     monkeypatch.setattr(threads, "_mlx_is_lost", False)
     monkeypatch.setattr(threads, "_lock", held := threading.Lock())
     monkeypatch.setitem(sys.modules, "mlx.core", threads)
     threads.require_mlx_threads()
     held.acquire()
-    threads._in_child()
-    assert threads._every == threads._parked == [] and not threads._lock.locked()
+    threads._reset_after_fork()
+    assert threads._all_threads == threads._parked == [] and not threads._lock.locked()
     with pytest.raises(ForkedProcess, match=rf"process {os.getpid()} was forked .*spawn"):
         threads.require_mlx_threads()
 
 
 def test_a_child_of_a_process_without_mlx_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_every", [])
+    monkeypatch.setattr(threads, "_all_threads", [])
     monkeypatch.setattr(threads, "_parked", [])
     monkeypatch.setattr(threads, "_mlx_is_lost", False)
     monkeypatch.setattr(threads, "_lock", threading.Lock())
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
-    threads._in_child()
+    threads._reset_after_fork()
     threads.require_mlx_threads()
 
 

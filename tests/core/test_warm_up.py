@@ -16,8 +16,8 @@ from cortexmlx.attention.backends import kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
-from cortexmlx.core.in_process_model import THREADS, WarmUp
-from cortexmlx.core.threads import Task
+from cortexmlx.core.in_process_model import THREADS, KernelWarmUp
+from cortexmlx.core.threads import MlxTask
 from cortexmlx.errors import EngineClosed
 from cortexmlx.metal.lab import sim
 from cortexmlx.types.progress import Progress
@@ -108,7 +108,7 @@ def test_compiling_begins_before_the_weights_are_read(
     monkeypatch.setattr("cortexmlx.core.in_process_model.automatic", lambda: "metal")
     seen = []
     monkeypatch.setattr(
-        "cortexmlx.models.folder._check_types", lambda folder, model: seen.append(made.begun.wait(PATIENCE))
+        "cortexmlx.models.folder._check_weight_types", lambda folder, model: seen.append(made.begun.wait(PATIENCE))
     )
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         compiled = made.count
@@ -120,7 +120,7 @@ def test_the_reference_path_looks_for_no_kernels(tiny: Callable[[str], Path], mo
     def never(model: Any) -> Any:
         raise AssertionError("this costs a pass")
 
-    monkeypatch.setattr(backends, "attention_calls", never)
+    monkeypatch.setattr(backends, "probe_attention_calls", never)
     news: list[Progress] = []
     with Engine(tiny("llama"), kv_memory="4MB", attention="reference", on_progress=news.append) as engine:
         engine.generate(tokens_of(5), GREEDY)
@@ -139,13 +139,13 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
 
     checks = [KernelCheck("blocked", blocked)] * THREADS + [KernelCheck("later", lambda: later.append(1))]
     monkeypatch.setattr("cortexmlx.execution.execution_modes.PagedMode.kernel_checks", lambda *_: checks)
-    made: list[WarmUp] = []
+    made: list[KernelWarmUp] = []
 
-    def making() -> WarmUp:
-        made.append(WarmUp())
+    def making() -> KernelWarmUp:
+        made.append(KernelWarmUp())
         return made[-1]
 
-    monkeypatch.setattr("cortexmlx.core.in_process_model.WarmUp", making)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.KernelWarmUp", making)
 
     def cancel(news: Progress) -> None:
         if news.what == "compiling":
@@ -167,7 +167,7 @@ def test_a_check_that_raises_is_left_to_the_first_use(caplog: pytest.LogCaptureF
     def raising() -> None:
         raise MemoryError("none is left")
 
-    warm_up = WarmUp([KernelCheck("a variant", raising)] + [KernelCheck("another", lambda: done.append(1))] * 3)
+    warm_up = KernelWarmUp([KernelCheck("a variant", raising)] + [KernelCheck("another", lambda: done.append(1))] * 3)
     news: list[Progress] = []
     with caplog.at_level(logging.ERROR, "cortexmlx"):
         warm_up.finish(news.append)
@@ -181,17 +181,17 @@ def test_a_check_that_raises_is_left_to_the_first_use(caplog: pytest.LogCaptureF
 def test_checks_are_left_to_the_first_use_if_the_system_starts_no_thread(
     started: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left, start = [True] * started, Task.start
+    left, start = [True] * started, MlxTask.start
 
-    def starting(task: Task) -> None:
+    def starting(task: MlxTask) -> None:
         if not left:
             raise RuntimeError("can't start new thread")
         left.pop()
         start(task)
 
-    monkeypatch.setattr(Task, "start", starting)
+    monkeypatch.setattr(MlxTask, "start", starting)
     done, news = [], list[Progress]()
-    warm_up = WarmUp([KernelCheck(str(n), lambda: done.append(1)) for n in range(3)])
+    warm_up = KernelWarmUp([KernelCheck(str(n), lambda: done.append(1)) for n in range(3)])
     warm_up.finish(news.append)
     assert len(done) == 3 * started and "can't start new thread" in caplog.text
     assert news[-1].done == news[-1].total == 3
@@ -199,6 +199,6 @@ def test_checks_are_left_to_the_first_use_if_the_system_starts_no_thread(
 
 def test_without_checks_there_are_no_threads_and_no_progress() -> None:
     before = threading.active_count()
-    warm_up = WarmUp(())
+    warm_up = KernelWarmUp(())
     warm_up.finish(lambda news: pytest.fail("there is nothing to tell"))
     assert threading.active_count() == before

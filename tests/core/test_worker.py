@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops
+from cortexmlx.core.text import StopConditions
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EngineClosed
 from cortexmlx.types.request import QueuedRequest
@@ -68,7 +68,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 def submit(worker: Worker) -> RequestHandle:
     handles: list[RequestHandle] = []
-    worker.submit([Submission(QueuedRequest((1,), SamplingParams()), Stops())], handles)
+    worker.submit([Submission(QueuedRequest((1,), SamplingParams()), StopConditions())], handles)
     return handles[0]
 
 
@@ -82,7 +82,7 @@ def test_a_core_is_told_whether_somebody_waits_for_it(worker: Worker) -> None:
 
 def test_an_engine_that_is_to_end_is_waited_for(worker: Worker) -> None:
     core: Any = worker.core
-    worker.end()
+    worker.request_stop()
     assert core.waiting()
 
 
@@ -175,7 +175,7 @@ def test_an_interrupt_of_who_asks_leaves_no_question_behind(worker: Worker) -> N
 def test_an_idle_engine_wakes_up_when_a_request_is_late(worker: Worker) -> None:
     """As while all requests wait for the disk, or for lost workers: no call comes."""
     core: Any = worker.core
-    worker.ask(lambda core: setattr(core, "seconds_left", 0.001))
+    worker.ask(lambda core: setattr(core, "seconds_to_deadline", 0.001))
     assert core.enough.wait(PATIENCE)
 
 

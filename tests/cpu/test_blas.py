@@ -106,7 +106,7 @@ def test_the_look_at_who_else_runs_comes_before_the_librarys_own_threads_spin() 
 from pathlib import Path
 from cortexmlx.cpu import blas
 threads = []
-blas.others_running = lambda: threads.append(len(list(Path("/proc/self/task").iterdir()))) or 0
+blas.count_busy_threads = lambda: threads.append(len(list(Path("/proc/self/task").iterdir()))) or 0
 print(blas.preload().threads, blas.usable_cpus(), *threads)
 """
     )
@@ -192,7 +192,7 @@ def test_threads_that_ask_at_once_get_one_outcome() -> None:
 import threading
 from cortexmlx.cpu import blas
 began, outcomes = [], []
-first, everyone = blas._preload, threading.Barrier(4)
+first, everyone = blas._load_blas, threading.Barrier(4)
 
 def preload():
     began.append(1)
@@ -202,7 +202,7 @@ def ask():
     everyone.wait()
     outcomes.append(blas.preload())
 
-blas._preload = preload
+blas._load_blas = preload
 threads = [threading.Thread(target=ask) for _ in range(4)]
 for thread in threads:
     thread.start()
@@ -218,19 +218,19 @@ def test_a_child_forked_while_another_thread_loads_can_load_for_itself() -> None
         """
 import os, threading
 from cortexmlx.cpu import blas
-loading, forked, load = threading.Event(), threading.Event(), blas._preload
+loading, forked, load = threading.Event(), threading.Event(), blas._load_blas
 
 def slow():
     loading.set()
     forked.wait()
     return load()
 
-blas._preload = slow
+blas._load_blas = slow
 thread = threading.Thread(target=blas.preload)
 thread.start()
 loading.wait()
 child = os.fork()
-blas._preload = load
+blas._load_blas = load
 if child == 0:
     blas.preload()
     os._exit(0)
@@ -268,7 +268,8 @@ def test_an_older_shim_that_cannot_take_over_is_too_late() -> None:
         """
 import mlx.core
 from cortexmlx.cpu import blas
-blas._packaged = lambda missing, threads: blas._held.append(object()) or blas.BlasStatus(blas.BlasState.FAST, "fast")
+blas._load_packaged = lambda missing, threads: blas._held.append(object()) or blas.BlasStatus(blas.BlasState.FAST,
+"fast")
 print(blas.preload().state.value, blas.status())
 """
     )
@@ -318,9 +319,9 @@ def test_who_runs_now_counts_and_not_who_ran_a_minute_ago(tmp_path: Path, monkey
     monkeypatch.setattr(blas, "LOADAVG", tmp_path / "loadavg")
     for text, others in (("7.90 3.20 1.10 1/345 6789", 0), ("0.00 0.00 0.00 4/345 6789", 3)):
         blas.LOADAVG.write_text(text + "\n")
-        assert blas.others_running() == others
+        assert blas.count_busy_threads() == others
     monkeypatch.setattr(os, "getloadavg", lambda: (2.4, 0.0, 0.0))
     blas.LOADAVG.write_text("nonsense")
-    assert blas.others_running() == 2
+    assert blas.count_busy_threads() == 2
     monkeypatch.setattr(blas, "LOADAVG", tmp_path / "missing")
-    assert blas.others_running() == 2
+    assert blas.count_busy_threads() == 2

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.cpu.feed import Feed
+from cortexmlx.cpu.feed import EarlyEvaluator
 from cortexmlx.execution.runner import ModelRunner
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
@@ -20,7 +20,7 @@ PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(33, seed=2)]
 
 @pytest.mark.parametrize("on", [True, False])
 def test_what_is_fed_is_computed_without_being_asked_for(on: bool) -> None:
-    feed = Feed()
+    feed = EarlyEvaluator()
     feed.on = on
     before = mx.get_active_memory()
     array = mx.zeros((1 << 20,)) + mx.arange(1 << 20)
@@ -38,7 +38,7 @@ def test_every_layer_is_fed_in_every_step_and_nothing_else_changes(tiny: Callabl
     feed, calls = runner._feed, 0
     begin = feed.__class__.__call__
 
-    class Counting(Feed):
+    class Counting(EarlyEvaluator):
         def __call__(self, *arrays: mx.array) -> None:
             nonlocal calls
             calls += 1

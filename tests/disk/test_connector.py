@@ -30,7 +30,7 @@ def test_a_prompt_does_not_wait_for_a_disk_that_stands_still(
 ) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         right = driver.ask(LONG)[0]
-    monkeypatch.setattr("cortexmlx.disk.connector.PATIENCE", 0.1)
+    monkeypatch.setattr("cortexmlx.disk.connector.MIN_DISK_WAIT_SECONDS", 0.1)
     goes_on = threading.Event()
     monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(PATIENCE), b"")[1])
     with Stored(tiny("llama"), tmp_path) as driver:

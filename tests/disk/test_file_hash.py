@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from cortexmlx.disk import hashes as file_hash
 from cortexmlx.disk import hashes as piece_hash
 from cortexmlx.disk.folder import HASHES
-from cortexmlx.disk.hashes import FileHash, KeptHashes, stamp_of
+from cortexmlx.disk.hashes import FileHash, HashCache, stamp_of
 from support.patience import soon
 
 SECRET = b"s" * 32
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptHashes:
-    return KeptHashes(tmp_path, SECRET)
+def kept(tmp_path: Path) -> HashCache:
+    return HashCache(tmp_path, SECRET)
 
 
-def digest(*paths: Path, kept: KeptHashes | None = None) -> bytes:
+def digest(*paths: Path, kept: HashCache | None = None) -> bytes:
     found = FileHash(paths, lambda: kept).digest()
     assert found is not None
     return found
@@ -46,7 +46,7 @@ def test_bytes_and_order_count_and_names_do_not(tmp_path: Path) -> None:
     assert len(set(different)) == len(different)
 
 
-def test_who_does_not_wait_gets_the_same(tmp_path: Path, kept: KeptHashes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_wait_gets_the_same(tmp_path: Path, kept: HashCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece_hash, "PIECE", 1000)
     path = written(tmp_path / "a", os.urandom(5000))
     told: list[bytes | None] = []
@@ -58,12 +58,12 @@ def test_who_does_not_wait_gets_the_same(tmp_path: Path, kept: KeptHashes, monke
 
 
 def test_a_file_is_read_once_as_long_as_it_stays(
-    tmp_path: Path, kept: KeptHashes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: HashCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "a", os.urandom(5000))
     first = digest(path, kept=kept)
     with monkeypatch.context() as patched:
-        patched.setattr(file_hash._FileSource, "add", None)
+        patched.setattr(file_hash._FileSource, "hash_range", None)
         assert digest(path, kept=kept) == first, "it was not read"
     (tmp_path / HASHES).unlink()
     assert digest(path, kept=kept) == first == digest(path)
@@ -76,7 +76,7 @@ def test_whatever_is_done_to_a_file_its_old_hash_is_not_found(
 ) -> None:
     """Written in place with its size and its times kept, replaced by another, mended and written again."""
     folder = tmp_path_factory.mktemp("files")
-    kept = KeptHashes(folder, SECRET)
+    kept = HashCache(folder, SECRET)
     path = written(folder / "weights", b"0" * 64)
     for number in range(1, 4):
         content = b"%064d" % data.draw(st.integers(0, 3))
@@ -102,7 +102,7 @@ def test_whatever_is_done_to_a_file_its_old_hash_is_not_found(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of such a change")
-def test_a_file_that_is_written_again_through_a_mapping_is_read_again(tmp_path: Path, kept: KeptHashes) -> None:
+def test_a_file_that_is_written_again_through_a_mapping_is_read_again(tmp_path: Path, kept: HashCache) -> None:
     """Writing to a page that is dirty already changes no time of the file."""
     path = written(tmp_path / "a", os.urandom(5000))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
@@ -118,7 +118,7 @@ def test_a_file_that_is_written_again_through_a_mapping_is_read_again(tmp_path: 
         assert digest(path, kept=kept) == digest(path) != first
 
 
-def test_a_file_that_changes_meanwhile_has_no_hash(tmp_path: Path, kept: KeptHashes) -> None:
+def test_a_file_that_changes_meanwhile_has_no_hash(tmp_path: Path, kept: HashCache) -> None:
     path = written(tmp_path / "a", b"before")
     begun = FileHash([path], lambda: kept)
     written(path, b"behind")
@@ -135,7 +135,7 @@ def test_a_file_that_changes_meanwhile_has_no_hash(tmp_path: Path, kept: KeptHas
 
 @pytest.mark.parametrize("age", [-3600, 0])
 def test_times_that_tell_nothing_are_not_believed(
-    tmp_path: Path, kept: KeptHashes, monkeypatch: pytest.MonkeyPatch, age: float
+    tmp_path: Path, kept: HashCache, monkeypatch: pytest.MonkeyPatch, age: float
 ) -> None:
     """A clock that was set back, and a file system that counts in whole seconds."""
     path = written(tmp_path / "a", b"weights")

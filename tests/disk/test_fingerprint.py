@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.disk import setup as names
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
+from cortexmlx.models.weights_hash import WeightsHash, hash_model_arrays
 from support.effort import examples
 from support.models.adapters import write_adapter
 
@@ -29,7 +29,7 @@ def with_files(folder: Path, *, adapter: Path | None = None) -> str:
     """The fingerprint that an engine with a store gives a model."""
     weights = WeightsHash(lambda: None)
     loaded = load_model(folder, adapter=adapter, weights_hash=weights)
-    weights.check(loaded.model)
+    weights.check_arrays(loaded.model)
     value = weights.value()
     assert value is not None
     return names.fingerprint(names.describe_model(loaded), value)
@@ -37,7 +37,7 @@ def with_files(folder: Path, *, adapter: Path | None = None) -> str:
 
 def fingerprint(loaded: LoadedModel, *others: object) -> str:
     """The fingerprint of a model whose files say nothing."""
-    return names.fingerprint(names.describe_model(loaded, *others), hash_of_model(loaded.model))
+    return names.fingerprint(names.describe_model(loaded, *others), hash_model_arrays(loaded.model))
 
 
 def rewritten(folder: Path, target: Path, change: Any, file: str = "model.safetensors") -> Path:
@@ -207,9 +207,9 @@ SAYS = """
 import sys
 from cortexmlx.disk.setup import describe_model, fingerprint
 from cortexmlx.models import load_model
-from cortexmlx.models.weights_hash import hash_of_model
+from cortexmlx.models.weights_hash import hash_model_arrays
 loaded = load_model(sys.argv[1])
-print(fingerprint(describe_model(loaded), hash_of_model(loaded.model)))
+print(fingerprint(describe_model(loaded), hash_model_arrays(loaded.model)))
 """
 
 

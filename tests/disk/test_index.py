@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.disk.index import NAME, Index, throw_away
+from cortexmlx.disk.index import INDEX_NAME, SegmentIndex, delete_index
 from cortexmlx.disk.segments import RecordLocation
 from support.store.records import key_of
 
@@ -24,32 +24,32 @@ def segment(letter: str) -> str:
 
 
 def test_records_are_found_where_they_lie(tmp_path: Path) -> None:
-    index = Index(tmp_path)
+    index = SegmentIndex(tmp_path)
     places = [place(n, segment("a")) for n in range(1200)]
-    index.add(segment("a"), "model", 5000, places)
+    index.add_segment(segment("a"), "model", 5000, places)
     assert index.find([key_of(n) for n in range(-5, 1200)]) == {p.key: p for p in places}
-    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / INDEX_NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_segment_that_was_used_last_goes_last(tmp_path: Path) -> None:
-    index = Index(tmp_path)
+    index = SegmentIndex(tmp_path)
     for letter in "abc":
-        index.add(segment(letter), "model", 1, [])
-    index.use([segment("b"), segment("a")])
-    index.add_old([(segment("d"), "model", 1, [])])
+        index.add_segment(segment(letter), "model", 1, [])
+    index.mark_used([segment("b"), segment("a")])
+    index.add_recovered_segments([(segment("d"), "model", 1, [])])
     assert [line.name[0] for line in index.segments()] == ["d", "c", "b", "a"]
 
 
 def test_a_record_is_found_where_it_was_written_last(tmp_path: Path) -> None:
-    one, other = Index(tmp_path), Index(tmp_path)
-    one.add(segment("a"), "model", 1, [place(1, segment("a"))])
-    other.add(segment("b"), "model", 1, [place(1, segment("b")), place(2, segment("b"))])
-    one.add_old([(segment("c"), "model", 1, [place(2, segment("c")), place(3, segment("c"))])])
+    one, other = SegmentIndex(tmp_path), SegmentIndex(tmp_path)
+    one.add_segment(segment("a"), "model", 1, [place(1, segment("a"))])
+    other.add_segment(segment("b"), "model", 1, [place(1, segment("b")), place(2, segment("b"))])
+    one.add_recovered_segments([(segment("c"), "model", 1, [place(2, segment("c")), place(3, segment("c"))])])
     found = one.find([key_of(n) for n in (1, 2, 3)])
     assert [found[key_of(n)].segment[0] for n in (1, 2, 3)] == ["b", "b", "c"]
-    other.remove([segment("b")])
+    other.remove_segments([segment("b")])
     assert list(one.find([key_of(n) for n in (1, 2, 3)])) == [key_of(3)]
-    one.forget([key_of(3)])
+    one.remove_records([key_of(3)])
     assert other.find([key_of(3)]) == {} and [line.records for line in other.segments()] == [0, 0]
 
 
@@ -67,22 +67,22 @@ def test_a_record_is_found_where_it_was_written_last(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_row_is_not_there(tmp_path: Path, row: str) -> None:
-    index = Index(tmp_path)
-    with sqlite3.connect(tmp_path / NAME) as file:
+    index = SegmentIndex(tmp_path)
+    with sqlite3.connect(tmp_path / INDEX_NAME) as file:
         file.execute(f"INSERT INTO records VALUES (?, {row.format(segment('a'))})", (key_of(1),))
     assert index.find([key_of(1)]) == {}
 
 
 def test_a_name_that_is_no_segments_is_an_error_of_the_index(tmp_path: Path) -> None:
-    index = Index(tmp_path)
-    index.add("../escape", "model", 1, [])
+    index = SegmentIndex(tmp_path)
+    index.add_segment("../escape", "model", 1, [])
     with pytest.raises(sqlite3.DatabaseError, match="no segment"):
         index.segments()
 
 
 def test_a_number_that_is_none_is_an_error_of_the_index(tmp_path: Path) -> None:
-    index = Index(tmp_path)
-    with sqlite3.connect(tmp_path / NAME) as file:
+    index = SegmentIndex(tmp_path)
+    with sqlite3.connect(tmp_path / INDEX_NAME) as file:
         file.execute("INSERT INTO segments VALUES (?, 'm', 9e999, 1)", (segment("a"),))
     with pytest.raises(sqlite3.DatabaseError, match="infinity"):
         index.segments()
@@ -90,29 +90,29 @@ def test_a_number_that_is_none_is_an_error_of_the_index(tmp_path: Path) -> None:
 
 def test_what_is_no_file_of_this_users_is_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link leads out of the folder, and who owns an index decides which triggers it has."""
-    (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / INDEX_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(sqlite3.DatabaseError, match="a link"):
-        Index(tmp_path)
+        SegmentIndex(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
-    throw_away(tmp_path)
-    os.mkfifo(tmp_path / NAME)
+    delete_index(tmp_path)
+    os.mkfifo(tmp_path / INDEX_NAME)
     with pytest.raises(sqlite3.DatabaseError, match="no file"):
-        Index(tmp_path)
-    throw_away(tmp_path)
-    Index(tmp_path).close()
-    (tmp_path / f"{NAME}-journal").symlink_to(tmp_path / "elsewhere")
+        SegmentIndex(tmp_path)
+    delete_index(tmp_path)
+    SegmentIndex(tmp_path).close()
+    (tmp_path / f"{INDEX_NAME}-journal").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(sqlite3.DatabaseError, match="no file"):
-        Index(tmp_path)
-    throw_away(tmp_path)
-    Index(tmp_path).close()
-    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / NAME).stat().st_uid + 1)
+        SegmentIndex(tmp_path)
+    delete_index(tmp_path)
+    SegmentIndex(tmp_path).close()
+    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / INDEX_NAME).stat().st_uid + 1)
     with pytest.raises(sqlite3.DatabaseError, match="this user"):
-        Index(tmp_path)
+        SegmentIndex(tmp_path)
 
 
 def test_a_file_that_is_no_index_is_an_error_and_can_be_thrown_away(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(os.urandom(9000))
+    (tmp_path / INDEX_NAME).write_bytes(os.urandom(9000))
     with pytest.raises(sqlite3.DatabaseError):
-        Index(tmp_path)
-    throw_away(tmp_path)
-    Index(tmp_path).add(segment("a"), "model", 1, [])
+        SegmentIndex(tmp_path)
+    delete_index(tmp_path)
+    SegmentIndex(tmp_path).add_segment(segment("a"), "model", 1, [])

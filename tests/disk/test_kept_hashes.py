@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.disk import hashes as kept_hashes
 from cortexmlx.disk.folder import HASHES, open_folder
-from cortexmlx.disk.hashes import KeptHashes
+from cortexmlx.disk.hashes import HashCache
 
 SECRET = b"s" * 32
 HASH = {b"%d" % n: bytes([n]) * 32 for n in range(8)}
@@ -20,26 +20,26 @@ HASH = {b"%d" % n: bytes([n]) * 32 for n in range(8)}
 def test_what_was_added_is_found_by_who_knows_the_secret(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        KeptHashes(tmp_path, SECRET).add(HASH)
+        HashCache(tmp_path, SECRET).add(HASH)
     finally:
         os.umask(before)
-    assert KeptHashes(tmp_path, SECRET).find([*HASH, b"another"]) == HASH
-    assert KeptHashes(tmp_path, b"t" * 32).find(HASH) == {}
+    assert HashCache(tmp_path, SECRET).find([*HASH, b"another"]) == HASH
+    assert HashCache(tmp_path, b"t" * 32).find(HASH) == {}
     assert (tmp_path / HASHES).stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == [HASHES]
 
 
 def test_no_line_stands_for_another(tmp_path: Path) -> None:
     """Names and hashes of two lines are exchanged."""
-    KeptHashes(tmp_path, SECRET).add(HASH)
+    HashCache(tmp_path, SECRET).add(HASH)
     lines = [line.split() for line in (tmp_path / HASHES).read_bytes().splitlines()]
     mixed = [[lines[i][0], lines[i - 1][1], lines[j][2]] for i in range(8) for j in (i, i - 1)]
     (tmp_path / HASHES).write_bytes(b"".join(b" ".join(line) + b"\n" for line in mixed))
-    assert KeptHashes(tmp_path, SECRET).find(HASH) == {}
+    assert HashCache(tmp_path, SECRET).find(HASH) == {}
 
 
 def test_damage_loses_lines_and_never_changes_one(tmp_path: Path) -> None:
-    chance, kept = random.Random(1), KeptHashes(tmp_path, SECRET)
+    chance, kept = random.Random(1), HashCache(tmp_path, SECRET)
     kept.add(HASH)
     whole = (tmp_path / HASHES).read_bytes()
     for _ in range(200):
@@ -57,7 +57,7 @@ def test_damage_loses_lines_and_never_changes_one(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_hashes, "_MOST", 4)
-    kept = KeptHashes(tmp_path, SECRET)
+    kept = HashCache(tmp_path, SECRET)
     for stamp, digest in HASH.items():
         kept.add({stamp: digest})
     kept.add({b"4": HASH[b"4"]})
@@ -67,14 +67,14 @@ def test_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_those_who_add_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda item: KeptHashes(tmp_path, SECRET).add(dict([item])), list(HASH.items()) * 4))
-    found = KeptHashes(tmp_path, SECRET).find(HASH)
+        list(pool.map(lambda item: HashCache(tmp_path, SECRET).add(dict([item])), list(HASH.items()) * 4))
+    found = HashCache(tmp_path, SECRET).find(HASH)
     assert found and found.items() <= HASH.items()
     assert os.listdir(tmp_path) == [HASHES]
 
 
 def test_what_is_no_file_is_read_by_nobody_and_links_are_not_followed(tmp_path: Path) -> None:
-    kept, theirs = KeptHashes(tmp_path, SECRET), tmp_path / "theirs"
+    kept, theirs = HashCache(tmp_path, SECRET), tmp_path / "theirs"
     os.mkfifo(tmp_path / HASHES)
     assert kept.find(HASH) == {}
     (tmp_path / HASHES).unlink()
@@ -87,9 +87,9 @@ def test_what_is_no_file_is_read_by_nobody_and_links_are_not_followed(tmp_path: 
     (tmp_path / HASHES).mkdir()
     kept.add(HASH)
     assert kept.find(HASH) == {}
-    KeptHashes(tmp_path / "no such folder", SECRET).add(HASH)
+    HashCache(tmp_path / "no such folder", SECRET).add(HASH)
 
 
 def test_a_folder_of_a_store_may_hold_them_alone(tmp_path: Path) -> None:
-    KeptHashes(tmp_path, SECRET).add(HASH)
-    assert KeptHashes(tmp_path, open_folder(tmp_path)).find(HASH) == {}
+    HashCache(tmp_path, SECRET).add(HASH)
+    assert HashCache(tmp_path, open_folder(tmp_path)).find(HASH) == {}

@@ -69,7 +69,7 @@ class Held:
     def __init__(self) -> None:
         self.goes_on = threading.Event()
 
-    def add(self, digest: Any, begin: int, end: int) -> None:
+    def hash_range(self, digest: Any, begin: int, end: int) -> None:
         assert self.goes_on.wait(PATIENCE)
 
 
@@ -77,12 +77,12 @@ def test_who_does_not_wait_is_called_once_by_a_thread(monkeypatch: pytest.Monkey
     monkeypatch.setattr(piece_hash, "PIECE", 1000)
     held, calls = Held(), []
     hashed = PieceHash([held])
-    assert not hashed.ready and hashed.share == 0.0
+    assert not hashed.is_ready and hashed.progress == 0.0
     hashed.when_ready(lambda: calls.append(threading.current_thread()))
     assert not calls
     held.goes_on.set()
     assert soon(lambda: calls) and calls != [threading.current_thread()]
-    assert hashed.ready and hashed.share == 1.0 and len(hashed.digests()) == 1
+    assert hashed.is_ready and hashed.progress == 1.0 and len(hashed.digests()) == 1
     hashed.when_ready(lambda: calls.append(threading.current_thread()))
     assert calls[1:] == [threading.current_thread()], "it is known"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.disk.index import NAME, Index
+from cortexmlx.disk.index import INDEX_NAME, SegmentIndex
 from cortexmlx.disk.segment_store import SegmentStore
 from support.store.records import opened, read_all, record, same
 
@@ -41,14 +41,14 @@ def test_it_says_what_it_may_have_and_learns_what_others_wrote(tmp_path: Path) -
 def test_a_lost_index_is_made_again_from_the_segments(tmp_path: Path) -> None:
     opened(tmp_path).write("model", RECORDS[:3])
     opened(tmp_path).write("model", RECORDS[3:])
-    (tmp_path / NAME).unlink()
+    (tmp_path / INDEX_NAME).unlink()
     assert len(read_all(opened(tmp_path), RECORDS)) == 6
 
 
 def test_an_index_that_is_lost_at_work_is_made_again_with_the_next_write(tmp_path: Path) -> None:
     segment_store = opened(tmp_path)
     segment_store.write("model", RECORDS[:3])
-    (tmp_path / NAME).unlink()
+    (tmp_path / INDEX_NAME).unlink()
     segment_store.write("model", RECORDS[3:])
     assert len(read_all(segment_store, RECORDS)) == 6 == len(read_all(opened(tmp_path), RECORDS))
 
@@ -57,7 +57,7 @@ def test_an_index_that_another_process_made_again_is_everybodys(tmp_path: Path) 
     """Who goes on with the old one, which has no name any more, would store for himself alone."""
     one, other = opened(tmp_path), opened(tmp_path)
     one.write("model", [record(1)])
-    (tmp_path / NAME).unlink()
+    (tmp_path / INDEX_NAME).unlink()
     other.write("model", [record(2)])
     one.write("model", [record(3)])
     for segment_store in (one, other):
@@ -69,7 +69,7 @@ def test_segments_that_were_not_used_for_the_longest_time_go_first(tmp_path: Pat
     for each in RECORDS[:3]:
         segment_store.write("model", [each])
     segment_store.limit = sum(line.bytes for line in segment_store.segments())
-    segment_store.use([segment_store.find([RECORDS[0].key])[RECORDS[0].key]])
+    segment_store.mark_used([segment_store.find([RECORDS[0].key])[RECORDS[0].key]])
     segment_store.write("model", [RECORDS[3]])
     assert set(read_all(segment_store, RECORDS)) == {RECORDS[n].key for n in (0, 2, 3)}
     assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= segment_store.limit
@@ -128,9 +128,9 @@ def test_what_another_process_changes_at_once_is_no_damage(
     """It writes again what was forgotten, or removes what was added, before anybody looks."""
     one, other = opened(tmp_path), opened(tmp_path)
     one.write("model", RECORDS[:1])
-    plain = getattr(Index, change)
+    plain = getattr(SegmentIndex, change)
 
-    def meet(index: Index, *args: object, **options: object) -> None:
+    def meet(index: SegmentIndex, *args: object, **options: object) -> None:
         plain(index, *args, **options)
         monkeypatch.undo()
         if change == "forget":
@@ -138,7 +138,7 @@ def test_what_another_process_changes_at_once_is_no_damage(
         else:
             other.clear()
 
-    monkeypatch.setattr(Index, change, meet)
+    monkeypatch.setattr(SegmentIndex, change, meet)
     if change == "forget":
         assert one.read(one.find([RECORDS[0].key])[RECORDS[0].key], [99]) is None
     else:
@@ -160,7 +160,7 @@ def test_clear_leaves_what_is_not_the_stores(tmp_path: Path) -> None:
     segment_store.write("model", RECORDS)
     (tmp_path / "notes.safetensors").write_text("mine")
     segment_store.clear()
-    assert sorted(os.listdir(tmp_path)) == sorted([NAME, "notes.safetensors", "secret"])
+    assert sorted(os.listdir(tmp_path)) == sorted([INDEX_NAME, "notes.safetensors", "secret"])
 
 
 def test_a_folder_that_is_taken_away_is_misses_and_one_warning(
@@ -187,6 +187,6 @@ def test_what_cannot_be_read_just_now_is_a_miss_and_not_forgotten(
     segment_store = opened(tmp_path)
     segment_store.write("a model", [record(1)])
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.disk.segment_store.open_plain", refuse)
+        patched.setattr("cortexmlx.disk.segment_store.open_regular_file", refuse)
         assert read_all(segment_store, [record(1)]) == {}
     assert len(read_all(segment_store, [record(1)])) == 1

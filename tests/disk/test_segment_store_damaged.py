@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.disk.index import NAME
+from cortexmlx.disk.index import INDEX_NAME
 from cortexmlx.disk.segment_store import SegmentStore
 from support.effort import THOROUGH
 from support.store.damage import DAMAGES
@@ -88,7 +88,7 @@ def test_pipes_and_links_in_the_place_of_files_are_misses(whole: Path, tmp_path:
     other.symlink_to("/dev/zero")
     assert check(segment_store) == 4
     segment_store.close()
-    (tmp_path / "kv" / NAME).unlink()
+    (tmp_path / "kv" / INDEX_NAME).unlink()
     assert check(opened(tmp_path / "kv")) == 4
 
 
@@ -100,7 +100,7 @@ def test_whatever_happens_while_it_opens_it_is_open_then(
     with monkeypatch.context() as patched:
         patched.setattr("cortexmlx.disk.segment_store.remove_unfinished", lambda path: 1 // 0)
         segment_store = opened(tmp_path / "kv")
-    segment_store.wait()
+    segment_store.wait_until_open()
     assert len(caplog.records) == 1
     segment_store.write("model", RECORDS)
     assert check(segment_store) == 12

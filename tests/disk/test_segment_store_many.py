@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.disk import segment_store as module
-from cortexmlx.disk.index import NAME, Index
+from cortexmlx.disk.index import INDEX_NAME, SegmentIndex
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.segments import FORMAT
 from cortexmlx.disk.store import KVStore
@@ -29,13 +29,13 @@ def test_segments_of_another_version_are_left_alone_and_told_apart(
     opened(tmp_path).write("model", RECORDS[:3])
     (theirs,) = tmp_path.glob("*.safetensors")
     data = make_foreign(theirs)
-    (tmp_path / NAME).unlink()
+    (tmp_path / INDEX_NAME).unlink()
     segment_store = opened(tmp_path, 3 * RECORDS[0].nbytes)
     for start in (0, 3, 0):
         assert segment_store.write("model", RECORDS[start : start + 3]) == 3, "they take nobody's room"
-    assert theirs.read_bytes() == data and segment_store.others() == len(data) and not caplog.records
+    assert theirs.read_bytes() == data and segment_store.foreign_bytes() == len(data) and not caplog.records
     assert len(read_all(segment_store, RECORDS)) == 3
-    assert segment_store.clear() > len(data) and not theirs.exists() and segment_store.others() == 0
+    assert segment_store.clear() > len(data) and not theirs.exists() and segment_store.foreign_bytes() == 0
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_what_no_version_can_read_goes_and_what_one_might_stays(tmp_path: Path, 
     opened(tmp_path).close()
     path = tmp_path / f"{'a' * 32}.safetensors"
     path.write_bytes(data)
-    (tmp_path / NAME).unlink()
+    (tmp_path / INDEX_NAME).unlink()
     segment_store = opened(tmp_path)
-    assert path.exists() == stays and segment_store.others() == (len(data) if stays else 0)
+    assert path.exists() == stays and segment_store.foreign_bytes() == (len(data) if stays else 0)
 
 
 def test_an_index_is_made_again_with_few_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_an_index_is_made_again_with_few_changes(tmp_path: Path, monkeypatch: py
     segment_store = opened(tmp_path)
     for one in RECORDS:
         segment_store.write("model", [one])
-    (tmp_path / NAME).unlink()
-    changes, change = [], Index._change
-    monkeypatch.setattr(module, "_AT_ONCE", 4)
-    monkeypatch.setattr(Index, "_change", lambda index: changes.append(index) or change(index))
+    (tmp_path / INDEX_NAME).unlink()
+    changes, change = [], SegmentIndex._transaction
+    monkeypatch.setattr(module, "_SEGMENTS_PER_CHANGE", 4)
+    monkeypatch.setattr(SegmentIndex, "_transaction", lambda index: changes.append(index) or change(index))
     again = SegmentStore(tmp_path, 1 << 30)
     asked = []
     read = module.read_header
@@ -82,8 +82,8 @@ def test_closing_leaves_the_rest_of_an_index_to_the_next(tmp_path: Path, monkeyp
     segment_store = opened(tmp_path)
     for one in RECORDS:
         segment_store.write("model", [one])
-    (tmp_path / NAME).unlink()
-    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    (tmp_path / INDEX_NAME).unlink()
+    monkeypatch.setattr(module, "_SEGMENTS_PER_CHANGE", 1)
     began, read, headers = SegmentStore(tmp_path, 1 << 30), module.read_header, []
 
     def read_and_close(folder: Path, name: str) -> object:

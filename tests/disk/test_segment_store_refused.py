@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cortexmlx.disk.index import NAME, Index
+from cortexmlx.disk.index import INDEX_NAME, SegmentIndex
 from cortexmlx.disk.segment_store import BloomFilter, SegmentStore
 from support.store.records import opened, read_all, record
 
@@ -28,8 +28,8 @@ def refuse(*_: object, **__: object) -> NoReturn:
 def test_without_an_index_nothing_is_written(tmp_path: Path) -> None:
     """Nobody could say which segments go, or that a record is there."""
     opened(tmp_path).close()
-    (tmp_path / NAME).unlink()
-    (tmp_path / NAME).mkdir()
+    (tmp_path / INDEX_NAME).unlink()
+    (tmp_path / INDEX_NAME).mkdir()
     segment_store = opened(tmp_path)
     for _ in range(3):
         with pytest.raises(OSError, match="no index"):
@@ -45,17 +45,17 @@ def test_while_another_process_holds_the_index_nothing_is_left_behind(
     segment_store = opened(tmp_path)
     segment_store.write("model", RECORDS[:1])
     before = stored_bytes(tmp_path)
-    other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
+    other = sqlite3.connect(tmp_path / INDEX_NAME, isolation_level=None)
     if since == "before":
         other.execute("BEGIN EXCLUSIVE")
     else:
-        plain = Index.add
+        plain = SegmentIndex.add_segment
 
         def late(*args: Any) -> None:
             other.execute("BEGIN EXCLUSIVE")
             plain(*args)
 
-        monkeypatch.setattr(Index, "add", late)
+        monkeypatch.setattr(SegmentIndex, "add_segment", late)
     with pytest.raises(OSError, match="locked"):
         segment_store.write("model", RECORDS[1:])
     assert stored_bytes(tmp_path) == before
@@ -68,7 +68,7 @@ def test_an_index_of_other_columns_is_made_again(tmp_path: Path) -> None:
     segment_store = opened(tmp_path)
     segment_store.write("model", RECORDS)
     segment_store.close()
-    with sqlite3.connect(tmp_path / NAME) as file:
+    with sqlite3.connect(tmp_path / INDEX_NAME) as file:
         file.execute("ALTER TABLE records DROP COLUMN layout")
         file.execute("ALTER TABLE records ADD COLUMN shapes")
     segment_store = opened(tmp_path)
@@ -81,7 +81,9 @@ def test_an_index_of_which_sqlite_says_no_text_is_made_again(tmp_path: Path) -> 
     segment_store = opened(tmp_path)
     segment_store.write("model", RECORDS)
     segment_store.close()
-    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE"))
+    (tmp_path / INDEX_NAME).write_bytes(
+        (tmp_path / INDEX_NAME).read_bytes().replace(b"CREATE TABLE", b"CREATE T\xc1BLE")
+    )
     segment_store = opened(tmp_path)
     segment_store.write("model", [record(7)])
     assert len(read_all(segment_store, [*RECORDS, record(7)])) == 7
@@ -110,7 +112,7 @@ def test_a_file_that_cannot_be_looked_at_is_closed(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr("os.fstat", refuse)
         assert read_all(segment_store, RECORDS) == {}
-        for opens in (Index, lambda folder: SegmentStore(folder, 1 << 30)):
+        for opens in (SegmentIndex, lambda folder: SegmentStore(folder, 1 << 30)):
             with pytest.raises(OSError, match="Stale"):
                 opens(tmp_path)
     assert open_below(tmp_path) == held

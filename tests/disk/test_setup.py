@@ -126,7 +126,7 @@ def test_files_that_cannot_be_hashed_leave_an_engine_without_a_store(
         trouble(model / "model.safetensors", gate)
         opened(gate, driver)
         assert state(driver) == (StoreState.OFF, 1.0)
-        driver.core.begin_anew()
+        driver.core.reset()
         assert driver.counts.state is StoreState.OFF and driver.core.cache.disk_tier is None, (
             "nothing is collected for it"
         )
@@ -159,7 +159,7 @@ def test_an_engine_that_begins_anew_meanwhile_joins_all_the_same(
 ) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(LONG)
-        driver.core.begin_anew()
+        driver.core.reset()
         opened(gate, driver)
         driver.ask(LONG)
         driver.forget()

@@ -24,7 +24,7 @@ def store(path: Path) -> KVStore:
 
 def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> None:
     one = store(tmp_path)
-    assert one.writer.has_room and one.writer.offer(RECORDS)
+    assert one.writer.has_room and one.writer.enqueue(RECORDS)
     one.close(PATIENCE)
     assert one.stats().stored_blocks == 6
     other = store(tmp_path)
@@ -37,9 +37,9 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
         found.update(got)
         done.set()
 
-    other.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), arrived, PATIENCE))
+    other.reader.submit(ReadRequest(tokens, lambda there, rate: list(there), arrived, PATIENCE))
     assert done.wait(PATIENCE) and all(same(found[r.key], r) for r in RECORDS)
-    other.drop(3)
+    other.count_dropped(3)
     other.close()
     said = other.stats()
     assert (said.read_blocks, said.missed_blocks, said.dropped_blocks) == (6, 0, 3)
@@ -84,9 +84,9 @@ def test_a_store_in_use_begins_no_thread(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError(f"{thread} is begun")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert one.writer.offer(RECORDS) and one.writer.flush(PATIENCE)
+    assert one.writer.enqueue(RECORDS) and one.writer.flush(PATIENCE)
     done = threading.Event()
     tokens = {r.key: r.tokens for r in RECORDS}
-    one.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
+    one.reader.submit(ReadRequest(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
     assert done.wait(PATIENCE) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
     one.close()

@@ -39,9 +39,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def full(driver: Stored, monkeypatch: pytest.MonkeyPatch) -> StoreConnector:
     """Something is cached, and nothing of it is copied yet."""
     with monkeypatch.context() as patched:
-        patched.setattr(disks, "SHARE", 0.0)
+        patched.setattr(disks, "COPY_SHARE", 0.0)
         driver.ask(LONG)
-    assert driver.core.disk is not None and waiting(driver.core.disk) > 2 * disks._AT_ONCE
+    assert driver.core.disk is not None and waiting(driver.core.disk) > 2 * disks._ENTRIES_PER_COPY
     return driver.core.disk
 
 
@@ -60,8 +60,8 @@ def test_running_requests_give_a_fiftieth_of_their_time(
         before = waiting(disk)
         for _ in range(20):
             clock.now += 0.05 - 2 * clock.look
-            disk.copy_in_between(10.0)
-        assert 4 * disks._AT_ONCE <= before - waiting(disk) <= 6 * disks._AT_ONCE < before
+            disk.copy_between_steps(10.0)
+        assert 4 * disks._ENTRIES_PER_COPY <= before - waiting(disk) <= 6 * disks._ENTRIES_PER_COPY < before
 
 
 def test_a_short_step_is_not_made_much_longer(
@@ -71,8 +71,8 @@ def test_a_short_step_is_not_made_much_longer(
         disk = full(driver, monkeypatch)
         clock.now += 100
         before = waiting(disk)
-        disk.copy_in_between(0.02)  # a tenth of it are two looks
-        assert before - 2 * disks._AT_ONCE <= waiting(disk) < before
+        disk.copy_between_steps(0.02)  # a tenth of it are two looks
+        assert before - 2 * disks._ENTRIES_PER_COPY <= waiting(disk) < before
 
 
 def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.disk import store as threads
-from cortexmlx.disk.index import Index
+from cortexmlx.disk.index import SegmentIndex
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore, Reader, ReadRequest, Writer
+from cortexmlx.disk.store import KVStore, ReadRequest, RecordReader, RecordWriter
 from support.patience import PATIENCE, soon
 from support.store.records import key_of, opened, read_all, record
 
@@ -28,10 +28,10 @@ def segment_store(tmp_path: Path) -> Iterator[SegmentStore]:
 
 
 def test_many_records_become_few_segments(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LINGER", "MOST_LINGER"):
+    for name in ("LINGER_SECONDS", "MOST_LINGER"):
         monkeypatch.setattr(threads, name, PATIENCE)
-    writer = Writer(segment_store, "model", lambda: None)
-    assert all(writer.offer([each]) for each in RECORDS) and writer.flush(PATIENCE)
+    writer = RecordWriter(segment_store, "model", lambda: None)
+    assert all(writer.enqueue([each]) for each in RECORDS) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
     assert 1 <= len(segment_store.segments()) <= 2 and len(read_all(segment_store, RECORDS)) == 6
     writer.stop(PATIENCE)
@@ -40,11 +40,11 @@ def test_many_records_become_few_segments(segment_store: SegmentStore, monkeypat
 def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     size = RECORDS[0].nbytes
     segment_store = SegmentStore(tmp_path, 6 * size)
-    writer = Writer(segment_store, "model", lambda: None)
-    assert writer.offer(RECORDS) and writer.flush(PATIENCE)
+    writer = RecordWriter(segment_store, "model", lambda: None)
+    assert writer.enqueue(RECORDS) and writer.flush(PATIENCE)
     assert len(segment_store.segments()) > 1 and 0 < len(read_all(segment_store, RECORDS)) <= 6
     segment_store.limit = size - 1
-    assert writer.offer([record(77)]) and writer.flush(PATIENCE)
+    assert writer.enqueue([record(77)]) and writer.flush(PATIENCE)
     assert (writer.stored, writer.dropped) == (6, 1)
     writer.stop(PATIENCE)
 
@@ -52,11 +52,11 @@ def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_p
 def test_what_trickles_in_without_end_is_written_all_the_same(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "LINGER", PATIENCE)
+    monkeypatch.setattr(threads, "LINGER_SECONDS", PATIENCE)
     monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
-    writer = Writer(segment_store, "model", lambda: None)
+    writer = RecordWriter(segment_store, "model", lambda: None)
     numbers = count()
-    assert soon(lambda: writer.offer([record(next(numbers))]) and writer.stored)
+    assert soon(lambda: writer.enqueue([record(next(numbers))]) and writer.stored)
     writer.stop(PATIENCE)
 
 
@@ -69,8 +69,8 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(
     go, room = threading.Event(), threading.Event()
     write = segment_store.write
     monkeypatch.setattr(segment_store, "write", lambda *args: go.wait(PATIENCE) and write(*args))
-    writer = Writer(segment_store, "model", room.set)
-    taken = [writer.offer([each]) for each in RECORDS]
+    writer = RecordWriter(segment_store, "model", room.set)
+    taken = [writer.enqueue([each]) for each in RECORDS]
     assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
     assert not writer.has_room and not room.is_set()
     go.set()
@@ -82,8 +82,8 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(
 def test_stop_drops_what_takes_too_long(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(segment_store, "open", lambda: go.wait(PATIENCE))
-    writer = Writer(segment_store, "model", lambda: None)
-    writer.offer(RECORDS)
+    writer = RecordWriter(segment_store, "model", lambda: None)
+    writer.enqueue(RECORDS)
     writer.stop(0.05)
     assert writer.dropped == 6
     go.set()
@@ -100,9 +100,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 
     monkeypatch.setattr(segment_store, "write", refuse)
     monkeypatch.setattr(threads, "_PAUSE", PATIENCE)
-    writer = Writer(segment_store, "model", lambda: None)
+    writer = RecordWriter(segment_store, "model", lambda: None)
     for each in RECORDS:
-        writer.offer([each])
+        writer.enqueue([each])
         assert writer.flush(PATIENCE)
     assert len(calls) == 1 and writer.dropped == 6 and len(caplog.records) == 1
     assert "No space" in caplog.text
@@ -110,7 +110,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 
 
 def ask(
-    reader: Reader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes], seconds: float = PATIENCE
+    reader: RecordReader, tokens: dict[bytes, tuple[int, ...]], wanted: list[bytes], seconds: float = PATIENCE
 ) -> tuple[dict[bytes, int], set[bytes]]:
     done = threading.Event()
     sizes: dict[bytes, int] = {}
@@ -121,7 +121,7 @@ def ask(
         sizes.update(there)
         return wanted
 
-    reader.ask(ReadRequest(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
+    reader.submit(ReadRequest(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
     assert done.wait(PATIENCE)
     return sizes, found
 
@@ -129,7 +129,7 @@ def ask(
 def test_the_reader_reads_up_to_the_first_that_is_wrong(segment_store: SegmentStore) -> None:
     segment_store.open()
     segment_store.write("model", RECORDS)
-    reader = Reader(segment_store)
+    reader = RecordReader(segment_store)
     tokens = {r.key: r.tokens for r in RECORDS} | {key_of(77): (1,) * 8}
     sizes, found = ask(reader, tokens, [r.key for r in RECORDS[:4]])
     assert sizes == {r.key: r.nbytes for r in RECORDS} and found == {r.key for r in RECORDS[:4]}
@@ -143,14 +143,14 @@ def test_whatever_is_wrong_is_an_answer_without_records(
     segment_store: SegmentStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     segment_store.open()
-    reader = Reader(segment_store)
+    reader = RecordReader(segment_store)
     _, found = ask(reader, {key_of(1): (1,)}, [key_of(1)])
     assert found == set() and len(caplog.records) == 1
     reader.stop(PATIENCE)
 
 
 def test_a_reading_waits_until_the_shelf_is_open(segment_store: SegmentStore) -> None:
-    reader = Reader(segment_store)
+    reader = RecordReader(segment_store)
     opened(segment_store.path).write("model", RECORDS)
     threading.Timer(0.1, segment_store.open).start()
     _, found = ask(reader, {RECORDS[0].key: RECORDS[0].tokens}, [RECORDS[0].key])
@@ -165,8 +165,8 @@ def test_a_writer_that_may_not_be_modest_writes(segment_store: SegmentStore, mon
         raise PermissionError
 
     monkeypatch.setattr("os.setpriority", refuse, raising=False)
-    writer = Writer(segment_store, "model", lambda: None)
-    assert writer.offer(RECORDS) and writer.flush(PATIENCE) and writer.stored == 6
+    writer = RecordWriter(segment_store, "model", lambda: None)
+    assert writer.enqueue(RECORDS) and writer.flush(PATIENCE) and writer.stored == 6
     writer.stop(PATIENCE)
 
 
@@ -187,10 +187,10 @@ def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_w
 
     monkeypatch.setattr(threads, "time", clock)
     monkeypatch.setattr(segment_store, "read", slowly)
-    reader = Reader(segment_store)
-    assert not reader.paused
+    reader = RecordReader(segment_store)
+    assert not reader.is_paused
     _, found = ask(reader, {r.key: r.tokens for r in RECORDS}, [r.key for r in RECORDS], 0.15)
-    assert len(found) == 2 and reader.paused and len(caplog.records) == 1 and "slow" in caplog.text
+    assert len(found) == 2 and reader.is_paused and len(caplog.records) == 1 and "slow" in caplog.text
     reader.stop(PATIENCE)
 
 
@@ -206,7 +206,9 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}
     for _ in range(2):
-        store.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
+        store.reader.submit(
+            ReadRequest(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05)
+        )
     assert [told.get(timeout=PATIENCE) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
     store.close(0.1)
     assert store.reader._thread.is_alive(), "closing does not wait for it"
@@ -219,9 +221,12 @@ def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(segment_store, "_opened", lambda: (goes_on.wait(PATIENCE), Index(segment_store.path))[1])
+    late = lambda: (goes_on.wait(PATIENCE), SegmentIndex(segment_store.path))[1]  # noqa: E731
+    monkeypatch.setattr(segment_store, "_open_or_rebuild", late)
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
-    store.reader.ask(ReadRequest({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
+    store.reader.submit(
+        ReadRequest({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05)
+    )
     assert told.get(timeout=PATIENCE) == 0
     store.close(0.1)
     assert store.writer._thread.is_alive(), "closing does not wait for it"

@@ -32,4 +32,4 @@ def news(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arenas begin with a few blocks, so that they grow soon."""
-    monkeypatch.setattr(sizing, "_FIRST_TOKENS", 96)
+    monkeypatch.setattr(sizing, "_INITIAL_TOKENS", 96)

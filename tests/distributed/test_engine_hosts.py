@@ -15,7 +15,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.distributed import group
-from cortexmlx.distributed.overdue import ENOUGH
+from cortexmlx.distributed.overdue import MIN_SAMPLES
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
@@ -87,9 +87,9 @@ def drafts(driver: Driver) -> list[tuple[int, ...]]:
     expected = driver.result_of(prompt, 20).token_ids
     handle = driver.add(prompt, 20)
     while not driver.core.idle:
-        for job in driver.core.scheduler.draftable:
-            right = expected[job.generated : job.generated + 2]
-            driver.core.scheduler.draft(job.id, [*right, *guesses][:3])
+        for job in driver.core.scheduler.draftable_jobs:
+            right = expected[job.num_generated : job.num_generated + 2]
+            driver.core.scheduler.set_drafts(job.id, [*right, *guesses][:3])
         driver.step()
     verified = driver.core.stats().speculation.verified
     assert verified > 0 and driver.result(handle).token_ids == expected
@@ -168,7 +168,7 @@ def test_a_process_that_hangs_while_its_heartbeats_come_is_lost(
     monkeypatch.setenv(hanging_worker.FOLDER, str(tmp_path))
     before = set(commands())
     with Engine(str(tiny("llama")), hosts=hosts) as engine:
-        for seed in range(2, 2 + ENOUGH):  # it learns how long steps take
+        for seed in range(2, 2 + MIN_SAMPLES):  # it learns how long steps take
             engine.generate(tokens_of(20, seed=seed), max_tokens=9, ignore_eos=True)
         hanging_worker.flag(tmp_path, 1).touch()
         with pytest.raises(HostLost, match=r"hangs.*while its heartbeats came") as lost:

@@ -29,9 +29,9 @@ class Copies(LocalGroup):
 
     reopen = open
 
-    def arrange(self, parts: Any) -> Any:
+    def make_runners(self, parts: Any) -> Any:
         self.parts = parts
-        return LosingRunner(super().arrange((self._mode.groups,)), self)
+        return LosingRunner(super().make_runners((self._mode.groups,)), self)
 
 
 @pytest.fixture
@@ -95,21 +95,21 @@ def test_the_longer_tail_needs_a_gpu_in_every_worker(opened: Callable[..., tuple
     heavy = {"weight_bytes": 1 << 24, "backend": "metal"}
     both, _ = opened(("a", "b"), heavy, heavy)
     one, _ = opened(("a", "b"), heavy, heavy | {"backend": "reference"})
-    cache = both.begin_cache(both.blocks)
-    assert both.begin_scheduler(cache).config.long_tail_rows > 0
-    assert one.begin_scheduler(cache).config.long_tail_rows == 0
+    cache = both.make_cache(both.blocks)
+    assert both.make_scheduler(cache).config.long_tail_rows > 0
+    assert one.make_scheduler(cache).config.long_tail_rows == 0
 
 
 def test_workers_with_another_model_than_before_are_refused(
     opened: Callable[..., tuple[HostedModel, Copies]],
 ) -> None:
     model, group = opened(("a", "b"))
-    model.reopen()
+    model.restart_workers()
     assert group.epoch == 2
     groups = group.infos[0].groups
     group.own = ({}, {"groups": tuple(replace(g, layers=(*g.layers, 7)) for g in groups)})
     with pytest.raises(HostRefused, match="another model now"):
-        model.reopen()
+        model.restart_workers()
 
 
 def test_a_group_that_cannot_be_used_is_ended(

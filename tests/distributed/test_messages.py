@@ -20,20 +20,20 @@ from cortexmlx.distributed import messages
 from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
-    Answer,
     AnyCall,
-    Call,
+    CallAnswer,
     CanResize,
     Choose,
     Codec,
     Dispatch,
+    NumberedCall,
     RankState,
     Value,
     answer_with,
     copy_error,
-    read_by_sampler,
-    sent_plan,
-    whole_plan,
+    from_sent_plan,
+    sampler_tokens,
+    to_sent_plan,
 )
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest, ModelNotFound
 from cortexmlx.execution.boundary import StepResult, TokenMask
@@ -53,24 +53,24 @@ RESULT = StepResult(0.5, [1, 2], [0.5], top_ids=[[1]], failures={1: HostLost("x"
 
 def row_as_read(row: SamplingRow) -> SamplingRow:
     """A row with only what the sampler reads of it."""
-    return SamplingRow(row.params, row.seed, *(np.asarray(part, np.int32) for part in read_by_sampler(row)))
+    return SamplingRow(row.params, row.seed, *(np.asarray(part, np.int32) for part in sampler_tokens(row)))
 
 
 @pytest.mark.parametrize("kind", CALLS)
 @settings(max_examples=examples(15))
 @given(data=st.data())
 def test_a_call_comes_back(kind: type, data: st.DataObject) -> None:
-    call = Call(data.draw(st.integers(0, 2**40)), data.draw(values(kind)))
+    call = NumberedCall(data.draw(st.integers(0, 2**40)), data.draw(values(kind)))
     assert same(CALL.decode(CALL.encode(call)), call)
 
 
 @settings(max_examples=examples(40))
 @given(values(StepPlan))
 def test_a_plan_comes_back_with_what_the_sampler_reads(plan: StepPlan) -> None:
-    call = CALL.decode(CALL.encode(Call(1, Dispatch(sent_plan(plan))))).asks
+    call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(plan))))).asks
     assert isinstance(call, Dispatch) and call.plan is not None
     rows = None if plan.sampling is None else tuple(map(row_as_read, plan.sampling))
-    assert same(whole_plan(call.plan), replace(plan, sampling=rows))
+    assert same(from_sent_plan(call.plan), replace(plan, sampling=rows))
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -91,7 +91,7 @@ def test_an_answer_comes_back(kind: type, data: st.DataObject) -> None:
 def test_other_bytes_are_one_error(data: st.DataObject) -> None:
     codec: Codec[Any] = data.draw(st.sampled_from([CALL, ANSWER]))
     drawn = data.draw(values(data.draw(st.sampled_from(CALLS if codec is CALL else VALUES))))
-    message = codec.encode(Call(1, drawn) if codec is CALL else answer_with(1, drawn))
+    message = codec.encode(NumberedCall(1, drawn) if codec is CALL else answer_with(1, drawn))
     for end in range(len(message)):
         with pytest.raises(HostLost, match="cannot be read"):
             codec.decode(message[:end])
@@ -122,8 +122,8 @@ def test_announced_sizes_are_not_believed() -> None:
     """
     mask = TokenMask(np.zeros(3, np.int32), np.zeros((3, 9), np.uint32))
     for codec, message in (
-        (CALL, CALL.encode(Call(1, Dispatch(sent_plan(PLAN))))),
-        (CALL, CALL.encode(Call(1, Choose(mask)))),
+        (CALL, CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(PLAN))))),
+        (CALL, CALL.encode(NumberedCall(1, Choose(mask)))),
         (ANSWER, ANSWER.encode(answer_with(1, RESULT))),
     ):
         tracemalloc.start()
@@ -137,7 +137,7 @@ def test_announced_sizes_are_not_believed() -> None:
             tracemalloc.stop()
 
 
-POSITIONS = sent_plan(PLAN).__struct_fields__.index("positions")  # type: ignore[attr-defined]
+POSITIONS = to_sent_plan(PLAN).__struct_fields__.index("positions")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ POSITIONS = sent_plan(PLAN).__struct_fields__.index("positions")  # type: ignore
     ],
 )
 def test_an_array_that_is_none_is_refused(array: Any, why: str) -> None:
-    call = msgspec.msgpack.decode(CALL.encode(Call(1, Dispatch(sent_plan(PLAN)))))
+    call = msgspec.msgpack.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(PLAN)))))
     call[1][1][POSITIONS] = array
     with pytest.raises(HostLost, match=why):
         CALL.decode(msgspec.msgpack.encode(call))
@@ -199,22 +199,24 @@ def test_what_has_no_bytes_is_refused() -> None:
     steps = replace(PLAN, segments=(lane,), logit_segments=(lane,))
     for plan, why in ((numbers, "int64"), (steps, "steps of 2"), (replace(PLAN, loads=(object(),)), "object")):
         with pytest.raises(TypeError, match=why):
-            CALL.encode(Call(1, Dispatch(sent_plan(plan))))
+            CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(plan))))
     with pytest.raises(TypeError, match="cannot be sent"):
-        CALL.encode(Call(1, CanResize((object(),))))  # type: ignore[arg-type]
+        CALL.encode(NumberedCall(1, CanResize((object(),))))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="not Unicode"):
-        ANSWER.encode(answer_with(1, messages.Refused("m\udc80", False)))
+        ANSWER.encode(answer_with(1, messages.Refusal("m\udc80", False)))
 
 
 def test_functions_cannot_be_sent() -> None:
     row = SamplingRow(SamplingParams(), 7, (), (), processed_for=JobId(3))
     with pytest.raises(InvalidRequest, match="logits_processors"):
-        sent_plan(replace(PLAN, sampling=(row,)))
+        to_sent_plan(replace(PLAN, sampling=(row,)))
 
 
 def test_an_array_is_a_copy_that_may_be_changed() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
-    mask = CALL.decode(CALL.encode(Call(1, Choose(TokenMask(array[:, ::2], np.zeros((3, 1), np.uint32)))))).asks.mask  # type: ignore[union-attr]
+    mask = CALL.decode(
+        CALL.encode(NumberedCall(1, Choose(TokenMask(array[:, ::2], np.zeros((3, 1), np.uint32)))))
+    ).asks.mask  # type: ignore[union-attr]
     mask.rows[:] += 1
     assert mask.rows.tolist() == (array[:, ::2] + 1).tolist()
 
@@ -234,8 +236,8 @@ VOCABULARY, LIKELY = 301, 11
 
 def sent(row: SamplingRow) -> SamplingRow:
     """A row on the other side."""
-    call = CALL.decode(CALL.encode(Call(1, Dispatch(sent_plan(replace(PLAN, sampling=(row,)))))))
-    (back,) = whole_plan(call.asks.plan).sampling or ()  # type: ignore[union-attr, arg-type]
+    call = CALL.decode(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(replace(PLAN, sampling=(row,)))))))
+    (back,) = from_sent_plan(call.asks.plan).sampling or ()  # type: ignore[union-attr, arg-type]
     return back
 
 
@@ -260,17 +262,17 @@ def test_rows_choose_the_same_tokens_after_they_were_sent(rows: list[SamplingRow
 def test_a_plain_row_takes_a_few_bytes_however_long_its_text_is() -> None:
     row = SamplingRow(SamplingParams(stop=["x"], max_tokens=9), 7, list(range(4000)), list(range(4000)))
     with_it, without = (
-        len(CALL.encode(Call(1, Dispatch(sent_plan(replace(PLAN, sampling=rows)))))) for rows in ((row,), ())
+        len(CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(replace(PLAN, sampling=rows)))))) for rows in ((row,), ())
     )
     assert with_it - without <= 40
 
 
 def test_parameters_out_of_range_are_refused() -> None:
     row = SamplingRow(SamplingParams(temperature=1.0), 7, (), ())
-    message = CALL.encode(Call(1, Dispatch(sent_plan(replace(PLAN, sampling=(row,))))))
+    message = CALL.encode(NumberedCall(1, Dispatch(to_sent_plan(replace(PLAN, sampling=(row,))))))
     call = CALL.decode(message.replace(np.float64(1.0).tobytes()[::-1], np.float64(np.inf).tobytes()[::-1]))
     with pytest.raises(HostLost, match="temperature"):
-        whole_plan(call.asks.plan)  # type: ignore[union-attr, arg-type]
+        from_sent_plan(call.asks.plan)  # type: ignore[union-attr, arg-type]
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ def test_parameters_out_of_range_are_refused() -> None:
 
 def error_sent(error: CortexError) -> CortexError:
     """An error on the other side."""
-    back = ANSWER.decode(ANSWER.encode(Answer(1, error=error))).error
+    back = ANSWER.decode(ANSWER.encode(CallAnswer(1, error=error))).error
     assert back is not None
     return back
 

@@ -13,22 +13,30 @@ from hypothesis import strategies as st
 
 from cortexmlx.distributed.messages import (
     AnyCall,
-    Arrange,
     Begin,
     Choose,
     Collect,
     Copy,
     Dispatch,
     Forward,
+    MakeRunner,
     Open,
     Prepare,
     RankOptions,
     Resize,
     SentPlan,
     Trim,
-    sent_plan,
+    to_sent_plan,
 )
-from cortexmlx.distributed.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
+from cortexmlx.distributed.overdue import (
+    HANG_FACTOR,
+    MIN_SAMPLES,
+    PAUSE_SECONDS,
+    HangDetector,
+    HangLimits,
+    OverdueCall,
+    step_work,
+)
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
 
@@ -41,7 +49,7 @@ def plan_of(*pieces: tuple[int, int]) -> SentPlan:
     none = np.zeros(0, np.int32)
     segments = tuple(Segment(JobId(n), 0, first, count) for n, (count, first) in enumerate(pieces))
     plan = StepPlan(0, StepKind.MIXED, segments, none, None, none, none, (), none, None, None, (), 0, 0, (1,), None)
-    return sent_plan(plan)
+    return to_sent_plan(plan)
 
 
 DECODE = Dispatch(plan_of((1, 0)))
@@ -52,7 +60,7 @@ class Story:
     """Calls to some ranks, at times that the test makes."""
 
     def __init__(self, ranks: int = 2, limits: HangLimits = LIMITS) -> None:
-        self.calls = OverdueCalls(ranks, limits)
+        self.calls = HangDetector(ranks, limits)
         self.now = 1000.0
         self.ranks = range(ranks)
         self.number = 0
@@ -63,12 +71,12 @@ class Story:
         for rank in self.ranks:
             self.calls.note_call(rank, self.number, asks, self.now)
 
-    def wait(self, seconds: float, often: bool = False) -> Overdue | None:
+    def wait(self, seconds: float, often: bool = False) -> OverdueCall | None:
         """Look for so long, some times or as often as in earnest. What was found first."""
         until, step = self.now + seconds, LOOK if often else max(LOOK, seconds / 40)
         while self.now < until:
             self.now = min(until, self.now + step)
-            if (found := self.calls.look(self.now, self.used)) is not None:
+            if (found := self.calls.find_overdue(self.now, self.used)) is not None:
                 return found
         return None
 
@@ -92,20 +100,20 @@ class Story:
 
 def test_a_call_is_overdue_soon_if_calls_alike_are_quick() -> None:
     story = Story()
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     assert LIMITS.seconds < story.found_after(DECODE) <= LIMITS.seconds + 2 * LOOK < 10.0
 
 
 def test_a_machine_that_is_slow_has_more_time() -> None:
     story = Story()
-    story.took(PIECE, 20.0, ENOUGH)
-    assert 20.0 * LONGER < story.found_after(PIECE) <= 20.0 * LONGER + 2 * LOOK
+    story.took(PIECE, 20.0, MIN_SAMPLES)
+    assert 20.0 * HANG_FACTOR < story.found_after(PIECE) <= 20.0 * HANG_FACTOR + 2 * LOOK
 
 
-@pytest.mark.parametrize("asks", [DECODE, PIECE, Arrange(()), Trim(), Prepare(plan_of((1, 0)))])
+@pytest.mark.parametrize("asks", [DECODE, PIECE, MakeRunner(()), Trim(), Prepare(plan_of((1, 0)))])
 def test_what_was_never_seen_may_take_long(asks: AnyCall) -> None:
     story = Story()
-    story.took(DECODE, 0.01, ENOUGH - 1)
+    story.took(DECODE, 0.01, MIN_SAMPLES - 1)
     assert story.found_after(asks) > LIMITS.first_seconds
 
 
@@ -128,56 +136,58 @@ def test_what_moves_or_allocates_much_may_take_long_however_quick_it_was(asks: A
     """On a full machine, the system makes room first."""
     story = Story()
     for small in (Trim(), Resize((1,)), Prepare(plan_of((1, 0))), DECODE):
-        story.took(small, 0.001, ENOUGH + 1)
+        story.took(small, 0.001, MIN_SAMPLES + 1)
     assert story.found_after(asks) > LIMITS.first_seconds
 
 
 def test_what_moves_nothing_is_a_kind_of_its_own() -> None:
     story = Story()
-    story.took(Prepare(plan_of((1, 0))), 0.001, ENOUGH + 1)
+    story.took(Prepare(plan_of((1, 0))), 0.001, MIN_SAMPLES + 1)
     assert story.found_after(Prepare(plan_of((7, 100)))) < 8.5
 
 
 def test_steps_with_more_work_say_what_smaller_ones_may_take_and_not_the_other_way_round() -> None:
     story = Story()
-    story.took(DECODE, 40.0, ENOUGH)
-    assert story.found_after(PIECE) > 40.0 * LONGER > LIMITS.first_seconds
+    story.took(DECODE, 40.0, MIN_SAMPLES)
+    assert story.found_after(PIECE) > 40.0 * HANG_FACTOR > LIMITS.first_seconds
     story = Story()
-    story.took(PIECE, 1.0, ENOUGH)
-    assert LIMITS.seconds < 1.0 * LONGER < story.found_after(Dispatch(plan_of((200, 0)))) < 1.5 * LONGER
+    story.took(PIECE, 1.0, MIN_SAMPLES)
+    assert LIMITS.seconds < 1.0 * HANG_FACTOR < story.found_after(Dispatch(plan_of((200, 0)))) < 1.5 * HANG_FACTOR
 
 
 def test_all_calls_of_a_step_are_of_its_kind() -> None:
     for asks in (Collect(True), Choose(None), Forward(None), Forward(plan_of((600, 0)))):
         story = Story()
-        story.took(PIECE, 0.1, ENOUGH)
+        story.took(PIECE, 0.1, MIN_SAMPLES)
         assert story.found_after(asks) < 8.5, asks
     story = Story()
-    story.took(PIECE, 0.1, ENOUGH)
+    story.took(PIECE, 0.1, MIN_SAMPLES)
     story.took(Prepare(plan_of((1, 1 << 24))), 0.1)
     assert story.found_after(Dispatch(None)) > LIMITS.first_seconds, "a prepared plan counts when it is started"
 
 
 def test_the_length_of_a_context_is_work() -> None:
-    assert work(plan_of((1, 0))) == 1 and work(plan_of(*[(1, 100)] * 8)) == 8
-    assert work(plan_of((512, 0))) == 576 and work(plan_of((512, 100_000))) > 20 * work(plan_of((512, 0)))
+    assert step_work(plan_of((1, 0))) == 1 and step_work(plan_of(*[(1, 100)] * 8)) == 8
+    assert step_work(plan_of((512, 0))) == 576 and step_work(plan_of((512, 100_000))) > 20 * step_work(
+        plan_of((512, 0))
+    )
     story = Story()
-    story.took(PIECE, 0.1, ENOUGH)
+    story.took(PIECE, 0.1, MIN_SAMPLES)
     assert story.found_after(Dispatch(plan_of((512, 100_000)))) > LIMITS.first_seconds
 
 
 def test_after_a_pause_a_step_may_take_long_again() -> None:
     """The system may have moved the weights out of memory."""
     story = Story()
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.now += PAUSE_SECONDS + 1
     story.took(DECODE, 100.0)
-    assert story.found_after(DECODE) > LONGER * 90
+    assert story.found_after(DECODE) > HANG_FACTOR * 90
 
 
 def test_one_slow_step_does_not_loosen_the_bound_for_ever() -> None:
     story = Story()
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.took(DECODE, 6.0)
     story.took(DECODE, 0.05, 400)
     assert story.found_after(DECODE) <= LIMITS.seconds + 2 * LOOK
@@ -185,28 +195,28 @@ def test_one_slow_step_does_not_loosen_the_bound_for_ever() -> None:
 
 def test_a_call_that_waits_behind_another_one_is_not_late() -> None:
     story = Story()
-    story.took(DECODE, 5.0, ENOUGH)
+    story.took(DECODE, 5.0, MIN_SAMPLES)
     for _ in range(20):
         story.send(DECODE)
     for _ in range(20):
         assert story.wait(5.0) is None
         story.answer()
-    assert story.found_after(DECODE) <= 5.0 * LONGER + 2 * LOOK, "nor does it count as slow"
+    assert story.found_after(DECODE) <= 5.0 * HANG_FACTOR + 2 * LOOK, "nor does it count as slow"
 
 
 def test_answers_that_came_while_this_process_was_stopped_count() -> None:
     story = Story()
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.send(DECODE)
     story.now += 600.0
-    assert story.calls.look(story.now, story.used) is None, "the answers are taken before the next look"
+    assert story.calls.find_overdue(story.now, story.used) is None, "the answers are taken before the next look"
     story.answer()
     assert story.wait(100.0) is None
 
 
 def test_no_call_is_overdue_without_a_limit() -> None:
     story = Story(limits=replace(LIMITS, seconds=0.0))
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.send(DECODE)
     assert story.wait(1e4) is None
 
@@ -216,7 +226,7 @@ def test_no_call_is_overdue_without_a_limit() -> None:
 
 def test_who_has_not_answered_hangs_if_the_others_have() -> None:
     story = Story(3)
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.send(DECODE)
     story.answer(0, 2)
     story.send(DECODE)  # ranks 0 and 2 wait for rank 1 in this one
@@ -237,7 +247,7 @@ def test_who_has_not_answered_hangs_if_the_others_have() -> None:
 )
 def test_who_waits_for_numbers_of_others_uses_its_processor(used: list[Any], culprit: int | None) -> None:
     story = Story(3)
-    story.took(DECODE, 0.05, ENOUGH)
+    story.took(DECODE, 0.05, MIN_SAMPLES)
     story.used = [50.0, 60.0, 70.0]
     story.send(DECODE)
     assert story.wait(1.0) is None
@@ -263,7 +273,7 @@ def test_no_step_below_the_limit_is_taken_for_one_that_hangs(steps: list[tuple[A
 def test_no_machine_is_too_slow_if_its_steps_are_alike(usual: float, factors: list[float], asks: AnyCall) -> None:
     """Steps that take up to eight times as long as usual, on a machine however slow."""
     story = Story()
-    story.took(asks, usual, ENOUGH)
+    story.took(asks, usual, MIN_SAMPLES)
     for factor in factors:
         story.took(asks, usual * factor)
         story.took(asks, usual)
@@ -275,4 +285,4 @@ def test_every_call_that_hangs_is_found(steps: list[tuple[AnyCall, float]], last
     longest = max((seconds for _, seconds in steps), default=0.0)
     for asks, seconds in steps:
         story.took(asks, min(seconds, 6.9))
-    assert story.found_after(last) <= max(LIMITS.first_seconds, LONGER * longest) + 2 * LOOK
+    assert story.found_after(last) <= max(LIMITS.first_seconds, HANG_FACTOR * longest) + 2 * LOOK

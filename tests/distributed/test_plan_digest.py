@@ -28,7 +28,7 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
         scheduler.add(JobId(number), QueuedRequest(tuple(range(5 + number)), params), frozenset())
     made: list[StepPlan] = []
     in_flight: deque[StepPlan] = deque()
-    while not scheduler.idle:
+    while not scheduler.is_idle:
         plan = scheduler.plan(len(in_flight))
         if plan is not None:
             in_flight.append(plan)
@@ -44,8 +44,8 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
 def digests(made: list[StepPlan], every: int, blocks: int = 3) -> list[bytes | None]:
     digest, found = PlanDigest(every), []
     for number, plan in enumerate(made):
-        digest.add(b"%d" % number)
-        found.append(digest.take(plan, (blocks,)))
+        digest.add_message(b"%d" % number)
+        found.append(digest.add_step(plan, (blocks,)))
     return found
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.distributed.messages import Cut, RankOptions
+from cortexmlx.distributed.messages import RankOptions, ShardingMode
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import HostRefused, ModelCorrupt
-from cortexmlx.execution.execution_modes import execution_mode
+from cortexmlx.execution.execution_modes import choose_execution_mode
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from support.hosts import models
@@ -40,7 +40,7 @@ def test_a_rank_tells_what_the_model_has_and_keeps(tmp_path: Path) -> None:
     folder = models.write(tmp_path / "m", "gpt_oss")
     info = open_rank(options(folder), mx.distributed.init()).info
     loaded = load_model(folder, dequantize=False)
-    assert info.groups == execution_mode(loaded.model).groups and len(info.groups) == 2
+    assert info.groups == choose_execution_mode(loaded.model).groups and len(info.groups) == 2
     assert (info.vocab_size, info.context_length, info.architecture) == (320, 512, "gpt_oss")
     assert (info.weight_bytes, info.parameters, info.dtype) == (loaded.weight_bytes, loaded.parameters, "float32")
     assert (info.whole_bytes, info.whole_parameters) == (loaded.weight_bytes, loaded.parameters)
@@ -50,7 +50,7 @@ def test_a_rank_tells_what_the_model_has_and_keeps(tmp_path: Path) -> None:
 def test_a_runner_takes_groups_of_other_ranks_in_which_it_has_no_layers(tmp_path: Path) -> None:
     opened = open_rank(options(models.write(tmp_path / "m", "llama")), mx.distributed.init())
     other = LayerGroup(KVSpec(2, 16, 16, "float32", window=9), ())
-    runner = opened.arrange([other, *opened.info.groups])
+    runner = opened.make_runner([other, *opened.info.groups])
     assert runner.begin((4, 6)) is None and runner.blocks == (4, 6)
     assert runner.resize((8, 6)) is None and runner.shapes[0] == () and len(runner.shapes[1]) == 2
     runner.close()
@@ -69,6 +69,6 @@ def test_damaged_weights_are_found_when_all_parts_are_loaded(tmp_path: Path) -> 
     assert isinstance(weights, dict)
     weights["model.norm.weight"] *= mx.nan
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    opened = open_rank(options(folder, cut=Cut.TENSOR), mx.distributed.init())
+    opened = open_rank(options(folder, cut=ShardingMode.TENSOR), mx.distributed.init())
     with pytest.raises(ModelCorrupt, match="NaN"):
-        opened.arrange(opened.info.groups)
+        opened.make_runner(opened.info.groups)

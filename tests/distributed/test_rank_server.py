@@ -12,16 +12,16 @@ import pytest
 from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
-    Answer,
     AnyCall,
-    Arrange,
     Begin,
-    Call,
+    CallAnswer,
     Close,
-    Cut,
+    MakeRunner,
+    NumberedCall,
     Open,
     RankInfo,
     RankOptions,
+    ShardingMode,
     Trim,
 )
 from cortexmlx.distributed.rank_server import serve
@@ -30,7 +30,7 @@ from cortexmlx.execution.boundary import MemoryInUse
 from cortexmlx.kv.spec import LayerGroup
 from support.hosts.channels import QueueChannel, channel_pair
 
-OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
+OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, ShardingMode.PIPELINE)
 INFO = RankInfo((), 320, 512, 1 << 20, 9, "float16", "m", "llama", ("a note",), "id", 1 << 30, "reference", 2 << 20, 18)
 
 
@@ -61,8 +61,8 @@ class StubRank:
     def __init__(self, runner: StubRunner) -> None:
         self._runner = runner
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> Any:
-        """As `OpenedRank.arrange`."""
+    def make_runner(self, groups: Sequence[LayerGroup]) -> Any:
+        """As `OpenedRank.make_runner`."""
         return self._runner
 
 
@@ -90,10 +90,10 @@ class Worker:
             raise HostRefused("3 heads do not divide by 2 ranks")
         return StubRank(self.runner)
 
-    def ask(self, asks: AnyCall) -> Answer:
+    def ask(self, asks: AnyCall) -> CallAnswer:
         """Call and wait for the answer."""
         self._number += 1
-        self.ours.send(CALL.encode(Call(self._number, asks)))
+        self.ours.send(CALL.encode(NumberedCall(self._number, asks)))
         answer = ANSWER.decode(self.ours.receive())
         assert answer.number == self._number
         return answer
@@ -105,11 +105,11 @@ class Worker:
 
 def test_the_story_of_a_worker() -> None:
     worker = Worker()
-    assert worker.ask(Open(OPTIONS)) == Answer(1, info=INFO) and worker.opened == [OPTIONS]
-    arranged = worker.ask(Arrange(()))
+    assert worker.ask(Open(OPTIONS)) == CallAnswer(1, info=INFO) and worker.opened == [OPTIONS]
+    arranged = worker.ask(MakeRunner(()))
     assert arranged.state is not None and (arranged.state.bytes, arranged.state.blocks) == (StubRunner.bytes, (3,))
     assert worker.ask(Begin((3,))).value is None and worker.ask(Trim()).value is None
-    assert worker.ask(Close()) == Answer(5)
+    assert worker.ask(Close()) == CallAnswer(5)
     worker.join()
     assert worker.runner.calls == ["begin", "trim", "close"] and not worker.raised
 
@@ -117,7 +117,7 @@ def test_the_story_of_a_worker() -> None:
 def test_nothing_is_carried_out_after_a_failure() -> None:
     worker = Worker()
     worker.ask(Open(OPTIONS))
-    worker.ask(Arrange(()))
+    worker.ask(MakeRunner(()))
     for asks in (Begin((0,)), Begin((1,)), Trim()):
         assert str(worker.ask(asks).error) == "ZeroDivisionError: odd"
     assert worker.runner.calls == ["begin"]
@@ -136,7 +136,7 @@ def test_a_refused_model_keeps_its_error() -> None:
 def test_a_lost_controller_ends_the_worker_and_frees_its_memory() -> None:
     worker = Worker()
     worker.ask(Open(OPTIONS))
-    worker.ask(Arrange(()))
+    worker.ask(MakeRunner(()))
     worker.ours.close()
     worker.join()
     assert worker.runner.calls == ["close"] and worker.raised
@@ -151,7 +151,7 @@ def test_bytes_that_are_no_call_are_answered_and_end_the_worker() -> None:
     assert "cannot be read" in str(worker.raised[0])
 
 
-@pytest.mark.parametrize("asks", [Arrange(()), Begin((1,)), Trim()])
+@pytest.mark.parametrize("asks", [MakeRunner(()), Begin((1,)), Trim()])
 def test_a_call_before_its_turn_is_a_failure(asks: AnyCall) -> None:
     worker = Worker()
     assert worker.ask(asks).error is not None

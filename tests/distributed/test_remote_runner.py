@@ -66,8 +66,8 @@ def test_masks_drafts_and_log_probabilities_cross(tiny: Tiny) -> None:
         for _ in range(200):
             if driver.core.idle:
                 break
-            for job in driver.core.scheduler.draftable:
-                driver.core.scheduler.draft(job.id, [*job.tokens[-3:], 70])
+            for job in driver.core.scheduler.draftable_jobs:
+                driver.core.scheduler.set_drafts(job.id, [*job.tokens[-3:], 70])
             driver.core.step()
         assert driver.core.stats().steps_by_reason["verify"] > 0
         return ended(driver, handles)
@@ -108,7 +108,7 @@ def test_an_engine_begins_anew_on_the_same_ranks(tiny: Tiny) -> None:
         for prompt in prompts_of():
             driver.add(prompt, 16)
         driver.step(7)
-        driver.core.begin_anew()
+        driver.core.reset()
         assert driver.answers(prompts_of(), 16) == [tokens for tokens, _, _ in expected[:8]]
         driver.core.release()
 

@@ -14,12 +14,12 @@ import pytest
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed import ranks as ranks_module
 from cortexmlx.distributed.group import rank_options
-from cortexmlx.distributed.messages import CALL, Call, Dispatch
+from cortexmlx.distributed.messages import CALL, Dispatch, NumberedCall
 from cortexmlx.distributed.overdue import HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.kv.snapshots import NOTHING
+from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
@@ -65,7 +65,7 @@ def test_a_rank_that_fails_ends_the_group(tiny: Tiny, rank: int, method: str, er
             driver.result(handle)
         assert f"rank {rank}" in str(raised.value)
         runner = made[0].runner
-        for call in (runner.collect, lambda: runner.resize((1,)), lambda: runner.settle(NOTHING)):
+        for call in (runner.collect, lambda: runner.resize((1,)), lambda: runner.settle(NO_STATE_OPS)):
             with pytest.raises(HostLost, match=why):
                 call()
         runner.forget()
@@ -83,7 +83,7 @@ def test_the_first_error_of_opening_keeps_its_class_and_names_the_rank(tmp_path:
     with pytest.raises(ModelNotFound, match=r"^rank [01]: "):
         ranks.runner.open(options_for(tmp_path / "nowhere"))
     with pytest.raises(HostLost):
-        ranks.runner.arrange([(), ()])
+        ranks.runner.make_runners([(), ()])
     ranks.close()
 
 
@@ -94,7 +94,7 @@ def test_a_part_that_shows_itself_damaged_keeps_its_error(tiny: Tiny) -> None:
     ranks = Ranks(2, changed({1: damaged}))
     infos = ranks.runner.open(options_for(tiny("llama")))
     with pytest.raises(ModelCorrupt, match=r"^rank 1: the logits are NaN$"):
-        ranks.runner.arrange([info.groups for info in infos])
+        ranks.runner.make_runners([info.groups for info in infos])
     ranks.close()
 
 
@@ -145,7 +145,7 @@ def _altered(ranks: Ranks, rank: int, alter: Callable[[Any], Any]) -> None:
     def arrive(message: bytes) -> None:
         call = CALL.decode(message)
         asks = alter(call.asks)
-        own(message if asks is call.asks else CALL.encode(Call(call.number, asks)))
+        own(message if asks is call.asks else CALL.encode(NumberedCall(call.number, asks)))
 
     end.arrive = arrive  # type: ignore[method-assign]
 
@@ -236,7 +236,7 @@ def test_a_call_that_was_interrupted_is_never_half_sent(tiny: Tiny, rank: int) -
         channel.send = own  # type: ignore[method-assign]
         driver.core.runner.forget()
         with pytest.raises(HostLost, match="interrupted"):
-            driver.core.begin_anew()
+            driver.core.reset()
         driver.core.release()
 
 

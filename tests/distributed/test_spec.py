@@ -29,7 +29,7 @@ def written(folder: Path, value: Any) -> str:
 def test_a_number_is_so_many_processes_here_by_the_ring() -> None:
     hosts = Hosts.parse("3")
     assert hosts.hosts == (Host("127.0.0.1", ("127.0.0.1",)),) * 3
-    assert (hosts.ranks, hosts.backend, hosts.here) == (3, "ring", True)
+    assert (hosts.ranks, hosts.backend, hosts.is_local) == (3, "ring", True)
     assert hosts.names == ("this machine",) * 3
 
 
@@ -55,7 +55,7 @@ def test_a_host_file_means_what_it_means_to_mlx(tmp_path: Path, value: Any) -> N
     assert json.dumps([host.rdma for host in ours.hosts]) == json.dumps([host.rdma for host in theirs.hosts])
     assert (ours.backend, list(ours.environment)) == (theirs.backend or "ring", theirs.envs)
     assert ours.names == tuple(host["ssh"] for host in (value if isinstance(value, list) else value["hosts"]))
-    assert not ours.here and ours.file == Path(path)
+    assert not ours.is_local and ours.file == Path(path)
 
 
 def test_mpi_fills_one_host_after_the_other_and_so_do_the_ranks(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, versions
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, WorkerAssignment, package_versions
 from cortexmlx.distributed.links.handshake import new_key
-from cortexmlx.distributed.links.link import Link
+from cortexmlx.distributed.links.link import WorkerLink
 from cortexmlx.distributed.links.listener import Listener
-from cortexmlx.distributed.worker import meet_the_others
+from cortexmlx.distributed.worker import init_mlx_group
 from cortexmlx.errors import HostRefused
 from support.patience import PATIENCE
 
@@ -27,12 +27,12 @@ def test_started_by_hand_it_says_who_starts_it() -> None:
     assert "workers are started by cortexmlx, with --hosts" in done.stderr and "Traceback" not in done.stderr
 
 
-def ended_worker(end: Callable[[Link], None]) -> subprocess.Popen[str]:
+def ended_worker(end: Callable[[WorkerLink], None]) -> subprocess.Popen[str]:
     """A worker that ended after it had met the others, nobody, and `end` of its link."""
-    key, versions_here = new_key(), versions()
+    key, versions_here = new_key(), package_versions()
     listener = Listener(key, 1, 1, versions_here, ["127.0.0.1"])
-    task = Assignment(tuple(listener.addresses), 1, 1, "ring", PATIENCE)
-    name, _, value = task.variable().partition("=")
+    task = WorkerAssignment(tuple(listener.addresses), 1, 1, "ring", PATIENCE)
+    name, _, value = task.environment_entry().partition("=")
     with subprocess.Popen(
         [sys.executable, "-m", "cortexmlx.distributed.worker"],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def ended_worker(end: Callable[[Link], None]) -> subprocess.Popen[str]:
 
 
 def test_the_exit_code_tells_a_lost_controller_from_a_failure() -> None:
-    assert ended_worker(Link.close).returncode == CONTROLLER_LOST
+    assert ended_worker(WorkerLink.close).returncode == CONTROLLER_LOST
     assert ended_worker(lambda link: link.send(b"no call")).returncode == 1
 
 
@@ -63,17 +63,17 @@ def test_one_rank_meets_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "empty"))
     monkeypatch.setenv("MLX_RANK", "0")
-    group = meet_the_others(Assignment((), 1, 1, "ring", 1.0), 0)
+    group = init_mlx_group(WorkerAssignment((), 1, 1, "ring", 1.0), 0)
     assert (group.rank(), group.size()) == (0, 1)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac may have it")
 def test_a_backend_that_this_mlx_has_not_is_refused_with_what_it_needs() -> None:
     with pytest.raises(HostRefused, match=r"this MLX cannot use jaccl-ring on this machine: it needs macOS 26\.2"):
-        meet_the_others(Assignment((), 1, 2, "jaccl-ring", 1.0), 0)
+        init_mlx_group(WorkerAssignment((), 1, 2, "jaccl-ring", 1.0), 0)
 
 
 def test_ranks_that_cannot_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     with pytest.raises(HostRefused, match="the ranks cannot reach each other by ring"):
-        meet_the_others(Assignment((), 1, 2, "ring", 1.0), 0)
+        init_mlx_group(WorkerAssignment((), 1, 2, "ring", 1.0), 0)

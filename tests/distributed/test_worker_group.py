@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.launch.assignment import versions
+from cortexmlx.distributed.launch.assignment import package_versions
 from cortexmlx.distributed.spec import Hosts
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import HostLost, HostRefused
@@ -98,7 +98,9 @@ def test_workers_that_never_join_are_named_when_the_time_is_over() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(HostRefused, match=f"mlx.*0.0.1.*{versions()['mlx']}|mlx.*{versions()['mlx']}.*0.0.1"):
+    with pytest.raises(
+        HostRefused, match=f"mlx.*0.0.1.*{package_versions()['mlx']}|mlx.*{package_versions()['mlx']}.*0.0.1"
+    ):
         WorkerGroup.open(TWO, worker=stub("another-version"), seconds=PATIENCE)
 
 

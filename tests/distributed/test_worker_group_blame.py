@@ -31,10 +31,10 @@ class Told:
     launcher_signal: int | None = None
     launcher_failure: str | None = None
 
-    def await_news(self) -> None:
+    def await_launcher_exit(self) -> None:
         """It is all there."""
 
-    def ended_ranks(self) -> dict[int, str]:
+    def failed_ranks(self) -> dict[int, str]:
         return self.ended
 
     def orphaned_ranks(self) -> set[int]:

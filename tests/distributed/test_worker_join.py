@@ -14,7 +14,7 @@ import pytest
 from cortexmlx.distributed.links.handshake import new_key
 from cortexmlx.distributed.links.link import LinkLimits
 from cortexmlx.distributed.links.listener import Address, Listener
-from cortexmlx.distributed.worker import join
+from cortexmlx.distributed.worker import join_controller
 from cortexmlx.errors import HostLost, HostRefused
 from support.hosts.links.peers import IDENTITY, PATIENT, EchoProcess, Group
 from support.patience import PATIENCE
@@ -27,7 +27,7 @@ def _free_port() -> int:
 
 
 def _join(addresses: list[Address], seconds: float, key: bytes | None = None) -> None:
-    join(addresses, key or new_key(), 1, 0, IDENTITY, deadline=time.monotonic() + seconds).close()
+    join_controller(addresses, key or new_key(), 1, 0, IDENTITY, deadline=time.monotonic() + seconds).close()
 
 
 def test_a_worker_tries_all_addresses_again_and_again_until_the_controller_listens() -> None:
@@ -35,7 +35,7 @@ def test_a_worker_tries_all_addresses_again_and_again_until_the_controller_liste
     listener = Listener(key, 1, 1, IDENTITY, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
         joining = threads.submit(
-            join,
+            join_controller,
             [("127.0.0.1", _free_port()), *listener.addresses],
             key,
             1,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.cli.embed.run import MOST_TEXTS
+from cortexmlx.cli.embed.run import MAX_CHUNK_TEXTS
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.listening import HttpServer, open_listener
 from support.clients.reach import reach_by_openai
 from support.embedding.models import write_embedding, write_reranker
 from support.pages import blocks, read
@@ -38,7 +38,7 @@ def test_the_programs_of_the_page_run(
         exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
     assert capsys.readouterr().out.strip() in names["notes"]
     with opened(EMBEDDER) as one, opened(RERANKER) as other:
-        listening = Listening(app({EMBEDDER: one, RERANKER: other}), bound("127.0.0.1", 0))
+        listening = HttpServer(app({EMBEDDER: one, RERANKER: other}), open_listener("127.0.0.1", 0))
         thread = threading.Thread(target=listening.run)
         thread.start()
         reach_by_openai(listening, monkeypatch)
@@ -57,5 +57,5 @@ def test_the_page_has_every_field_and_the_limits() -> None:
     text = read(PAGE)
     served = embeddings.FIELDS.served | rerank.FIELDS.served
     assert {name for name in served if f"`{name}`" not in text} == set()
-    assert f"{embeddings.MOST_INPUTS:,} texts" in text and f"{rerank.MOST_DOCUMENTS:,} texts, or objects" in text
-    assert all(path in text for path in (embeddings.URL, *rerank.URLS)) and f"every {MOST_TEXTS} texts" in text
+    assert f"{embeddings.MAX_INPUTS:,} texts" in text and f"{rerank.MAX_DOCUMENTS:,} texts, or objects" in text
+    assert all(path in text for path in (embeddings.URL, *rerank.URLS)) and f"every {MAX_CHUNK_TEXTS} texts" in text

@@ -11,14 +11,14 @@ import anthropic
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.cli.serve.command import seconds_of
+from cortexmlx.cli.serve.command import parse_duration
 from cortexmlx.protocols.anthropic import conversation, messages
 from cortexmlx.protocols.responses import reader as responses
-from cortexmlx.protocols.responses.offered import LEFT_OUT
+from cortexmlx.protocols.responses.offered import IGNORED_TOOL_TYPES
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.generation import MOST_WAITING
-from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.stored_responses import MOST_LISTED
+from cortexmlx.server.generation import MAX_QUEUED_EVENTS
+from cortexmlx.server.listening import HttpServer, open_listener
+from cortexmlx.server.stored_responses import MAX_PAGE_ITEMS
 from support.clients.reach import reach_by_openai
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
@@ -36,7 +36,7 @@ def test_the_clients_of_the_page_are_answered(
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
         names: dict[str, Any] = {}
         exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
-        listening = Listening(names["application"], bound("127.0.0.1", 0))
+        listening = HttpServer(names["application"], open_listener("127.0.0.1", 0))
         thread = threading.Thread(target=listening.run)
         thread.start()
         theirs = anthropic.Anthropic
@@ -69,11 +69,11 @@ def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytes
 
 def test_the_page_has_the_limits_and_the_paths() -> None:
     text, usual = read(PAGE), ServerSettings()
-    assert f"{MOST_WAITING:,} events" in text and f"{usual.max_body >> 20} MiB" in text
+    assert f"{MAX_QUEUED_EVENTS:,} events" in text and f"{usual.max_body >> 20} MiB" in text
     assert f"nothing for {usual.quiet:g} seconds" in text
     assert all(f"`{method} {path}`" in text for method, path in [("POST", "/tokenize"), ("GET", "/health")])
     assert f"{usual.stored_bytes >> 20} MiB and {usual.stored_count:,} responses at most" in text
-    assert f"at most {MOST_LISTED})" in text
+    assert f"at most {MAX_PAGE_ITEMS})" in text
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
     ignored = [*messages.NO_EFFECT - {"model"}, *messages.HINTS, *messages.UNSERVED]
@@ -88,14 +88,19 @@ def test_the_agent_of_launchd_is_a_property_list() -> None:
     said = plistlib.loads(block.text.encode())
     program, command, *options = said["ProgramArguments"]
     assert Path(program).name == "cortexmlx" and command == "serve" and said["RunAtLoad"] is True
-    assert options[1:] == ["--idle", "30m"] and seconds_of(options[2]) == 1800
+    assert options[1:] == ["--idle", "30m"] and parse_duration(options[2]) == 1800
 
 
 def test_the_page_names_what_has_no_effect_and_what_is_left_out() -> None:
     section = read(PAGE).partition("## Responses")[2].partition("\n## ")[0]
-    hints = (responses.FIELDS.no_effect | responses.OWN_UNSERVED.keys()) - {"model", "store", "prediction", "image"}
+    hints = (responses.FIELDS.no_effect | responses.RESPONSE_UNSERVED.keys()) - {
+        "model",
+        "store",
+        "prediction",
+        "image",
+    }
     assert {name for name in hints if f"`{name}`" not in section and f'"{name}"' not in section} == {
         "background_options"
     }
-    kinds = {kind for kind in LEFT_OUT if f"`{kind}`" not in section}
-    assert all(any(kind.startswith(each) for each in LEFT_OUT - kinds) for kind in kinds)
+    kinds = {kind for kind in IGNORED_TOOL_TYPES if f"`{kind}`" not in section}
+    assert all(any(kind.startswith(each) for each in IGNORED_TOOL_TYPES - kinds) for kind in kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cortexmlx.protocols import simple
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.structured.output import MOST_CHARACTERS, MOST_CHOICES, MOST_PATTERN_CHARACTERS, StructuredOutput
 from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
@@ -15,7 +15,7 @@ PAGE = "docs/structured.md"
 
 def test_the_lines_of_the_page_are_requests_with_forms() -> None:
     (block,) = (block for block in blocks("jsonl") if block.page == PAGE)
-    asked = [simple.read(json.loads(line), Defaults(SamplingParams())) for line in block.text.splitlines()]
+    asked = [simple.read(json.loads(line), RequestDefaults(SamplingParams())) for line in block.text.splitlines()]
     assert [each.params.form for each in asked] == [StructuredOutput.choice(["yes", "no"]), StructuredOutput.json()]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from cortexmlx.cli.chat.tools.calls import CONSENT, written
+from cortexmlx.cli.chat.tools.calls import CONSENT, format_call
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.openai import chat_completions
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS
 from cortexmlx.structured.functions import MOST_RESULT
 from cortexmlx.structured.tools import MOST_CHARACTERS, MOST_TOOLS, ToolCall
@@ -22,7 +22,7 @@ def test_the_lines_of_the_page_are_requests_with_tools() -> None:
     (block,) = (block for block in blocks("jsonl") if block.page == PAGE)
     lines = [json.loads(line) for line in block.text.splitlines()]
     readers = {"/v1/chat/completions": chat_completions.read, "/v1/responses": responses.read}
-    asked = [readers[line["url"]](line["body"], Defaults(SamplingParams())).params for line in lines]
+    asked = [readers[line["url"]](line["body"], RequestDefaults(SamplingParams())).params for line in lines]
     names = [[tool.name for tool in each.offered] for each in asked]
     assert names == [["weather"], ["weather"], ["Person"]]
     assert [tool.strict for each in asked for tool in each.offered] == [True, True, False]
@@ -33,7 +33,7 @@ def test_the_lines_of_the_page_are_requests_with_tools() -> None:
 def test_the_chat_of_the_page_is_what_is_shown() -> None:
     (block,) = (block for block in blocks("text") if block.page == PAGE)
     call = ToolCall("1", "add_note", '{"name": "tomatoes", "text": "The tomatoes need water."}')
-    assert f"  {written(call)}\n{CONSENT}y\n  = tomatoes is written\n" in block.text
+    assert f"  {format_call(call)}\n{CONSENT}y\n  = tomatoes is written\n" in block.text
 
 
 def test_the_page_has_the_limits_and_counts_the_formats() -> None:

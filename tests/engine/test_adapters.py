@@ -102,7 +102,7 @@ def test_half_precision_rounds_no_more_than_mlx_lm_does(
     dtype: str, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of one adapter beside decoding rows of the others: long runs, and gathered tokens."""
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    monkeypatch.setattr("cortexmlx.models.load._is_float32_faster", lambda: False)
     half, judged = write_rounded(tmp_path / "half", "llama", dtype)
     with Engine(half, kv_memory="256KB", adapters=folders) as engine:
         assert engine.info.dtype == dtype
@@ -145,7 +145,7 @@ def test_rows_that_lose_their_blocks_keep_their_adapters_keys(tiny: Any, folders
         core.step()
         core.check_invariants()
         for job in core.scheduler.jobs:
-            right = core.cache.prefix.keys(job.tokens, job.chain)
+            right = core.cache.prefix.keys(job.tokens, job.block_salt)
             known = min(len(right), len(job.keys))
             assert job.keys[:known] == right[:known] and known
     assert core.scheduler.preemptions
@@ -200,7 +200,7 @@ def test_one_in_use_goes_with_its_last_request(tiny: Any, folders: dict[str, Pat
     running = [driver.add(PROMPT, 60, adapter="sql", ignore_eos=False) for _ in range(3)]  # one of them waits
     driver.step(5)
     driver.core.adapters.unload("sql", driver.core.scheduler.jobs)
-    assert driver.core.stats().adapters == 1 and driver.core.adapters.leaving == 1
+    assert driver.core.stats().adapters == 1 and driver.core.adapters.unloading_count == 1
     late = driver.add(PROMPT, 5, adapter="sql")
     with pytest.raises(UnknownAdapter, match="'sql'"):
         late.result(0)
@@ -222,7 +222,7 @@ def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: di
     while not short.ended:
         driver.step()
     window = core.scheduler._window
-    assert not all(lane.live for lane in window.lanes) and window.column and not window.wants_flush
+    assert not all(lane.is_live for lane in window.lanes) and window.column and not window.needs_flush
     core.adapters.unload("sql", core.scheduler.jobs)
     assert core.stats().adapters == 2
     driver.finish()
@@ -258,7 +258,7 @@ def test_cancelled_and_failed_requests_hold_no_adapter(tiny: Any, folders: dict[
         driver.core.cancel(handle.id)
     assert driver.core.stats().adapters == 1
     driver.core.fail_all(UnknownAdapter("a test"))
-    driver.core.adapters.sweep(driver.core.scheduler.jobs)
+    driver.core.adapters.free_unused(driver.core.scheduler.jobs)
     assert driver.core.stats().adapters == 0
     driver.core.release()
 
@@ -267,7 +267,7 @@ def test_an_engine_that_begins_anew_still_has_them(tiny: Any, folders: dict[str,
     driver = Driver(tiny("llama"))
     driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     first = driver.answers([PROMPT], TOKENS, adapter="sql")
-    driver.core.begin_anew()
+    driver.core.reset()
     assert driver.answers([PROMPT], TOKENS, adapter="sql") == first
     driver.core.release()
 

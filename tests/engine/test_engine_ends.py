@@ -71,7 +71,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
         fail_once(*PARTS[part](core), after, monkeypatch)
         prompts = [tokens_of(n, seed=n) for n in (30, 9, 40, 5)]
         handles: list[RequestHandle] = []
-        engine._worker.submit([engine._submitter.read(engine, p, LONG) for p in prompts], handles)  # all in one step
+        engine._worker.submit([engine._submitter.prepare(engine, p, LONG) for p in prompts], handles)  # all in one step
         for handle in handles:
             with pytest.raises(CortexError, match="it broke"):
                 handle.result(PATIENCE)

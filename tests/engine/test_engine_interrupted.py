@@ -136,7 +136,7 @@ def test_an_engine_that_cannot_begin_anew_closes(tiny: Any, monkeypatch: pytest.
     hold_long_answers(engine)
     handle = engine.submit(PROMPT, LONG)
     next(iter(handle))
-    monkeypatch.setattr(engine._worker.core, "begin_anew", broken)
+    monkeypatch.setattr(engine._worker.core, "reset", broken)
     monkeypatch.setattr(engine._worker.core, "step", lambda: exec("raise KeyboardInterrupt"))
     with pytest.raises(CortexError, match="KeyboardInterrupt"):
         handle.result(PATIENCE)

@@ -22,12 +22,12 @@ def test_after_prefill_the_length_is_that_of_the_prompt(tiny: Any, theirs: Any) 
 
     def committed(*result: Any) -> Any:
         told = commit(*result)
-        if job.running:
+        if job.is_running:
             lengths.append((driver.core.cache.tables.length(job.id), len(job.tokens)))
         return told
 
     driver.core.scheduler.commit = committed
-    while not job.generated:
+    while not job.num_generated:
         driver.step()
     assert lengths == [(len(prompt), len(prompt) + 1)]
     driver.finish()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.core.answers import request_of_job
-from cortexmlx.core.text import StopTable
+from cortexmlx.core.answers import request_for_answer
+from cortexmlx.core.text import StopStringTable
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.request import QueuedRequest
@@ -24,13 +24,13 @@ def test_the_table_of_stop_strings_is_built_once_a_request_on_the_callers_thread
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[tuple[int, list[str]]] = []
-    build = StopTable.__init__
+    build = StopStringTable.__init__
 
-    def seen(self: StopTable, stops: Any = ()) -> None:
+    def seen(self: StopStringTable, stops: Any = ()) -> None:
         built.append((threading.get_ident(), list(stops)))
         build(self, stops)
 
-    monkeypatch.setattr(StopTable, "__init__", seen)
+    monkeypatch.setattr(StopStringTable, "__init__", seen)
     params = SamplingParams(max_tokens=20, n=4, temperature=1.0, stop=["never said", "nor this"])
     engine.generate([1, 2, 3], params)
     me = threading.get_ident()
@@ -41,7 +41,7 @@ def test_the_table_of_stop_strings_is_built_once_a_request_on_the_callers_thread
 def test_answers_that_are_preempted_keep_their_table(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(tiny("llama"), tokens=96, max_rows=3, prefill_budget=16)
     handles = [driver.add(tokens_of(9, seed=n), 40, stop=["never said"]) for n in range(3)]
-    monkeypatch.setattr(StopTable, "__init__", lambda self, stops=(): pytest.fail("a table is built again"))
+    monkeypatch.setattr(StopStringTable, "__init__", lambda self, stops=(): pytest.fail("a table is built again"))
     driver.finish()
     assert driver.core.stats().preemptions and all(len(driver.result(h).token_ids) == 40 for h in handles)
 
@@ -52,7 +52,7 @@ def test_what_the_engines_thread_does_for_each_answer_does_not_look_at_the_param
     params = SamplingParams(best_of=4, logit_bias=dict.fromkeys(range(1000), 1.0), stop_token_ids=range(1000))
     request = QueuedRequest((1, 2, 3), params)
     monkeypatch.setattr(SamplingParams, "validate", lambda *_: pytest.fail("the parameters are checked again"))
-    each = [request_of_job(request, index).params for index in range(4)]
+    each = [request_for_answer(request, index).params for index in range(4)]
     assert all(p.logprobs == 0 and p.logit_bias is params.logit_bias for p in each)
 
 

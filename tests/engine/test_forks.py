@@ -36,7 +36,7 @@ def test_the_prompt_is_computed_once(tiny: Any) -> None:
 
 @pytest.mark.parametrize(("length", "prefix_cache"), [(1, True), (8, False), (9, True), (45, True)])
 def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, prefix_cache: bool) -> None:
-    from cortexmlx.core.answers import seed_of
+    from cortexmlx.core.answers import answer_seed
 
     prompt = PROMPT[:length]
     driver = Driver(tiny("llama"), max_rows=4, prefix_cache=prefix_cache)
@@ -47,7 +47,7 @@ def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, pr
     assert [a.index for a in answers] == [0, 1, 2, 3]
     alone = Driver(tiny("llama"), max_rows=1, prefix_cache=False)
     for answer in answers:
-        single = alone.add(prompt, 20, seed=seed_of(5, answer.index), temperature=0.9)
+        single = alone.add(prompt, 20, seed=answer_seed(5, answer.index), temperature=0.9)
         alone.finish()
         assert alone.result(single).token_ids == answer.token_ids
     assert len({a.token_ids for a in answers}) == 4

@@ -164,7 +164,7 @@ def test_an_engine_that_began_anew_frees_its_memory(tiny: Any) -> None:
     with freed():
         engine = opened(tiny("lfm2"))
         engine.generate(PROMPT, SHORT)
-        engine.inspect(lambda core: core.begin_anew())
+        engine.inspect(lambda core: core.reset())
         engine.generate(PROMPT, SHORT)
         engine.close()
 
@@ -283,7 +283,7 @@ STAGES: dict[str, tuple[str, Callable[..., Any]] | dict[str, Any]] = {
     "too little memory for a block": {"kv_memory": 10},
     "an unknown backend": {"attention": "none"},
     "no memory for the arena": ("cortexmlx.kv.arena.obtainable", refuse),
-    "an interrupt in the weights": ("cortexmlx.models.weights.to_float32", interrupt),
+    "an interrupt in the weights": ("cortexmlx.models.weights.convert_to_float32", interrupt),
     "an interrupt in the probe": ("cortexmlx.execution.execution_modes.probe", interrupt),
     "an interrupt in the runner": ("cortexmlx.execution.runner.LogitRows", interrupt),
     "an interrupt behind the runner": ("cortexmlx.core.in_process_model.described", interrupt),

@@ -18,7 +18,7 @@ def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=160, max_rows=4)
     driver.add(tokens_of(30, seed=1), 120)
     driver.step(3)
-    assert driver.core.cache.pools.obtainable(0) < 4, "the first row has taken what is free as headroom"
+    assert driver.core.cache.pools.obtainable_blocks(0) < 4, "the first row has taken what is free as headroom"
     second = driver.add(tokens_of(30, seed=2), 4)
     driver.step(8)
     assert driver.result(second).token_ids

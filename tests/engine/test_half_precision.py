@@ -75,7 +75,7 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Rounded:
 @pytest.fixture(autouse=True)
 def as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models stay in the type in which they are stored, as they do on a GPU."""
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    monkeypatch.setattr("cortexmlx.models.load._is_float32_faster", lambda: False)
 
 
 def driver_of(folder: Path, dtype: str, **settings: Any) -> Driver:

@@ -189,7 +189,10 @@ def test_memory_is_flat_however_long_the_answer_is(arena: int, count: int, tmp_p
             break
         driver.step()
         longest = max(
-            [longest, *(driver.core.cache.tables.length(job.id) for job in driver.core.scheduler.jobs if job.running)]
+            [
+                longest,
+                *(driver.core.cache.tables.length(job.id) for job in driver.core.scheduler.jobs if job.is_running),
+            ]
         )
         if step % (count // 10) == 0:
             peaks.append(mx.get_peak_memory())

@@ -194,8 +194,8 @@ def test_what_is_preempted_and_evicted_comes_back_right(
     name: str, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An arena holds two of four texts. All that waits is copied between two steps, so a busy machine drops no more."""
-    monkeypatch.setattr("cortexmlx.disk.connector.SHARE", 1e9)
-    monkeypatch.setattr("cortexmlx.disk.connector._SHARE_OF_A_STEP", 1e9)
+    monkeypatch.setattr("cortexmlx.disk.connector.COPY_SHARE", 1e9)
+    monkeypatch.setattr("cortexmlx.disk.connector._STEP_SHARE", 1e9)
     prompts = [tokens_of(70, seed=s) for s in range(4)]
     with Stored(tiny(name), tmp_path, tokens=200) as driver:
         for _ in range(2):

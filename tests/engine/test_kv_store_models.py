@@ -105,7 +105,7 @@ def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch:
 def test_a_model_is_read_once_for_its_hash(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         first = driver.ask(LONG)[0]
-    monkeypatch.setattr("cortexmlx.disk.hashes._FileSource.add", lambda *_: 1 // 0)
+    monkeypatch.setattr("cortexmlx.disk.hashes._FileSource.hash_range", lambda *_: 1 // 0)
     with Stored(tiny("llama"), tmp_path) as driver:
         assert driver.ask(LONG) == (first, 88)
 

@@ -14,7 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from cortexmlx.attention.probe import probe
+from cortexmlx.attention.probe import probe_kv_specs
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -102,7 +102,7 @@ def test_what_an_indexer_picks_is_not_paged(kind: str, tmp_path: Path) -> None:
     }
     folder = write_tiny(tmp_path, "deepseek_v3", model_type=kind, **config)
     with pytest.raises(ModelUnsupported, match=f"{kind}: an indexer picks the 8 tokens that a query attends to"):
-        probe(load_model(folder)[0])
+        probe_kv_specs(load_model(folder)[0])
 
 
 def test_a_token_of_deepseek_v3_takes_576_numbers_in_each_layer(tmp_path: Path) -> None:

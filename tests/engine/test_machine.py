@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.system import machine
-from cortexmlx.system.machine import matrix_units, memory_bytes, metal_device, working_set_bytes
+from cortexmlx.system.machine import has_matrix_units, memory_bytes, metal_device, working_set_bytes
 
 
 def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,16 +69,16 @@ def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "a GPU", "architecture": architecture})
     monkeypatch.setattr("cortexmlx.system.machine.platform.mac_ver", lambda: (system, ("", "", ""), "arm64"))
-    assert matrix_units() is units
+    assert has_matrix_units() is units
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    assert not matrix_units()
+    assert not has_matrix_units()
 
 
 def test_freed_memory_is_given_back_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     library = SimpleNamespace(malloc_trim=asked.append)
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: library)
-    machine.give_back_freed()
+    machine.release_freed_memory()
     assert asked == [0]
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: SimpleNamespace())
-    machine.give_back_freed()
+    machine.release_freed_memory()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cortexmlx.errors import KVCacheFull, MemoryRefused
-from cortexmlx.system.machine import is_refusal, obtainable
+from cortexmlx.system.machine import can_allocate, is_memory_refusal
 
 PROGRAM = """
 import json, resource, sys
@@ -34,7 +34,7 @@ def test_a_limit_of_the_process_is_the_answer_and_asking_takes_nothing() -> None
 
 
 def test_more_than_an_address_space_is_no_and_nothing_is_yes() -> None:
-    assert [obtainable(size) for size in (0, 1, 1 << 62, 1 << 70)] == [True, True, False, False]
+    assert [can_allocate(size) for size in (0, 1, 1 << 62, 1 << 70)] == [True, True, False, False]
 
 
 REFUSALS = (
@@ -62,9 +62,9 @@ OTHERS = (
 
 @pytest.mark.parametrize("error", REFUSALS)
 def test_a_refusal_is_known_by_its_kind_or_by_the_words_of_mlx(error: BaseException) -> None:
-    assert is_refusal(error)
+    assert is_memory_refusal(error)
 
 
 @pytest.mark.parametrize("error", OTHERS)
 def test_other_errors_are_no_refusals(error: BaseException) -> None:
-    assert not is_refusal(error)
+    assert not is_memory_refusal(error)

@@ -23,12 +23,12 @@ PROMPT = tokens_of(30, seed=1)
 def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 8) -> Any:
     """A request of a client, straight into the scheduler's queue."""
     from cortexmlx.core.handle import RequestHandle
-    from cortexmlx.core.text import Stops
+    from cortexmlx.core.text import StopConditions
     from cortexmlx.types.request import QueuedRequest
 
     handle = RequestHandle(1000 + len(driver.core.requests.by_id), driver.core.cancel)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    driver.core.add(QueuedRequest(tuple(prompt), params, 0, time.perf_counter(), client), handle, Stops())
+    driver.core.add(QueuedRequest(tuple(prompt), params, 0, time.perf_counter(), client), handle, StopConditions())
     return handle
 
 
@@ -60,7 +60,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     driver.step(5)
     assert handle.state is RequestState.DECODING
     handle.cancel()
-    assert driver.core.scheduler.idle and not driver.core.idle
+    assert driver.core.scheduler.is_idle and not driver.core.idle
     driver.core.relieve(True)
     assert driver.core.runner.arena.blocks == driver.core.cache.pools.blocks == (1,)
     driver.core.check_invariants()
@@ -162,7 +162,7 @@ def test_one_refused_look_after_pressure_costs_one_request_at_most(
     late = driver.add(prompt, 20)
     driver.finish()
     assert list(driver.result(late).token_ids) == theirs("llama", prompt, 20)
-    assert driver.core.scheduler.limits.room(0, driver.core.cache.tables.configured_tokens) == 512
+    assert driver.core.scheduler.limits.max_answer_tokens(0, driver.core.cache.tables.configured_tokens) == 512
 
 
 def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
@@ -239,8 +239,8 @@ def test_a_clients_requests_run_within_its_share_and_leave_room_for_others(tiny:
     most = 0
     while modest.state is not RequestState.FINISHED:
         driver.step()
-        running = [j for j in driver.core.scheduler.jobs if j.running and j.client == "greedy"]
-        most = max(most, sum(j.running for j in running))
+        running = [j for j in driver.core.scheduler.jobs if j.is_running and j.client == "greedy"]
+        most = max(most, sum(j.is_running for j in running))
     assert most == 1, "two of its requests are more than its share"
     assert sum(h.state is RequestState.FINISHED for h in greedy) <= 1, "the other client must not wait for all six"
     driver.finish()

@@ -12,7 +12,7 @@ import mlx_lm
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
-from cortexmlx.attention.backends import Backend, kernel_backend
+from cortexmlx.attention.backends import AttentionBackend, kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.metal.lab import sim
 from cortexmlx.system.machine import metal_device
@@ -128,7 +128,7 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
         right, wrong = sim.metal_kernel(**options), raising(RuntimeError(GPU_TIMEOUT))(**options)
         return lambda **call: (right if good else wrong)(**call)
 
-    def choose(name: str) -> Backend:
+    def choose(name: str) -> AttentionBackend:
         return kernel_backend("metal", MetalAttention(factory))
 
     monkeypatch.setattr("cortexmlx.execution.execution_modes.choose_backend", choose)
@@ -159,7 +159,7 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
 ) -> None:
     """Every step runs on the reference path, and the whole reason is in `stats()`, for each kernel."""
 
-    def choose(name: str) -> Backend:
+    def choose(name: str) -> AttentionBackend:
         return kernel_backend("metal", MetalAttention(factory))
 
     greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -39,8 +39,8 @@ def test_an_answer_with_such_drafts(place: int, at: int, prefix_cache: bool, mod
     assert not any(NAN in answer for answer in wanted)
 
     def guess(job: Job) -> list[int]:
-        coming = wanted[job.id][job.generated :][:7]
-        return [*coming[:place], NAN, *coming[place + 1 :]] if job.id == 0 and job.generated >= at else []
+        coming = wanted[job.id][job.num_generated :][:7]
+        return [*coming[:place], NAN, *coming[place + 1 :]] if job.id == 0 and job.num_generated >= at else []
 
     driver = quiet(model, prefix_cache=prefix_cache)
     assert [answer.token_ids for answer in guided(driver, guess, *prompts)] == wanted and verified(driver) == 1
@@ -54,7 +54,7 @@ def test_a_text_that_continues_an_answer_that_ended_with_such_drafts(place: int,
     driver = quiet(model, pipeline=False)
 
     def guess(job: Job) -> list[int]:
-        return [*whole.token_ids[job.generated :][:place], NAN, NAN] if job.generated == 8 - place - 1 else []
+        return [*whole.token_ids[job.num_generated :][:place], NAN, NAN] if job.num_generated == 8 - place - 1 else []
 
     (first,) = guided(driver, guess, max_tokens=40, stop_token_ids=whole.token_ids[-1:])
     assert first.token_ids == whole.token_ids and verified(driver)
@@ -66,7 +66,7 @@ def test_a_text_that_continues_an_answer_that_ended_with_such_drafts(place: int,
 
 def test_a_text_that_continues_an_answer_that_was_cancelled_while_such_drafts_were_verified(model: Path) -> None:
     driver = quiet(model, pipeline=False)
-    guide(driver, lambda job: [NAN, NAN] if job.generated == 5 else [])
+    guide(driver, lambda job: [NAN, NAN] if job.num_generated == 5 else [])
     handle = driver.add(PROMPT)
     while not driver.core.scheduler.jobs[0].verifying:
         driver.core.step()

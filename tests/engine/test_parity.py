@@ -77,6 +77,6 @@ def test_scattered_rows_get_the_tokens_of_rows_in_one_run(tiny: Any, judged: Cal
     while handle.state is not RequestState.PREFILLING:
         driver.core.step()
     job = max(driver.core.requests.answers)
-    assert driver.core.cache.tables.run(job, 0, 100) is None, "the prompt must lie in several runs"
+    assert driver.core.cache.tables.find_run(job, 0, 100) is None, "the prompt must lie in several runs"
     driver.finish()
     assert_same(judged("llama")[0], [long], [driver.result(handle).token_ids], [theirs("llama", long, 30)])

@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from cortexmlx import CortexError, Engine, Perplexity
 from cortexmlx.errors import EngineClosed, InvalidRequest
-from cortexmlx.perplexity import Window, windows
+from cortexmlx.perplexity import TextWindow, cut_windows
 from support.engine.core_driver import finally_nothing_lost
 from support.models.tiny import tokens_of, write_tiny
 
@@ -29,13 +29,13 @@ TEXT = "the cat and the hat, and then a tale of the sea. " * 9
 def test_each_token_is_scored_once_behind_as_many_as_there_is_room_for(tokens: int, room: int, data: Any) -> None:
     stride = data.draw(st.integers(1, room - 1))
     first = data.draw(st.integers(0, 1))
-    cuts = list(windows(tokens, room, stride, first))
+    cuts = list(cut_windows(tokens, room, stride, first))
     assert [place for cut in cuts for place in range(cut.scored, cut.end)] == list(range(first, tokens))
     for cut in cuts:
         assert 0 <= cut.begin <= cut.scored and cut.end - cut.begin <= room
         assert cut.begin == 0 or cut.end - cut.begin == room, "the last one, too, has all that there is room for"
     assert all(cut.scored - cut.begin >= room - stride for cut in cuts[1:])
-    assert cuts[0] == Window(0, first, min(room, tokens))
+    assert cuts[0] == TextWindow(0, first, min(room, tokens))
 
 
 def judge(model: Any, tokens: Sequence[int], context: int, stride: int, begin: Sequence[int] = ()) -> float:
@@ -160,7 +160,7 @@ def test_a_window_that_fails_is_the_error(engine: Engine, monkeypatch: pytest.Mo
     def broken(*_: Any) -> Any:
         raise RuntimeError("no scores today")
 
-    monkeypatch.setattr("cortexmlx.execution.prompt_scores.scores_of", broken)
+    monkeypatch.setattr("cortexmlx.execution.prompt_scores.score_tokens", broken)
     with pytest.raises(CortexError, match="no scores today"):
         engine.perplexity(TEXT, context=16)
 

@@ -48,7 +48,7 @@ def test_a_chat_finds_its_own_answers_and_stays_in_one_run(tiny: Any, theirs: An
         job = next(iter(driver.core.scheduler.jobs), None)
         if job is not None:
             groups = range(len(driver.core.cache.groups))
-            assert all(driver.core.cache.tables.run(job.id, g, len(text)) is not None for g in groups), "one run"
+            assert all(driver.core.cache.tables.find_run(job.id, g, len(text)) is not None for g in groups), "one run"
         driver.finish()
         done = driver.result(handle)
         assert done.usage.cached_tokens == before

@@ -11,9 +11,9 @@ import mlx_lm
 import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from cortexmlx.autotune.chooser import Chooser
+from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.execution import execution_modes
-from cortexmlx.execution.autotuning import SWITCH
+from cortexmlx.execution.autotuning import TIMING_VARIABLE
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
@@ -63,7 +63,7 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with monkeypatch.context() as patched, sim.options(checked=False):
         served = QuantizedProducts(sim.metal_kernel, use)
-        patched.setattr(execution_modes, "_products", lambda backend: served)
+        patched.setattr(execution_modes, "_make_products", lambda backend: served)
         driver = Driver(folder, dequantize=False, attention="sim")
         mine = driver.answers(PROMPTS, TOKENS)
         assert served.notes() == ()
@@ -92,7 +92,7 @@ def test_a_failed_step_has_the_kernel_checked_again(tmp_path: Path, monkeypatch:
 
     with sim.options(checked=False):
         served = QuantizedProducts(noting, FewRows())
-        monkeypatch.setattr(execution_modes, "_products", lambda backend: served)
+        monkeypatch.setattr(execution_modes, "_make_products", lambda backend: served)
         driver = Driver(folder, dequantize=False)
         runner, model = driver.core.runner, driver.core.loaded.model
         driver.answers(PROMPTS[:2], 3)
@@ -111,9 +111,13 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
     """The choice is scripted. Where it is never our kernel, the model's own modules are left alone."""
     folder, asked = quantized(tmp_path / "model", "llama", "4 bits"), Counter[str]()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(SWITCH, "1")
-    real = Chooser.chosen
-    monkeypatch.setattr(Chooser, "chosen", lambda self, key: chosen if key.startswith("product") else real(self, key))
+    monkeypatch.setenv(TIMING_VARIABLE, "1")
+    real = Autotuner.chosen_candidate
+
+    def product_as_told(self: Autotuner, key: str) -> Any:
+        return chosen if key.startswith("product") else real(self, key)
+
+    monkeypatch.setattr(Autotuner, "chosen_candidate", product_as_told)
     monkeypatch.setattr("cortexmlx.autotune.chooser.measure", lambda candidates, budget: None)
 
     def counting(*, name: str, **options: Any) -> Any:
@@ -128,7 +132,7 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with sim.options(checked=False):
         products = QuantizedProducts(counting, ProductChoices(), check=False)
-        monkeypatch.setattr(execution_modes, "_products", lambda backend: products)
+        monkeypatch.setattr(execution_modes, "_make_products", lambda backend: products)
         driver = Driver(folder, dequantize=False, attention="sim", max_rows=4)
         mine = driver.answers(PROMPTS, TOKENS)
         kind = type(driver.core.loaded.model.model.layers[0].mlp.gate_proj).__name__

@@ -253,19 +253,19 @@ def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
     """Preempted again and again on its way: no token is scored twice, none is missing."""
     driver = Driver(tiny(name), prefill_budget=10, prefix_cache=prefix_cache, max_rows=2)
     asked: list[int] = []
-    score = kept_states.scores_of
+    score = kept_states.score_tokens
 
     def counting(logits: Any, tokens: Any, *others: Any) -> Any:
         asked.extend(tokens.tolist())
         return score(logits, tokens, *others)
 
-    monkeypatch.setattr(kept_states, "scores_of", counting)
+    monkeypatch.setattr(kept_states, "score_tokens", counting)
     handle = driver.add(PROMPT, 5, prompt_logprobs=2)
     for place in range(40):
         driver.step()
         driver.core.drain()
         job = next((a.job for a in driver.core.requests.answers.values()), None)
-        if place % 3 == 2 and job is not None and job.running and job.preemptions < 4:
+        if place % 3 == 2 and job is not None and job.is_running and job.preemptions < 4:
             driver.core.scheduler._preempt(job)
             driver.core.check_invariants()
     driver.finish()

@@ -127,7 +127,7 @@ def test_a_preempted_row_goes_on_where_it_was(name: str, tiny: Any, judged: Any,
     flushed = driver.core.scheduler._window.close()
     assert flushed is not None
     driver.core.scheduler._preempt(job)
-    plan = driver.core.scheduler._builder.flush(flushed)
+    plan = driver.core.scheduler._builder.build_flush(flushed)
     assert driver.core.runner.dispatch(plan) is None
     driver.core.runner.collect()
     length = len(job.tokens)
@@ -181,7 +181,7 @@ def test_a_step_that_fails_leaves_no_state_behind(tiny: Any, judged: Any, theirs
     done = ask(driver, SYSTEM)
     assert done.usage.cached_tokens == 0
     same(judged, theirs, "lfm2", SYSTEM, done.token_ids)
-    driver.core.begin_anew()
+    driver.core.reset()
     assert ask(driver, SYSTEM).token_ids == done.token_ids
 
 

@@ -73,7 +73,7 @@ def test_a_refused_step_costs_nobody_a_token(name: str, place: str, tiny: Any) -
 
 
 @pytest.mark.parametrize(
-    "place", ["half written", "collecting", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES)]
+    "place", ["half written", "collect_keys", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES)]
 )
 def test_a_refused_step_of_a_model_that_runs_alone(place: str, tiny: Any, theirs: Any, unpaged: None) -> None:
     driver = Driver(tiny("llama"), prefill_budget=24)
@@ -132,7 +132,7 @@ def test_a_refusal_gives_the_arena_back(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=8192)
     driver.answers([tokens_of(400, seed=i) for i in range(8)], 4)
     before = driver.core.stats()
-    Refusals(driver.core, at({2: "collecting"}))
+    Refusals(driver.core, at({2: "collect_keys"}))
     driver.answers([tokens_of(30, seed=9)], 20)
     after = driver.core.stats()
     assert before.cached_blocks > 300
@@ -278,7 +278,7 @@ def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
     for at_size in range(5):
         driver = Driver(tiny("llama"), tokens=1024, max_rows=4, prefill_budget=64)
         Refusals(driver.core, at({4: "under way"}))
-        bring, sizes = driver.core.runner.arena._bring_slabs_to, []
+        bring, sizes = driver.core.runner.arena._resize_slabs, []
 
         def refused(blocks: Any, bring: Any = bring, sizes: Any = sizes, at_size: int = at_size) -> None:
             sizes.append(blocks)
@@ -286,7 +286,7 @@ def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
                 raise RuntimeError(SAID)
             bring(blocks)
 
-        monkeypatch.setattr(driver.core.runner.arena, "_bring_slabs_to", refused)
+        monkeypatch.setattr(driver.core.runner.arena, "_resize_slabs", refused)
         assert driver.answers(PROMPTS, 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS]
         assert driver.core.cache.tables.capacity_tokens == 1024
 
@@ -300,14 +300,14 @@ def test_a_request_that_nothing_fits_for_is_tried_again_and_has_an_end(
     driver.core.relieve(True)
     with monkeypatch.context() as patch:
         left = iter(range(refusals))
-        bring = driver.core.runner.arena._bring_slabs_to
+        bring = driver.core.runner.arena._resize_slabs
 
         def refused(blocks: Any) -> None:
             if blocks != driver.core.runner.arena.blocks and next(left, None) is not None:
                 raise RuntimeError(SAID)
             bring(blocks)
 
-        patch.setattr(driver.core.runner.arena, "_bring_slabs_to", refused)
+        patch.setattr(driver.core.runner.arena, "_resize_slabs", refused)
         handle = driver.add(prompt, 5)
         driver.finish()
     if refusals == 1:
@@ -356,7 +356,7 @@ def test_whatever_fails_while_the_arena_shrinks_or_grows_or_blocks_move(tiny: An
     """
     kind = Kind(tiny("llama"), lambda prompt, _: theirs("llama", prompt, TEXT))
     Day(kind, counted := Plan()).run()
-    first, *_, last = (at for at, site in enumerate(counted.sites) if site.startswith("arena._resized"))
+    first, *_, last = (at for at, site in enumerate(counted.sites) if site.startswith("arena._resize_array"))
     copy = next(at for at, site in enumerate(counted.sites) if site.startswith("arena.copy_blocks"))
     second_layer = first + 4
     for error, at, times in (
@@ -373,7 +373,7 @@ def test_a_pinned_text_whose_state_had_to_go_is_kept_again_when_it_was_computed_
     driver, text = Driver(tiny("lfm2"), tokens=2048, snapshots=4), tokens_of(64, seed=1)
     number, count = driver.core.pin(text, None)
     driver.answers([[*text, 1]], 1)
-    driver.core.pins.settle(number)
+    driver.core.pins.pin_state(number)
     Refusals(driver.core, at({0: "under way"}))
     driver.answers([PROMPTS[1]], 4)
     driver.answers([[*text, 1]], 1)

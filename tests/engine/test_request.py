@@ -206,7 +206,7 @@ def test_extremes_pass_and_the_sampler_copes(extreme: dict[str, Any]) -> None:
     for index in range(3):
         drawn = sampler(mx.array(logits), np.array([index]))
         assert 0 <= drawn.tokens.item() < 1000
-    adjusted = np.array(sampler._adjusted(mx.array(logits)))
+    adjusted = np.array(sampler._apply_changes(mx.array(logits)))
     assert np.isfinite(adjusted).all()
 
 

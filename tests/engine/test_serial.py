@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, PromptTooLong
-from cortexmlx.execution.serial_runner import OwnCaches
+from cortexmlx.execution.serial_runner import SequenceCaches
 from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
 from support.engine.held import hold_long_answers
@@ -233,7 +233,7 @@ def test_an_answer_ends_where_memory_or_context_is_full(tiny: Any, theirs: Any, 
 def test_memory_that_the_system_refuses_ends_the_answer(
     tiny: Any, theirs: Any, unpaged: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnCaches, "can_resize", lambda self, blocks: blocks[0] <= 10)
+    monkeypatch.setattr(SequenceCaches, "can_resize", lambda self, blocks: blocks[0] <= 10)
     driver = Driver(tiny("llama"), tokens=512)
     answer = driver.result_of(PROMPT, 100)
     assert answer.finish_reason is FinishReason.LENGTH and driver.core.cache.tables.capacity_tokens in (72, 80)
@@ -310,7 +310,7 @@ def test_an_engine_that_begins_anew_forgets_the_last_text(tiny: Any, theirs: Any
     driver = Driver(tiny("llama"))
     driver.add(PROMPT, 20)
     driver.step(9)
-    driver.core.begin_anew()
+    driver.core.reset()
     answer = driver.result_of(PROMPT, 20)
     assert answer.usage.cached_tokens == 0 and list(answer.token_ids) == theirs("llama", PROMPT, 20)
     driver.core.check_invariants()

@@ -55,7 +55,7 @@ def test_logits_that_are_wider_than_the_vocabulary(tmp_path: Path) -> None:
     ]
     wanted = [plain(folder, **asked)[0] for asked in asks]
     driver = quiet(folder)
-    guide(driver, lambda job: [*wanted[job.id].token_ids[job.generated :][:3], VOCAB + 44])
+    guide(driver, lambda job: [*wanted[job.id].token_ids[job.num_generated :][:3], VOCAB + 44])
     handles = [driver.add(PROMPT, **asked) for asked in asks]
     driver.finish()
     assert [driver.result(handle).token_ids for handle in handles] == [each.token_ids for each in wanted]
@@ -100,7 +100,7 @@ def test_a_draft_that_the_form_refuses(llama: Path) -> None:
         driver = quiet(llama)
 
         def guess(job: Job, place: int = place) -> list[int]:
-            drafts = list(whole.token_ids[job.generated : job.generated + 6])
+            drafts = list(whole.token_ids[job.num_generated : job.num_generated + 6])
             return [*drafts[:place], 0, *drafts[place + 1 :]]
 
         (answer,) = guided(driver, guess, **asked)
@@ -148,7 +148,7 @@ def test_several_seeded_answers(llama: Path) -> None:
     each = [answer.token_ids for answer in (whole, *whole.others)]
     assert len(set(each)) == 3
     driver = quiet(llama)
-    (answer,) = guided(driver, lambda job: each[job.id][job.generated :][:7], **asked)
+    (answer,) = guided(driver, lambda job: each[job.id][job.num_generated :][:7], **asked)
     assert [one.token_ids for one in (answer, *answer.others)] == each and verified(driver) > 3
 
 

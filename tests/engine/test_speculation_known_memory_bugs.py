@@ -65,7 +65,7 @@ def test_a_row_that_is_preempted_with_drafts(llama: Path) -> None:
         driver = quiet(llama, tokens=112, max_rows=4)
 
         def guess(job: Job, length: int = length) -> Sequence[int]:
-            return wanted[job.id][job.generated :][:length]
+            return wanted[job.id][job.num_generated :][:length]
 
         answers = guided(driver, guess, *prompts, max_tokens=40)
         assert [answer.token_ids for answer in answers] == wanted
@@ -78,7 +78,7 @@ def test_drafts_beside_the_piece_of_a_long_prompt(llama: Path) -> None:
     wanted = [answer.token_ids for answer in plain(llama, *prompts, max_tokens=24)]
     driver = quiet(llama, prefill_budget=8)
     plans = planned(driver)
-    answers = guided(driver, lambda job: wanted[job.id][job.generated :][:3], *prompts, max_tokens=24)
+    answers = guided(driver, lambda job: wanted[job.id][job.num_generated :][:3], *prompts, max_tokens=24)
     assert [answer.token_ids for answer in answers] == wanted
     assert {0, 4} in [{len(segment.logits) for segment in plan.segments} for plan in plans]
 
@@ -133,7 +133,7 @@ def test_recurrent_layers_do_not_speculate(tiny: Any) -> None:
     (whole,) = plain(tiny("lfm2"))
     driver = quiet(tiny("lfm2"))
     (answer,) = guided(driver, right(whole.token_ids))
-    assert answer.token_ids == whole.token_ids and not verified(driver) and not driver.core.scheduler.draftable
+    assert answer.token_ids == whole.token_ids and not verified(driver) and not driver.core.scheduler.draftable_jobs
 
 
 def test_a_full_cache_gives_no_room_to_drafts(llama: Path) -> None:

@@ -109,7 +109,7 @@ def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pyt
     """As on a GPU: up to two rows have a long tail, so rows come and go between tails of both lengths."""
     prompts = [tokens_of(n, seed=n) for n in (5, 17, 30)]
     plain = Driver(tiny("llama"), tokens=1024).answers(prompts, 90)
-    monkeypatch.setattr(in_process_model, "automatic", lambda: "metal")
+    monkeypatch.setattr(in_process_model, "auto_backend_name", lambda: "metal")
     monkeypatch.setattr(in_process_model, "long_tail_rows", lambda *_: 2)
     driver = Driver(tiny("llama"), tokens=1024)
     poison = Poison(driver)
@@ -126,7 +126,7 @@ def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.Monkey
     import cortexmlx.scheduling.builder as placement
 
     Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
-    monkeypatch.setattr(placement, "_opened_rest", lambda *_: placement.EMPTY)
+    monkeypatch.setattr(placement, "_unwritten_slots", lambda *_: placement.EMPTY_INDICES)
     driver = Driver(tiny("llama"))
     Poison(driver)
     with pytest.raises(NoTokenToChoose):  # its logits are NaN

@@ -59,8 +59,8 @@ def test_drafted_tokens_are_counted_for_the_engine_and_for_each_answer(tiny: Any
     handle = driver.add(tokens_of(9), 40)
     while not driver.core.idle:
         for job in driver.core.scheduler.jobs:
-            right = wanted[job.generated : job.generated + 4]
-            driver.core.scheduler.draft(job.id, [*right[:3], *(token ^ 1 for token in right[3:])])
+            right = wanted[job.num_generated : job.num_generated + 4]
+            driver.core.scheduler.set_drafts(job.id, [*right[:3], *(token ^ 1 for token in right[3:])])
         driver.core.step()
     usage, said = driver.result(handle).usage, driver.core.stats().speculation
     assert (usage.drafted_tokens, usage.accepted_tokens) == (said.drafted, said.accepted)
@@ -78,7 +78,9 @@ def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
 
 def test_drafts_are_counted_as_a_whole_and_by_source(tiny: Any) -> None:
     core = Driver(tiny("llama"), speculate=True).core
-    core.measured.drafts([RowTokens(job_of(0, [1]), (), 0, None, 7, 5), RowTokens(job_of(1, [1]), (), 0, None, 2, 2)])
+    core.measured.count_drafts(
+        [RowTokens(job_of(0, [1]), (), 0, None, 7, 5), RowTokens(job_of(1, [1]), (), 0, None, 2, 2)]
+    )
     assert core.stats().speculation.sources == {}
     core.speculation.counts["suffix"].drafted, core.speculation.counts["suffix"].accepted = 7, 5
     core.speculation.counts["forced"].drafted, core.speculation.counts["forced"].accepted = 2, 2

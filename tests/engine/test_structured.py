@@ -28,7 +28,7 @@ from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.structured import matcher
 from cortexmlx.structured.compiler import GrammarCompiler
-from cortexmlx.structured.matcher import MOST_ITEMS, only
+from cortexmlx.structured.matcher import MOST_ITEMS, single_token_mask
 from cortexmlx.structured.tools import Tool
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
@@ -186,10 +186,10 @@ def test_drafts_that_break_the_form_are_not_taken(tiny: Any, judge: Any) -> None
         handle = driver.add(prompt, 48, ignore_eos=False, structured=PERSON)
         while not driver.core.idle:
             for job in driver.core.scheduler.jobs:
-                drafts = expected[job.generated :][:4]
+                drafts = expected[job.num_generated :][:4]
                 if wrong is not None and len(drafts) > wrong:
                     drafts[wrong] = 0 if wrong else expected[0]
-                driver.core.scheduler.draft(job.id, drafts)
+                driver.core.scheduler.set_drafts(job.id, drafts)
             driver.step()
         assert list(driver.result(handle).token_ids) == expected
         assert driver.core.stats().steps_by_reason["verify"]
@@ -233,7 +233,7 @@ def test_a_form_that_is_not_whole_never_ends_as_if_it_were(tiny: Any, monkeypatc
     driver = Driver(tiny("llama"), tokens=512)
     handle = driver.add(tokens_of(9, seed=1), 30, structured=PERSON, ignore_eos=False)
     driver.step(4)
-    monkeypatch.setattr(open_requests, "fill_masks", lambda asked: only(EOS, 320)[None].repeat(9, axis=0))
+    monkeypatch.setattr(open_requests, "fill_masks", lambda asked: single_token_mask(EOS, 320)[None].repeat(9, axis=0))
     driver.finish()
     with pytest.raises(StructuredOutputError, match="cannot have the form"):
         driver.result(handle)
@@ -264,7 +264,7 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
         try:
             driver.finish()
         except KeyboardInterrupt:
-            driver.core.begin_anew()
+            driver.core.reset()
             outcomes.append("interrupted")
             continue
         for handle in handles:
@@ -295,7 +295,7 @@ def test_a_form_that_becomes_too_complex_is_refused(
     while not driver.core.idle:
         for job in driver.core.scheduler.jobs:
             if drafted and job.id == lost.id - 1:
-                driver.core.scheduler.draft(job.id, driver.encode("-+aB0")[job.generated :])
+                driver.core.scheduler.set_drafts(job.id, driver.encode("-+aB0")[job.num_generated :])
         driver.step()
     with pytest.raises(FormRefused, match="after 2 tokens of it: parser error: Too many items"):
         driver.result(lost)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.autotuning import attention_jobs
-from cortexmlx.attention.decode_methods import DecodeMethod, layers_of
+from cortexmlx.attention.decode_methods import DecodeMethod, probe_layer_shapes
 from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -32,9 +32,9 @@ def force(driver: Driver, way: DecodeMethod) -> int:
     """Let a way serve every class that it can serve. Returns how many."""
     choosing = driver.core.backend.choosing
     assert choosing is not None
-    layers = layers_of(driver.core.loaded.model, driver.core.runner.arena)
+    layers = probe_layer_shapes(driver.core.loaded.model, driver.core.runner.arena)
     jobs = attention_jobs(layers, choosing, 4, 512)
-    ways = {key: way for key, job in jobs.items() if way.value in job.names}
+    ways = {key: way for key, job in jobs.items() if way.value in job.candidate_names}
     choosing.choices.take(ways)
     return len(ways)
 
@@ -147,7 +147,7 @@ def test_a_reproducible_engine_rotates_a_token_in_one_way_whatever_step_computes
     attend, kinds = driver.core.runner._attend, set()
 
     def noting(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        kinds.add((kv.tail is not None, kv.queries_for is None))
+        kinds.add((kv.tail is not None, kv.replace_queries is None))
         return attend(queries, kv, params)
 
     monkeypatch.setattr(driver.core.runner, "_attend", noting)

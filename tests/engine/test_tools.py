@@ -21,9 +21,9 @@ from cortexmlx import (
     StructuredOutputError,
     TokenEvent,
 )
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.json_formats import Hermes
-from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.compiler import grammar_source
 from cortexmlx.structured.tools import Tool, result_message
 from support.clients.scripted import write_scripted
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer
@@ -137,8 +137,8 @@ def judge_of(folder: Path, choice: str, parallel: bool, **judged: Any) -> Any:
 
     model, tokenizer, *_ = load(str(folder))
     prompt = list(tokenizer.apply_chat_template(USER, tools=TOOLS, add_generation_prompt=True))
-    calls = Calls(Hermes(), tuple(map(Tool.of, TOOLS)), choice, parallel)
-    source = source_of(None, None, False, {}, calls)
+    calls = AllowedCalls(Hermes(), tuple(map(Tool.of, TOOLS)), choice, parallel)
+    source = grammar_source(None, None, False, {}, calls)
     vocabulary = judge_tokenizer(tokenizer)
 
     def answer(count: int, forced: bool) -> list[int]:

@@ -46,7 +46,7 @@ def test_answers_far_beyond_the_window_are_mlx_lms(
     """Asked twice, the second time with what the first left; rows count from a multiple of `origin` tokens."""
     settings = {"tokens": 1024, "max_rows": 4, "prefill_budget": 24} | SETTINGS[how]
     forks = 3 if how == "forks" else 1
-    with mock.patch.object(placement, "ORIGIN", origin):
+    with mock.patch.object(placement, "ORIGIN_UNIT", origin):
         driver = Driver(tiny(name), **settings)
         for _ in range(2):
             handles = []

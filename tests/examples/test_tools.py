@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.chat.tools.functions_file import tools_of
-from cortexmlx.structured.functions import run
+from cortexmlx.cli.chat.tools.functions_file import load_tools
+from cortexmlx.structured.functions import call_function
 from support.examples import EXAMPLES, example
 from support.models.calling import write_calling
 from support.models.thinking import dictated
@@ -26,15 +26,19 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_its_functions_read_and_write_in_the_folder_only(notes: Any, tmp_path: Path) -> None:
-    assert [tool.name for tool in tools_of(EXAMPLES / "tools" / "notes.py")] == ["list_notes", "read_note", "add_note"]
-    assert run(notes.list_notes, "{}") == '["garden"]'
-    assert run(notes.read_note, '{"name": "garden"}') == "Peas on Monday."
-    assert run(notes.add_note, '{"name": "new", "text": "é"}') == "new is written"
+    assert [tool.name for tool in load_tools(EXAMPLES / "tools" / "notes.py")] == [
+        "list_notes",
+        "read_note",
+        "add_note",
+    ]
+    assert call_function(notes.list_notes, "{}") == '["garden"]'
+    assert call_function(notes.read_note, '{"name": "garden"}') == "Peas on Monday."
+    assert call_function(notes.add_note, '{"name": "new", "text": "é"}') == "new is written"
     assert (tmp_path / "notes" / "new.txt").read_text() == "é"
-    assert run(notes.add_note, '{"name": "garden", "text": ""}').startswith("Error: FileExistsError")
+    assert call_function(notes.add_note, '{"name": "garden", "text": ""}').startswith("Error: FileExistsError")
     for name in ("../secret", str(tmp_path / "secret"), "a/b", "../../x"):
-        assert run(notes.read_note, json.dumps({"name": name})).startswith("Error: ")
-        assert run(notes.add_note, json.dumps({"name": name, "text": "x"})).startswith("Error: ")
+        assert call_function(notes.read_note, json.dumps({"name": name})).startswith("Error: ")
+        assert call_function(notes.add_note, json.dumps({"name": name, "text": "x"})).startswith("Error: ")
 
 
 def test_the_program_asks_before_it_writes(

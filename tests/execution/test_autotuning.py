@@ -11,12 +11,12 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention.autotuning import TimedProblem
-from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.backends import AttentionBackend
 from cortexmlx.autotune.chooser import SECONDS
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.execution import autotuning
-from cortexmlx.execution.autotuning import SWITCH, times_at_opening
+from cortexmlx.execution.autotuning import TIMING_VARIABLE, should_time
 from cortexmlx.stats import ChoiceSource, TimedChoice
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
@@ -33,7 +33,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing is switched on, on a CPU too."""
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(TIMING_VARIABLE, "1")
 
 
 @pytest.fixture
@@ -56,19 +56,22 @@ def sources(choices: tuple[TimedChoice, ...]) -> set[ChoiceSource]:
 
 
 def test_a_gpu_times_and_a_cpu_does_not_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    metal, plain = Backend("metal", lambda *_, **__: mx.zeros(1)), Backend("reference", lambda *_, **__: mx.zeros(1))
-    monkeypatch.delenv(SWITCH, raising=False)
-    assert not times_at_opening(metal) and not times_at_opening(plain), "kernels are pretended on a CPU in tests"
+    metal, plain = (
+        AttentionBackend("metal", lambda *_, **__: mx.zeros(1)),
+        AttentionBackend("reference", lambda *_, **__: mx.zeros(1)),
+    )
+    monkeypatch.delenv(TIMING_VARIABLE, raising=False)
+    assert not should_time(metal) and not should_time(plain), "kernels are pretended on a CPU in tests"
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    assert times_at_opening(metal) and not times_at_opening(plain), "the reference is what was asked for"
-    monkeypatch.setenv(SWITCH, "0")
-    assert not times_at_opening(metal)
-    monkeypatch.setenv(SWITCH, "1")
-    assert times_at_opening(metal) and times_at_opening(plain)
+    assert should_time(metal) and not should_time(plain), "the reference is what was asked for"
+    monkeypatch.setenv(TIMING_VARIABLE, "0")
+    assert not should_time(metal)
+    monkeypatch.setenv(TIMING_VARIABLE, "1")
+    assert should_time(metal) and should_time(plain)
 
 
 def test_on_a_cpu_nothing_is_looked_at(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(TIMING_VARIABLE, raising=False)
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("nothing is chosen on a CPU")
@@ -113,13 +116,13 @@ def test_an_opening_asks_for_no_more_than_a_second_and_a_half(
     tiny: Tiny, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    real = autotuning.Chooser.decide
+    real = autotuning.Autotuner.choose
 
     def decide(self: Any, jobs: Any, **options: Any) -> None:
         asked.append(options["seconds"])
         real(self, jobs, **options)
 
-    monkeypatch.setattr(autotuning.Chooser, "decide", decide)
+    monkeypatch.setattr(autotuning.Autotuner, "decide", decide)
     Driver(tiny("llama"))
     assert asked == [SECONDS] == [1.5]
 
@@ -131,7 +134,7 @@ def test_timing_that_fails_leaves_the_rules_and_an_engine_that_works(
         raise RuntimeError("a model that asks in a strange way")
 
     wanted = Driver(tiny("llama")).answers([tokens_of(20)], 8)
-    monkeypatch.setattr(autotuning, "layers_of", fail)
+    monkeypatch.setattr(autotuning, "probe_layer_shapes", fail)
     with caplog.at_level(logging.WARNING):
         driver = Driver(tiny("llama"))
     assert driver.core.stats().choices == () and driver.answers([tokens_of(20)], 8) == wanted
@@ -148,7 +151,7 @@ def test_an_interrupt_while_timing_ends_the_opening_and_frees_the_model(
     def interrupted(self: Any, *_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TimedProblem, "check", interrupted)
+    monkeypatch.setattr(TimedProblem, "require_agreement", interrupted)
     with pytest.raises(KeyboardInterrupt):
         InProcessModel(EngineConfig(str(tiny("llama"))), lambda call: None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import KVBlockError, LogitsProcessorError, MemoryRefused
-from cortexmlx.execution.boundary import Refused, granted, refusable
+from cortexmlx.execution.boundary import Refusal, raise_if_refused, return_refusals
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.engine.asked import PROMPT
 from support.engine.core_driver import Driver
@@ -23,18 +23,18 @@ from support.engine.refusals import SAID
     [(RuntimeError(SAID), False), (MemoryError("no"), False), (MemoryRefused("the arena stays"), True)],
 )
 def test_a_refusal_of_memory_is_an_answer(error: Exception, of_arena: bool) -> None:
-    @refusable
+    @return_refusals
     def work() -> int:
         raise error
 
-    assert work() == Refused(str(error), of_arena)
+    assert work() == Refusal(str(error), of_arena)
     with pytest.raises(MemoryRefused, match=str(error).replace("[", r"\[")):
-        granted(work())
+        raise_if_refused(work())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it broke"), KVBlockError("a slot"), KeyboardInterrupt()])
 def test_any_other_error_is_raised(error: BaseException) -> None:
-    @refusable
+    @return_refusals
     def work() -> int:
         raise error
 
@@ -43,11 +43,11 @@ def test_any_other_error_is_raised(error: BaseException) -> None:
 
 
 def test_an_answer_is_what_the_work_returns() -> None:
-    @refusable
+    @return_refusals
     def work(a: int, *, b: int) -> int:
         return a + b
 
-    assert granted(work(1, b=2)) == 3
+    assert raise_if_refused(work(1, b=2)) == 3
 
 
 def test_a_refusal_keeps_nothing_of_what_was_there_when_it_came() -> None:
@@ -56,7 +56,7 @@ def test_a_refusal_keeps_nothing_of_what_was_there_when_it_came() -> None:
 
     kept: list[Any] = []
 
-    @refusable
+    @return_refusals
     def work() -> None:
         large = Large()
         kept.append(weakref.ref(large))

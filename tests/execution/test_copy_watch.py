@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.execution import paged_memory
-from cortexmlx.execution.paged_memory import CopyWatch, Moment
+from cortexmlx.execution.paged_memory import CopyWatch, WriteMoment
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -62,14 +62,14 @@ def flushes(driven: Driver, prompt: int = 40) -> None:
     driven.finish()
 
 
-@pytest.mark.parametrize(("layers", "moment"), zip(SHAPES, Moment, strict=True))
+@pytest.mark.parametrize(("layers", "moment"), zip(SHAPES, WriteMoment, strict=True))
 def test_a_slab_that_is_held_is_told_once_with_its_size(
-    layers: str, moment: Moment, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    layers: str, moment: WriteMoment, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     driven = driver(models(layers))
     last = len(driven.core.runner.arena.groups[0].layers) - 1
     driven.add(tokens_of(40), 24)
-    if moment is Moment.FLUSH:
+    if moment is WriteMoment.FLUSH:
         driven.step(10)
     else:
         driven.finish()
@@ -80,7 +80,7 @@ def test_a_slab_that_is_held_is_told_once_with_its_size(
     size = keys.nbytes
     del keys, values
     with caplog.at_level(logging.WARNING, "cortexmlx"):
-        if moment is Moment.FLUSH:
+        if moment is WriteMoment.FLUSH:
             driven.finish()
         else:
             driven.add(tokens_of(30, seed=9), 1)
@@ -111,7 +111,7 @@ def test_every_copy_is_counted_and_only_the_first_is_logged(caplog: pytest.LogCa
     assert watch.writes.measured == 16, "the arena has grown"
 
 
-def one_write(arena: KVArena, watch: CopyWatch, moment: Moment = Moment.FLUSH) -> None:
+def one_write(arena: KVArena, watch: CopyWatch, moment: WriteMoment = WriteMoment.FLUSH) -> None:
     slots = mx.array(np.arange(8, dtype=np.int32))
     for layer in arena.group_of:
         arena.write(layer, slots, *(mx.ones((a.shape[0], 8, a.shape[2]), a.dtype) for a in arena.slab(layer)))
@@ -130,14 +130,14 @@ def test_neither_the_peak_nor_its_reset_belongs_to_the_watch(monkeypatch: pytest
 
 def test_a_slab_that_is_given_back_at_once_shows_in_the_cache_or_in_the_peak() -> None:
     """As an operation in flight holds it: the bytes in use are the same afterwards."""
-    now = paged_memory._Bytes
-    assert now(1000, 900, 5000).copied(now(1000, 500, 5000), 400, 8) is True
-    assert now(1000, 500, 1405).copied(now(1000, 500, 1200), 400, 8) is True
-    assert now(1400, 100, 5000).copied(now(1000, 500, 5000), 400, 8) is True, "the new buffer came from the cache"
-    assert now(1004, 500, 1004).copied(now(1000, 500, 1000), 400, 8) is False
-    assert now(1100, 500, 5000).copied(now(1000, 500, 5000), 400, 8) is None
-    assert now(1000, 100, 5000).copied(now(1000, 500, 5000), 400, 8) is None
-    assert now(1000, 500, 1300).copied(now(1000, 500, 1200), 400, 8) is None
+    now = paged_memory._MemoryCounts
+    assert now(1000, 900, 5000).was_copied(now(1000, 500, 5000), 400, 8) is True
+    assert now(1000, 500, 1405).was_copied(now(1000, 500, 1200), 400, 8) is True
+    assert now(1400, 100, 5000).was_copied(now(1000, 500, 5000), 400, 8) is True, "the new buffer came from the cache"
+    assert now(1004, 500, 1004).was_copied(now(1000, 500, 1000), 400, 8) is False
+    assert now(1100, 500, 5000).was_copied(now(1000, 500, 5000), 400, 8) is None
+    assert now(1000, 100, 5000).was_copied(now(1000, 500, 5000), 400, 8) is None
+    assert now(1000, 500, 1300).was_copied(now(1000, 500, 1200), 400, 8) is None
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_who_else_allocates_is_not_accused(another_engine: None, caplog: pytest.
                 one_write(arena, watch)
                 time.sleep(0)
             assert not watch.writes.copied
-            assert watch._tried[Moment.FLUSH] <= 12, "it gives up"
+            assert watch._tried[WriteMoment.FLUSH] <= 12, "it gives up"
     assert not caplog.records
 
 
@@ -226,6 +226,6 @@ def test_fuzzed_runs_are_never_accused(
 def test_a_small_arena_is_not_measured_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, watch = KVArena([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0,))], 4, SIZE), CopyWatch()
     monkeypatch.setattr(arena, "write_scratch", None)
-    watch.look(arena)
+    watch.measure_scratch_write(arena)
     one_write(arena, watch)
     assert watch.writes == ArenaWrites() and not watch._tried

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.execution.graph_memory import (
-    LOOKS,
-    Array,
-    dense,
-    look,
-    multiplies_in_place,
+    VIEW_KINDS,
+    GraphArray,
+    dense_strides,
+    multiplies_without_copy,
     peak_bytes,
-    trace,
+    trace_graph,
+    view_strides,
 )
 from support.effort import examples
 
@@ -69,7 +69,7 @@ def copies(x: mx.array, w: mx.array) -> list[mx.array]:
 def test_a_replay_takes_what_mlx_takes(function: Callable[..., Sequence[mx.array]]) -> None:
     """Less where operations are so short that the thread that computes them keeps up with the one that allocates."""
     given = [mx.random.normal((512, 512)) / 32, mx.random.normal((512, 512)) / 32]
-    expected = peak_bytes(trace(function, *given))
+    expected = peak_bytes(trace_graph(function, *given))
     least = 0.5 if function is stretches else 0.98
     assert least * expected <= measured(function, given) <= 1.02 * expected
 
@@ -79,15 +79,15 @@ def test_what_is_given_to_be_written_is_written_in_place_and_everything_else_cop
         slab[:, 3:5] = new
         return [slab]
 
-    graph = trace(write, mx.zeros((64, 1000)), mx.zeros((64, 2)))
-    copied, in_place = peak_bytes(graph), peak_bytes(graph, [graph.given[0].name])
+    graph = trace_graph(write, mx.zeros((64, 1000)), mx.zeros((64, 2)))
+    copied, in_place = peak_bytes(graph), peak_bytes(graph, [graph.arguments[0].name])
     assert copied == 64 * 1000 * 4 and in_place == 0
 
 
 def test_constants_count() -> None:
     mask = mx.array(np.zeros((256, 256), np.float32))
-    assert peak_bytes(trace(lambda x: [x[:1] * 2.0], mask)) < 5_000
-    assert peak_bytes(trace(lambda x: [x + mask], mx.zeros((1,)))) == pytest.approx(2 * mask.nbytes, rel=0.01)
+    assert peak_bytes(trace_graph(lambda x: [x[:1] * 2.0], mask)) < 5_000
+    assert peak_bytes(trace_graph(lambda x: [x + mask], mx.zeros((1,)))) == pytest.approx(2 * mask.nbytes, rel=0.01)
 
 
 def copied(make: Any) -> tuple[int, int]:
@@ -98,16 +98,16 @@ def copied(make: Any) -> tuple[int, int]:
     made = make(given)
     mx.eval(made)
     took = mx.get_active_memory() - before
-    graph = trace(lambda array: [make(array)], mx.zeros(BASE))
-    places: dict[str, Any] = {array.name: (array.shape, dense(array.shape)) for array in graph.given}
+    graph = trace_graph(lambda array: [make(array)], mx.zeros(BASE))
+    places: dict[str, Any] = {array.name: (array.shape, dense_strides(array.shape)) for array in graph.arguments}
     size = 0
     for operation in graph.operations:
-        assert operation.kind in LOOKS
-        (array,) = operation.makes
-        shape, strides = places[operation.takes[0]]
-        seen = look(operation.kind, operation.settings, shape, strides, array.shape)
+        assert operation.kind in VIEW_KINDS
+        (array,) = operation.outputs
+        shape, strides = places[operation.inputs[0]]
+        seen = view_strides(operation.kind, operation.arguments, shape, strides, array.shape)
         size = array.nbytes if seen is None else size
-        places[array.name] = (array.shape, seen or dense(array.shape))
+        places[array.name] = (array.shape, seen or dense_strides(array.shape))
     return took, size
 
 
@@ -140,33 +140,33 @@ def test_a_product_takes_matrices_that_lie_dense_or_transposed() -> None:
         ((1, 6), (99, 1)),
         ((5,), (3,)),
     ):
-        assert multiplies_in_place(shape, strides)
-    assert multiplies_in_place((6, 1), (1, 99))
-    assert not multiplies_in_place((4, 6), (12, 1)) and not multiplies_in_place((4, 6), (1, 8))
+        assert multiplies_without_copy(shape, strides)
+    assert multiplies_without_copy((6, 1), (1, 99))
+    assert not multiplies_without_copy((4, 6), (12, 1)) and not multiplies_without_copy((4, 6), (1, 8))
 
 
 def test_a_trace_has_what_goes_in_what_comes_out_and_all_between() -> None:
-    graph = trace(lambda x, w: [mx.softmax(x @ w, axis=-1)], mx.zeros((4, 8)), mx.zeros((8, 2), mx.float16))
+    graph = trace_graph(lambda x, w: [mx.softmax(x @ w, axis=-1)], mx.zeros((4, 8)), mx.zeros((8, 2), mx.float16))
     kinds = [operation.kind for operation in graph.operations]
     assert "Matmul" in kinds and kinds[-1] == "Softmax"
-    assert [(a.shape, a.nbytes) for a in graph.given] == [((4, 8), 128), ((8, 2), 32)]
-    (last,) = graph.operations[-1].makes
-    assert graph.results == [last.name] and last == Array(last.name, (4, 2), 4)
+    assert [(a.shape, a.nbytes) for a in graph.arguments] == [((4, 8), 128), ((8, 2), 32)]
+    (last,) = graph.operations[-1].outputs
+    assert graph.results == [last.name] and last == GraphArray(last.name, (4, 2), 4)
 
 
 def test_nothing_is_computed_and_no_argument_either() -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     wide = mx.zeros((1 << 14, 1 << 14))
-    trace(lambda x: [(x @ x).sum()], wide)
+    trace_graph(lambda x: [(x @ x).sum()], wide)
     assert mx.get_peak_memory() - before < 1 << 20
 
 
 def test_what_mlx_does_not_export_is_traced_as_what_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     real = mx.contiguous
-    graph = trace(lambda x: [mx.contiguous(x.T)], mx.zeros((4, 8)))
-    assert graph.operations[-1].makes[0].shape == (8, 4)
+    graph = trace_graph(lambda x: [mx.contiguous(x.T)], mx.zeros((4, 8)))
+    assert graph.operations[-1].outputs[0].shape == (8, 4)
     assert mx.contiguous is real
     with pytest.raises(ZeroDivisionError):
-        trace(lambda x: [x / (1 // 0)], mx.zeros((4,)))
+        trace_graph(lambda x: [x / (1 // 0)], mx.zeros((4,)))
     assert mx.contiguous is real

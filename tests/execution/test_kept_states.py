@@ -53,7 +53,7 @@ def pooling(counts: list[int], weights: list[float], logits: list[tuple[int, ...
 
 def results(kept: np.ndarray, plan: Plan, rows: Rows | None = None, vocab: int = VOCAB) -> PromptResults:
     rows = rows or Rows()
-    return KeptStates(mx.array(kept), plan, rows, vocab).results()  # type: ignore[arg-type]
+    return KeptStates(mx.array(kept), plan, rows, vocab).compute_results()  # type: ignore[arg-type]
 
 
 def test_states_are_summed_up_with_their_weights() -> None:
@@ -113,5 +113,5 @@ def test_sums_are_made_in_float32(dtype: mx.Dtype) -> None:
     """Two thousand ones are two thousand, which neither half type can add one by one."""
     kept: Any = mx.ones((3000, WIDTH), dtype) / 2
     asked = Plan(pooling=pooling([3000], [1] * 3000, [()]))
-    (found,) = KeptStates(kept, asked, Rows(), VOCAB).results().pooled  # type: ignore[arg-type]
+    (found,) = KeptStates(kept, asked, Rows(), VOCAB).compute_results().pooled  # type: ignore[arg-type]
     assert (found == 3000).all() and found.dtype == np.float32

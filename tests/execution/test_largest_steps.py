@@ -12,17 +12,17 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops
+from cortexmlx.core.text import StopConditions
 from cortexmlx.execution import largest_steps as module
-from cortexmlx.execution.execution_modes import execution_mode
-from cortexmlx.execution.largest_steps import StepBytes, largest_steps, step_bytes
-from cortexmlx.kv.sizing import Load
+from cortexmlx.execution.execution_modes import choose_execution_mode
+from cortexmlx.execution.largest_steps import StepBytes, plan_largest_steps, predict_step_bytes
+from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
-from cortexmlx.models.adapters.low_rank import read_low_rank
+from cortexmlx.models.adapters.low_rank import read_low_rank_adapter
 from cortexmlx.scheduling.plan import StepKind
-from cortexmlx.speculation.speculation import MOST_OF_ALL
-from cortexmlx.types.embeddings import Pooled
+from cortexmlx.speculation.speculation import MOST_STEP_DRAFTS
+from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
@@ -36,7 +36,7 @@ GROUPS = (LayerGroup(KVSpec(2, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 
 def test_the_largest_steps_are_the_last_piece_beside_decoding_rows_and_a_window(
     rows: int, piece: int, tokens: int
 ) -> None:
-    prefill, decode = largest_steps(GROUPS, Load(rows, piece, 8), tokens)
+    prefill, decode = plan_largest_steps(GROUPS, ArenaDemand(rows, piece, 8), tokens)
     assert prefill.kind is StepKind.MIXED and decode.kind is StepKind.DECODE
     *single, last = prefill.segments
     assert len(single) == rows - 1 and all(s.count == 1 for s in single)
@@ -48,7 +48,7 @@ def test_the_largest_steps_are_the_last_piece_beside_decoding_rows_and_a_window(
 
 @pytest.mark.parametrize(("rows", "piece", "tokens", "together"), [(3, 512, 200, 3), (8, 256, 125, 3), (2, 8, 3, 2)])
 def test_short_prompts_are_computed_together(rows: int, piece: int, tokens: int, together: int) -> None:
-    prefill, decode = largest_steps(GROUPS, Load(rows, piece, 8), tokens)
+    prefill, decode = plan_largest_steps(GROUPS, ArenaDemand(rows, piece, 8), tokens)
     prompt = max(1, tokens - rows - TAIL_COLUMNS - 1)
     pieces = prefill.segments[rows - together :]
     assert sum(s.count for s in pieces) == min(max(min(16, piece), piece - (rows - together)), together * prompt)
@@ -63,9 +63,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(folder, "llama", **shape, vocab_size=4096, max_position_embeddings=1 << 16)
 
 
-def bytes_of(model: Any, load: Load, tokens: int) -> StepBytes:
-    way = execution_mode(model)
-    return step_bytes(model, way.groups, choose_backend("auto").attend, 4096, load, tokens)
+def bytes_of(model: Any, load: ArenaDemand, tokens: int) -> StepBytes:
+    way = choose_execution_mode(model)
+    return predict_step_bytes(model, way.groups, choose_backend("auto").attend, 4096, load, tokens)
 
 
 def test_the_engine_takes_for_a_step_what_is_planned(wide: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_engine_takes_for_a_step_what_is_planned(wide: Path) -> None:
     there = mx.get_active_memory()
     driver = Driver(wide, tokens=1100, max_rows=1, prefill_budget=256, block_size=32, prefix_cache=False)
     loaded = driver.core.loaded
-    planned = bytes_of(load_model(wide).model, Load(1, 256, 32), 1000)
+    planned = bytes_of(load_model(wide).model, ArenaDemand(1, 256, 32), 1000)
     driver.add(tokens_of(980), 20)
     mx.synchronize()
     mx.reset_peak_memory()
@@ -91,17 +91,17 @@ def test_planning_computes_nothing_and_leaves_the_model_as_it_was(wide: Path) ->
     model = load_model(wide).model
     before, used = dict(tree_flatten(model.parameters())), mx.get_active_memory()
     mx.reset_peak_memory()
-    bytes_of(model, Load(4, 512, 32), 4000)
+    bytes_of(model, ArenaDemand(4, 512, 32), 4000)
     assert mx.get_peak_memory() - used < 16 << 20, "masks and tables are real"
     after = dict(tree_flatten(model.parameters()))
     assert {id(a) for a in before.values()} == {id(a) for a in after.values()}
 
 
 def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, load = load_model(wide).model, Load(2, 128, 32)
-    monkeypatch.setattr(module, "_TRACED", (2048, 4096))
+    model, load = load_model(wide).model, ArenaDemand(2, 128, 32)
+    monkeypatch.setattr(module, "_TRACED_LENGTHS", (2048, 4096))
     reckoned = bytes_of(model, load, 6000)
-    monkeypatch.setattr(module, "_TRACED", (1024, 8192))
+    monkeypatch.setattr(module, "_TRACED_LENGTHS", (1024, 8192))
     traced = bytes_of(model, load, 6000)
     assert reckoned.prefill == pytest.approx(traced.prefill, rel=0.05)
     assert reckoned.decode == pytest.approx(traced.decode, rel=0.05)
@@ -110,9 +110,10 @@ def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monk
 @pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "gpt_oss", "mamba2"])
 def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) -> None:
     model = load_model(tiny(name)).model
-    groups = execution_mode(model).groups
+    groups = choose_execution_mode(model).groups
     few, many = (
-        step_bytes(model, groups, choose_backend("auto").attend, 320, Load(rows, 32, 8), 100) for rows in (1, 8)
+        predict_step_bytes(model, groups, choose_backend("auto").attend, 320, ArenaDemand(rows, 32, 8), 100)
+        for rows in (1, 8)
     )
     assert 0 < few.decode < many.decode and few.prefill > 0
 
@@ -121,7 +122,7 @@ def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) 
     ("rows", "tokens", "beside", "all_of_them"), [(1, 200, 1, 16), (4, 200, 49, 64), (9, 90, 71, 73)]
 )
 def test_rows_verify_as_many_drafts_as_may_be_drafted(rows: int, tokens: int, beside: int, all_of_them: int) -> None:
-    mixed, verifying = largest_steps(GROUPS, Load(rows, 64, 8), tokens, MOST_OF_ALL)
+    mixed, verifying = plan_largest_steps(GROUPS, ArenaDemand(rows, 64, 8), tokens, MOST_STEP_DRAFTS)
     assert mixed.kind is verifying.kind is StepKind.MIXED
     assert (len(mixed.logit_rows), len(verifying.logit_rows)) == (beside, all_of_them)
     assert mixed.segments[-1].count >= 16, "a piece of the last prompt"
@@ -138,8 +139,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str, spoken: Path, tmp_path: Path) -> None:
     """Four texts of 300 tokens on three rows, in pieces of 128, beside the largest steps that are planned."""
     model = load_model(spoken).model
-    way, load = execution_mode(model), Load(3, 128, 16)
-    planned = step_bytes(model, way.groups, choose_backend("auto").attend, 65536, load, 300)
+    way, load = choose_execution_mode(model), ArenaDemand(3, 128, 16)
+    planned = predict_step_bytes(model, way.groups, choose_backend("auto").attend, 65536, load, 300)
     del model
     gc.collect()
     more: dict[str, Any] = {"adapters": {}} if asked == "an adapter" else {}
@@ -150,7 +151,7 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
         params = {"structured": {"type": "array", "items": {"type": "integer"}}, "ignore_eos": False}
     if asked == "an adapter":
         folder = write_adapter(tmp_path / "adapter", spoken)
-        core.adapters.load("one", read_low_rank("one", folder, 64, 1 << 30), core.scheduler.jobs)
+        core.adapters.load("one", read_low_rank_adapter("one", folder, 64, 1 << 30), core.scheduler.jobs)
         params["adapter"] = "one"
     mx.synchronize()
     mx.clear_cache()
@@ -165,8 +166,8 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
     for _ in range(2_000):
         if core.idle:
             break
-        for job in core.scheduler.draftable:
-            core.scheduler.draft(job.id, [11] * 15)
+        for job in core.scheduler.draftable_jobs:
+            core.scheduler.set_drafts(job.id, [11] * 15)
         core.step()
     mx.synchronize()
     largest = max(planned.prefill, planned.verify, planned.decode)
@@ -176,5 +177,5 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
 def _embed(driver: Driver, prompt: list[int]) -> None:
     """Queue a text whose states are averaged, as an embedding's are."""
     handle = RequestHandle(7_000 + len(driver.core.requests.by_id), driver.core.cancel)
-    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=1), 0, 0.0, pooled=Pooled(0))
-    driver.core.add(request, handle, Stops())
+    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=1), 0, 0.0, pooled=PoolingSpec(0))
+    driver.core.add(request, handle, StopConditions())

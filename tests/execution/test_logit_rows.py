@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from cortexmlx.attention.probe import lazy_pass, probe
+from cortexmlx.attention.probe import build_lazy_logits, probe_kv_specs
 from cortexmlx.execution.logit_rows import LazyPass, LogitRows, own_modules
 from support.models.tiny import CONFIGS, tokens_of
 
@@ -72,10 +72,10 @@ def test_the_rows_are_those_of_the_whole_and_no_others_reach_the_norm(name: str,
         model = arch.Model(arch.ModelArgs.from_dict(ELSEWHERE[name] | {"model_type": name}))
     else:
         model = mlx_lm.load(str(tiny(name)))[0]
-    probe(model)
+    probe_kv_specs(model)
     tokens = mx.array(tokens_of(6, seed=3))[:, None]
     whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
-    logit_rows = LogitRows(model, lazy_pass)
+    logit_rows = LogitRows(model, build_lazy_logits)
     assert logit_rows._pick is not None, "the final norm is found"
     counting = logit_rows._pick.norm = Counting(logit_rows._pick.norm)
     for rows in (rows_of(5), rows_of(0, 3), rows_of(1, 2, 4, 5), rows_of(*range(6))):
@@ -103,11 +103,11 @@ def test_where_the_last_norm_is_no_module_the_rows_are_picked_behind_all_layers(
     model.update(
         tree_map(lambda a: mx.random.normal(a.shape, scale=0.3, key=mx.random.key(a.size)), model.parameters())
     )
-    probe(model)
+    probe_kv_specs(model)
     tokens = mx.array(tokens_of(6, seed=3))[:, None]
     whole = np.array(model(tokens, cache=make_prompt_cache(model))[:, 0])
     for _ in range(2):  # the second finds what the first has wrapped
-        logit_rows = LogitRows(model, lazy_pass)
+        logit_rows = LogitRows(model, build_lazy_logits)
         model[behind] = counting = Counting(model[behind])
         for rows in (rows_of(5), rows_of(1, 2, 4), rows_of(*range(6))):
             logits = logit_rows.run(tokens, make_prompt_cache(model), rows)
@@ -119,7 +119,9 @@ def test_where_the_last_norm_is_no_module_the_rows_are_picked_behind_all_layers(
         np.testing.assert_allclose(np.array(logits), whole[[5]], atol=1e-5)
         np.testing.assert_allclose(np.array(projected), whole[[2, 4]], atol=1e-5)
         model[behind] = counting.inner
-    assert len(model.layers) == 2 and type(model.children()[next(iter(model.children()))]).__name__ == "_PickOutput"
+    assert (
+        len(model.layers) == 2 and type(model.children()[next(iter(model.children()))]).__name__ == "_OutputRowPicker"
+    )
 
 
 class Body(nn.Module):  # type: ignore[misc]
@@ -203,8 +205,8 @@ def test_modules_keep_their_names_whatever_is_wrapped(name: str) -> None:
     arch = importlib.import_module(f"mlx_lm.models.{name}")
     model = arch.Model(arch.ModelArgs.from_dict(CONFIGS["llama"] | {"model_type": name, "num_key_value_heads": 4}))
     before = dict(model.named_modules())
-    probe(model)
-    LogitRows(model, lazy_pass)
+    probe_kv_specs(model)
+    LogitRows(model, build_lazy_logits)
     assert dict(model.named_modules()).keys() != before.keys()
     after = dict(own_modules(model))
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)

@@ -14,10 +14,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import Engine
-from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.execution.execution_modes import PagedMode, execution_mode
+from cortexmlx.attention.probe import build_lazy_logits
+from cortexmlx.execution.execution_modes import PagedMode, choose_execution_mode
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.mlx_lm.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from support.embedding.models import write_json, write_modules
 from support.models.tiny import tokens_of
 from tests.architectures.configurations import configuration
@@ -35,9 +35,9 @@ def built(name: str) -> nn.Module | None:
     """A tiny model of a type; None if it cannot be paged, or if mlx-lm cannot build it here."""
     config = configuration(name)
     try:
-        model_class, args_class = mlx_lm_utils()._get_classes(config)
+        model_class, args_class = import_mlx_lm_utils()._get_classes(config)
         model = model_class(args_class.from_dict(config))
-        return model if isinstance(execution_mode(model), PagedMode) else None
+        return model if isinstance(choose_execution_mode(model), PagedMode) else None
     except (Exception, SystemExit):
         return None
 
@@ -52,7 +52,7 @@ def body_of(model: Any) -> Any:
 
 def check(tmp_path: Path, name: str) -> None:
     model = write_model(tmp_path, name)
-    judge, _ = mlx_lm_utils().load_model(model)
+    judge, _ = import_mlx_lm_utils().load_model(model)
     body = body_of(judge)
     whole = [body(mx.array([prompt]), cache=make_prompt_cache(judge)) for prompt in PROMPTS]
     right = [np.array(states[0].astype(mx.float32)) for states in whole]
@@ -78,13 +78,15 @@ def test_states_are_those_of_mlx_lms_body(tmp_path: Path, name: str) -> None:
 
 def test_which_types_have_no_such_states() -> None:
     models = {name: model for name in (*sorted(OTHERS), *FEW) if (model := built(name)) is not None}
-    assert {name for name, model in models.items() if not LogitRows(model, lazy_pass).ends_body()} == OTHERS
+    assert {
+        name for name, model in models.items() if not LogitRows(model, build_lazy_logits).has_hidden_states()
+    } == OTHERS
 
 
 def test_the_model_is_as_before(tiny: Any) -> None:
     model = built("cohere")
     assert model is not None
-    rows = LogitRows(model, lazy_pass)
+    rows = LogitRows(model, build_lazy_logits)
     before = {path: id(module) for path, module in model.named_modules()}
-    assert rows.ends_body() and rows.ends_body()
+    assert rows.has_hidden_states() and rows.has_hidden_states()
     assert {path: id(module) for path, module in model.named_modules()} == before

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_top_p
 
-from cortexmlx.execution.logits import draw, nucleus_threshold, top_tokens, uniforms
+from cortexmlx.execution.logits import draw, nucleus_threshold, token_uniforms, top_tokens
 from support.effort import examples
 from support.engine.sampling_tools import chi_square, mlx_lm_uncompiled, random_logits
 
@@ -101,7 +101,7 @@ def test_a_sum_that_descends_by_rounding_draws_nothing_of_weight_zero(monkeypatc
 
 def test_uniforms_are_uniform_and_differ_between_neighbouring_seeds_and_indices() -> None:
     seeds, index = np.meshgrid(np.arange(300, dtype=np.uint64), np.arange(300))
-    values = uniforms(seeds.ravel(), index.ravel())
+    values = token_uniforms(seeds.ravel(), index.ravel())
     assert values.dtype == np.float32 and values.min() >= 0.0 and values.max() < 1.0
     n = len(values)
     assert len(np.unique(values, axis=0)) == n

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.logits import NO_TOKEN, masked
+from cortexmlx.execution.logits import NO_TOKEN, mask_logits
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan
@@ -41,7 +41,7 @@ def test_only_what_is_not_allowed_changes(data: st.DataObject, rows: int, vocab:
     before = np.array(logits.astype(mx.float32))
     wanted = before.copy()
     wanted[chosen] = np.where(allowed, wanted[chosen], -np.inf)
-    after = masked(logits, mask_of(chosen, allowed))
+    after = mask_logits(logits, mask_of(chosen, allowed))
     assert after.dtype == logits.dtype
     np.testing.assert_array_equal(np.array(after.astype(mx.float32)), wanted)
     np.testing.assert_array_equal(np.array(logits.astype(mx.float32)), before)

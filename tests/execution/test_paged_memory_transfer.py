@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.disk.tier import STATE, PieceLoad
-from cortexmlx.execution.paged_memory import copy_out, copy_out_state, load, shapes_of
-from cortexmlx.execution.states import Batch, StateStore
+from cortexmlx.execution.paged_memory import block_shapes, copy_out_blocks, copy_out_state, load_pieces
+from cortexmlx.execution.states import StateBatch, StateStore
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 
@@ -22,7 +22,7 @@ def filled(dtype: str, value_in_key: bool = False) -> KVArena:
     spec = KVSpec(2, 6, 4, dtype, value_in_key=value_in_key)
     arena = KVArena([LayerGroup(spec, (0, 2)), LayerGroup(KVSpec(1, 4, 4, dtype, 16), (1,))], [6, 4], SIZE)
     for layer in (0, 1, 2):
-        slots = arena.slots(arena.group_of[layer])
+        slots = arena.slots_per_slab(arena.group_of[layer])
         values = [mx.random.normal((a.shape[0], slots, a.shape[2])).astype(a.dtype) for a in arena.slab(layer)]
         arena.write(layer, slice(0, slots), *values)
     mx.eval(arena.arrays())
@@ -43,10 +43,10 @@ def at(arena: KVArena, layer: int, block: int) -> list[mx.array]:
 def test_blocks_come_back_with_the_same_bits(dtype: str, value_in_key: bool, targets: list[int]) -> None:
     arena, other = filled(dtype, value_in_key), filled(dtype, value_in_key)
     untouched = [mx.array(a) for a in at(other, 2, 4)]
-    copies = copy_out(arena, 0, [4, 1, 5])
-    assert {tuple((a.shape, a.dtype.str) for a in arrays) for arrays in copies} == {shapes_of(other, 0)}
-    assert shapes_of(other, 0) != shapes_of(other, 1)
-    load(other, StateStore({}), [piece(0, t, arrays) for t, arrays in zip(targets, copies, strict=True)])
+    copies = copy_out_blocks(arena, 0, [4, 1, 5])
+    assert {tuple((a.shape, a.dtype.str) for a in arrays) for arrays in copies} == {block_shapes(other, 0)}
+    assert block_shapes(other, 0) != block_shapes(other, 1)
+    load_pieces(other, StateStore({}), [piece(0, t, arrays) for t, arrays in zip(targets, copies, strict=True)])
     for source, target in zip([4, 1, 5], targets, strict=True):
         for layer in (0, 2):
             pairs = zip(at(arena, layer, source), at(other, layer, target), strict=True)
@@ -56,7 +56,7 @@ def test_blocks_come_back_with_the_same_bits(dtype: str, value_in_key: bool, tar
 
 def test_a_copy_is_a_copy_and_leaves_the_arena_free_to_be_written_in_place() -> None:
     arena = filled("bfloat16")
-    (copy,) = copy_out(arena, 0, [1])
+    (copy,) = copy_out_blocks(arena, 0, [1])
     before = [np.array(array) for array in copy]
     memory = mx.get_active_memory()
     arena.write(0, slice(0, SIZE), *(mx.zeros((2, SIZE, dim), mx.bfloat16) for dim in (6, 4)))
@@ -74,14 +74,14 @@ def test_a_block_that_is_not_in_the_arena_is_refused() -> None:
 
     arena = filled("float32")
     with pytest.raises(KVBlockError, match="do not all lie"):
-        load(arena, StateStore({}), [piece(0, 99, copy_out(arena, 0, [1])[0])])
+        load_pieces(arena, StateStore({}), [piece(0, 99, copy_out_blocks(arena, 0, [1])[0])])
 
 
 def test_a_state_comes_back_with_its_gaps_and_dtypes() -> None:
     arrays = (mx.random.normal((1, 3, 4)), mx.random.normal((1, 5)).astype(mx.bfloat16), mx.array([[7]]))
-    batch = Batch(((arrays[0], None), (arrays[1], arrays[2])), 1)
+    batch = StateBatch(((arrays[0], None), (arrays[1], arrays[2])), 1)
     store = StateStore({0: 2, 3: 2})
-    load(filled("float32"), store, [piece(STATE, 9, copy_out_state(batch))])
+    load_pieces(filled("float32"), store, [piece(STATE, 9, copy_out_state(batch))])
     back = store.snapshot(9)
     assert back is not None and back.states[0][1] is None
     for mine, theirs in zip(back.arrays(), arrays, strict=True):

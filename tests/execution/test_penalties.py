@@ -50,7 +50,7 @@ def test_penalties_agree_with_their_definition(rows: list[SamplingRow], seed: in
     sampler = BatchSampler(rows, 6)
     outputs = [list(r.output) for r in rows]
     for _ in range(4):
-        adjusted = np.array(sampler._adjusted(mx.array(logits)))
+        adjusted = np.array(sampler._apply_changes(mx.array(logits)))
         drawn = sampler(mx.array(logits), np.zeros(len(rows), np.int64)).tokens.tolist()
         for i, (r, output) in enumerate(zip(rows, outputs, strict=True)):
             wanted = penalised(logits[i], SamplingRow(r.params, 0, r.prompt, list(output)))
@@ -74,7 +74,7 @@ def test_the_repetition_penalty_is_that_of_mlx_lm(history: list[int], penalty: f
     logits = random_logits(1, 6, seed)
     judged = make_repetition_penalty(penalty, context)(mx.array(history), mx.array(logits))
     params = SamplingParams(repetition_penalty=penalty, repetition_context=context)
-    ours = BatchSampler([row(params, prompt=history[:3], output=history[3:])], 6)._adjusted(mx.array(logits))
+    ours = BatchSampler([row(params, prompt=history[:3], output=history[3:])], 6)._apply_changes(mx.array(logits))
     assert mx.array_equal(ours, judged)
 
 
@@ -86,7 +86,7 @@ def test_rows_that_ask_for_nothing_pass_bit_by_bit() -> None:
         row(params, prompt=[7], output=[8]),
         row(SamplingParams()),
     ]
-    adjusted = np.array(BatchSampler(rows, 100)._adjusted(mx.array(logits)))
+    adjusted = np.array(BatchSampler(rows, 100)._apply_changes(mx.array(logits)))
     assert np.array_equal(adjusted[[0, 2]], logits[[0, 2]]) and not np.array_equal(adjusted[1], logits[1])
 
 
@@ -95,4 +95,4 @@ def test_prompts_and_outputs_may_be_numpy_arrays() -> None:
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5)
     plain = BatchSampler([row(params, prompt=[1, 2, 3], output=[4, 4])], 30)
     arrays = BatchSampler([row(params, prompt=np.array([1, 2, 3]), output=np.array([4, 4], np.int32))], 30)
-    assert mx.array_equal(plain._adjusted(mx.array(logits)), arrays._adjusted(mx.array(logits)))
+    assert mx.array_equal(plain._apply_changes(mx.array(logits)), arrays._apply_changes(mx.array(logits)))

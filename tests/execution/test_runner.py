@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.plan import StepPlan
 from support.engine.core_driver import Driver
@@ -22,7 +22,7 @@ def test_what_a_backend_derives_goes_with_the_group_step(tiny: Callable[[str], P
     driver = Driver(tiny("windowed llama"))
     runner = driver.core.runner
     attend = runner._attend
-    seen: list[tuple[int, GroupStep, Derived]] = []
+    seen: list[tuple[int, GroupStep, StepDerivedData]] = []
 
     def watched(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         seen.append((kv.layer, kv.step, kv.derived))

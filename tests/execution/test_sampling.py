@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from cortexmlx.execution.sampling import BatchSampler, Sampled
+from cortexmlx.execution.sampling import BatchSampler, SampledTokens
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
 from support.engine.sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
 
 
-def sample(rows: Sequence[SamplingRow], logits: npt.NDArray[np.float32], index: int = 0) -> Sampled:
+def sample(rows: Sequence[SamplingRow], logits: npt.NDArray[np.float32], index: int = 0) -> SampledTokens:
     return BatchSampler(rows, logits.shape[1])(mx.array(logits), np.full(len(rows), index))
 
 
@@ -185,7 +185,9 @@ ROWS = st.lists(
 )
 
 
-def run(rows: Sequence[SamplingRow], steps: Sequence[npt.NDArray[np.float32]], members: Sequence[int]) -> list[Sampled]:
+def run(
+    rows: Sequence[SamplingRow], steps: Sequence[npt.NDArray[np.float32]], members: Sequence[int]
+) -> list[SampledTokens]:
     """Several lazy steps of the rows `members`, evaluated only at the end."""
     sampler = BatchSampler([rows[m] for m in members], steps[0].shape[1])
     index = np.array([len(rows[m].output) for m in members])

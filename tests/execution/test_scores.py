@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.prompt_scores import rows_at_once, scores_of
+from cortexmlx.execution.prompt_scores import rows_at_once, score_tokens
 
 
 @pytest.mark.parametrize("top", [0, 3, 40])
@@ -22,7 +22,7 @@ def test_they_are_those_of_the_whole(top: int, dtype: mx.Dtype) -> None:
         asked.append(part)
         return logits[part]
 
-    found = scores_of(compute, tokens, top, 5)
+    found = score_tokens(compute, tokens, top, 5)
     assert asked == [slice(first, first + 5) for first in (0, 5, 10, 15, 20)]
     np.testing.assert_allclose(found.logprobs, exact[np.arange(23), tokens], atol=1e-5)
     assert found.top_ids.shape == found.top_logprobs.shape == (23, top)
@@ -40,7 +40,7 @@ def test_one_slice_is_there_at_a_time() -> None:
     for slices in (2, 12):
         mx.reset_peak_memory()
         tokens = np.zeros(slices * rows, np.int32)
-        scores_of(lambda _: mx.random.normal((rows, vocab)), tokens, 1, rows)
+        score_tokens(lambda _: mx.random.normal((rows, vocab)), tokens, 1, rows)
         peaks.append(mx.get_peak_memory() - before)
     assert peaks[1] < 1.2 * peaks[0]
     assert mx.get_active_memory() - before < rows * vocab

@@ -39,7 +39,7 @@ FAULTS = (
     Fault(
         "a row that begins again has the base's keys",
         "cortexmlx/scheduling/running.py",
-        "num_sharable(len(job.tokens))], job.chain",
+        "num_sharable(len(job.tokens))], job.block_salt",
         "num_sharable(len(job.tokens))], job.salt",
     ),
     Fault("a pin is the base's", REGISTRY, "return AdapterSalt(self._keys[name].digest, client)", "return client"),
@@ -55,7 +55,7 @@ FAULTS = (
     Fault(
         "a file's time ticks too seldom",
         FILES,
-        "        time.sleep(_SETTLED)\n    raise",
+        "        time.sleep(_SETTLE_SECONDS)\n    raise",
         "        return stamp\n    raise",
     ),
     # slots
@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "the slots of before are kept",
         SERVED,
-        "    def _forget_route(self) -> None:\n        self._routed = None",
-        "    def _forget_route(self) -> None:\n        pass",
+        "        self._routed = None\n        self._active",
+        "        self._active",
     ),
     Fault(
         "a long run has the first token's slot",
@@ -102,17 +102,24 @@ FAULTS = (
     Fault(
         "a slot goes before all tables have its adapter elsewhere",
         SERVED,
-        "                table.copy(last, slot)\n            self.numbers[slot - 1] = self.numbers[-1]",
-        "                self.numbers[slot - 1] = self.numbers[-1]\n                table.copy(last, slot)",
+        "                table.copy_slot(last, slot)\n            self.numbers[slot - 1] = self.numbers[-1]",
+        "                self.numbers[slot - 1] = self.numbers[-1]\n                table.copy_slot(last, slot)",
     ),
-    Fault("slots that nobody uses stay", SERVED, "            table.keep(1 + len(self.numbers))", "            pass"),
-    Fault("layers stay changed after an exception", SERVED, "        restore(self._modules.values())", "        pass"),
+    Fault(
+        "slots that nobody uses stay", SERVED, "            table.keep_first(1 + len(self.numbers))", "            pass"
+    ),
+    Fault(
+        "layers stay changed after an exception",
+        SERVED,
+        "        restore_classes(self._modules.values())",
+        "        pass",
+    ),
     Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
     Fault(
         "a table is too narrow",
         SERVED,
-        "return max(_LEAST_RANK, 1 << (rank - 1).bit_length())",
-        "return max(_LEAST_RANK, 1 << rank.bit_length() - 1)",
+        "return max(_MIN_RANK, 1 << (rank - 1).bit_length())",
+        "return max(_MIN_RANK, 1 << rank.bit_length() - 1)",
     ),
     # steps
     Fault(
@@ -124,7 +131,7 @@ FAULTS = (
     Fault(
         "a step of prompts names none",
         "cortexmlx/scheduling/builder.py",
-        "_adapters([job.adapter for job, _ in scheduled])",
+        "_adapter_numbers([job.adapter for job, _ in scheduled])",
         "None",
     ),
     Fault("rows are not brought together", JOB, "    return job.adapter\n", "    return 0\n"),
@@ -166,13 +173,13 @@ FAULTS = (
     Fault(
         "one without a name stays for ever",
         REGISTRY,
-        "        self._keys, self.infos = keys, MappingProxyType(infos)\n        self.sweep(jobs)",
+        "        self._keys, self.infos = keys, MappingProxyType(infos)\n        self.free_unused(jobs)",
         "        self._keys, self.infos = keys, MappingProxyType(infos)",
     ),
     Fault(
         "nobody sweeps after the last request",
         "cortexmlx/core/open_requests.py",
-        "            self._adapters.sweep(self._scheduler.jobs)",
+        "            self._adapters.free_unused(self._scheduler.jobs)",
         "            pass",
     ),
     Fault(
@@ -189,14 +196,16 @@ FAULTS = (
         "self._going.append(key.number)",
     ),
     Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
-    Fault("there is no bound of adapters", REGISTRY, "if self.count - replaced >= limits.adapters:", "if False:"),
-    Fault("what a name replaces counts", REGISTRY, "self.count - replaced >=", "self.count >="),
+    Fault(
+        "there is no bound of adapters", REGISTRY, "if self.loaded_count - replaced >= limits.adapters:", "if False:"
+    ),
+    Fault("what a name replaces counts", REGISTRY, "self.loaded_count - replaced >=", "self.loaded_count >="),
     Fault("content with a second name is thought to leave", REGISTRY, ".count(key) == 1", ".count(key) >= 1"),
     Fault(
         "content with requests is thought to leave",
         REGISTRY,
-        "self._has_only(name) and self._keys[name].number not in {job.adapter for job in jobs}",
-        "self._has_only(name)",
+        "self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}",
+        "self._is_only_name(name)",
     ),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(

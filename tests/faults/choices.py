@@ -24,7 +24,10 @@ FAULTS = (
     Fault("the slowest serves", CHOOSER, "name = min(timing.seconds,", "name = max(timing.seconds,"),
     Fault("a choice flaps within the noise", CHOOSER, "least * (1 + MARGIN)", "least"),
     Fault(
-        "times of other candidates are taken", CHOOSER, "entry.timing.refused.keys() == job.names", "job.names >= set()"
+        "times of other candidates are taken",
+        CHOOSER,
+        "entry.timing.refused.keys() == job.candidate_names",
+        "job.candidate_names >= set()",
     ),
     Fault("times of another kernel text are taken", TABLE, 'content.get("identity") != asdict(self.identity)', "False"),
     Fault("another process's times are dropped", TABLE, " in self.read().items() if", " in {}.items() if"),
@@ -33,7 +36,9 @@ FAULTS = (
     Fault("a run begins that ends too late", TIMING, "began + predicted > self._until", "began > self._until"),
     Fault("the run that compiles counts", TIMING, "                times[candidate.name] = []", _FIRST_RUN_COUNTS),
     Fault("one candidate always goes first", TIMING, "serving if number % 2 == 0 else serving[::-1]", "core"),
-    Fault("a dropped launch is the fastest", TIMED_ON, "if not share <= _AGREES[self._layer.dtype]:", "if share < 0:"),
+    Fault(
+        "a dropped launch is the fastest", TIMED_ON, "if not share <= _TOLERANCE[self._layer.dtype]:", "if share < 0:"
+    ),
     Fault("layers run side by side", TIMED_ON, "self._queries + out[..., :1] * 0", "self._queries"),
     Fault(
         "a window hides nothing from a class",
@@ -42,7 +47,7 @@ FAULTS = (
         "step.lengths - 0 * step.attention_window",
     ),
     Fault("each row alone in a batch counts as one run", CLASSES, "step.rows == 1 and step.runs[0]", "step.runs[0]"),
-    Fault("a way copies without a bound", PLAIN_WAYS, "most * numbers > MOST_COPIED", "most < 0"),
+    Fault("a way copies without a bound", PLAIN_WAYS, "most * numbers > MAX_COPIED_BYTES", "max_total_tokens < 0"),
     Fault(
         "the tail is no part of the view",
         PLAIN_WAYS,
@@ -54,13 +59,13 @@ FAULTS = (
     Fault(
         "a chosen kernel is not checked",
         KERNEL_WAYS,
-        "if self.refusal(forced) is None:",
+        "if self.refusal_reason(forced) is None:",
         "if True:",
     ),
     Fault(
         "choices are not for their class",
         DECODE,
-        "self._ways.get((key, kv.derived.get(BatchClass.of, kv.step)))",
+        "self._ways.get((key, kv.derived.get(BatchClass.from_step, kv.step)))",
         "next(iter(self._ways.values()))",
     ),
     Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),

@@ -35,21 +35,21 @@ FAULTS = (
     ),
     Fault("dropped tokens go unnoticed", ROWS, "follower.drops != job.drops:\n", "False:\n"),
     Fault("unknown tokens are followed", ROWS, "default=0) >= self._vocabulary", "default=0) < 0"),
-    Fault("rows are never given up", MODEL, "        self.rows.end(job.id)\n", "        pass\n"),
+    Fault("rows are never given up", MODEL, "        self.rows.end_job(job.id)\n", "        pass\n"),
     Fault(
         "a refusal is not noticed",
         MODEL,
-        "        if refused is not None:\n            self._refused(refused)\n            return False\n",
+        "        if refused is not None:\n            self._pause_after_refusal(refused)\n            return False\n",
         "",
     ),
     Fault(
         "the arena stays when memory is short",
         MODEL,
-        "        self._give_all_back()\n        self.runner.trim()\n",
+        "        self._release_arena()\n        self.runner.trim()\n",
         "        self.runner.trim()\n",
     ),
     Fault("a pause has no end", MODEL, "now + self._pause\n", "now + math.inf\n"),
-    Fault("books that are half changed stay", MODEL, "        self.begin_anew()\n", "        pass\n"),
+    Fault("books that are half changed stay", MODEL, "        self.reset()\n", "        pass\n"),
     Fault("rows share whatever is asked", MODEL, "vocabulary, self._share_prefixes)", "vocabulary, True)"),
     Fault(
         "a draft model that is of no use is loaded",
@@ -62,7 +62,7 @@ FAULTS = (
     Fault(
         "the draft model's arena has no bound",
         OPENED,
-        "            memory -= draft.take_share(memory, mode.groups, longest)\n",
+        "            memory -= draft.limit_to_draft_share(memory, mode.groups, longest)\n",
         "            memory -= 0\n",
     ),
 )

@@ -56,7 +56,10 @@ FAULTS = (
         "self.num_pooled_tokens = ",
     ),
     Fault(
-        "a text chooses a token", BUILDER, "range(0) if job.pools else range(known - 1, end)", "range(known - 1, end)"
+        "a text chooses a token",
+        BUILDER,
+        "range(0) if job.is_pooling else range(known - 1, end)",
+        "range(known - 1, end)",
     ),
     Fault(
         "states are those of other texts",
@@ -92,16 +95,21 @@ FAULTS = (
     Fault(
         "texts look up other texts",
         RUNNING,
-        "self.keys(job.tokens[: job.num_sharable(len(job.tokens))],",
-        "self.keys(job.tokens,",
+        "self.compute_keys(job.tokens[: job.num_sharable(len(job.tokens))],",
+        "self.compute_keys(job.tokens,",
     ),
     Fault("texts wait behind chats without a row", ADMISSION, "and not self._pooling", ""),
-    Fault("a text without a place ends the look", ADMISSION, "if passed == _PASSED:", "if passed:"),
-    Fault("texts evict what chats have cached", RUNNING, "headroom, match, load, job.pools)", "headroom, match, load)"),
+    Fault("a text without a place ends the look", ADMISSION, "if passed == _MAX_PASSED:", "if passed:"),
+    Fault(
+        "texts evict what chats have cached",
+        RUNNING,
+        "headroom, match, load, job.is_pooling)",
+        "headroom, match, cache_loaded_blocks)",
+    ),
     Fault(
         "a text may evict chats to begin",
         RUNNING,
-        "        if tables.can_obtain(need, None, job.pools):\n            return True\n",
+        "        if tables.can_obtain(need, None, job.is_pooling):\n            return True\n",
         "        if tables.can_obtain(need):\n            return True\n",
     ),
     Fault(
@@ -119,8 +127,8 @@ FAULTS = (
     Fault(
         "texts evict the next to go",
         POOLS,
-        "next(iter(pool.transient.values()), None) if transient else pool.next_to_go",
-        "pool.next_to_go",
+        "next(iter(pool.transient.values()), None) if transient else pool.next_eviction",
+        "pool.next_eviction",
     ),
     Fault(
         "a text evicts what windows have passed",
@@ -131,7 +139,7 @@ FAULTS = (
     Fault(
         "an instruction that a chat uses goes first",
         CACHE,
-        "            self.pools.keep_for_chats(entry)\n        for group",
+        "            self.pools.clear_transient(entry)\n        for group",
         "            pass\n        for group",
     ),
     Fault(
@@ -160,12 +168,12 @@ FAULTS = (
         "(self.unused, self.needed, self.pinned, self.transient)",
         "(self.unused, self.needed, self.pinned)",
     ),
-    Fault("states are those before the norm", KEPT, "self._rows.states(kept).astype", "kept[:, 0].astype"),
+    Fault("states are those before the norm", KEPT, "self._rows.hidden_states(kept).astype", "kept[:, 0].astype"),
     Fault(
         "sums are made in the model's type",
         KEPT,
-        "states = self._rows.states(kept).astype(mx.float32)",
-        "states = self._rows.states(kept)",
+        "states = self._rows.hidden_states(kept).astype(mx.float32)",
+        "hidden_states = self._rows.hidden_states(kept)",
     ),
     Fault("sums have no weights", KEPT, " * weights[begin:end]", ""),
     Fault(
@@ -184,8 +192,8 @@ FAULTS = (
     Fault(
         "sums of an older row count",
         REQUESTS,
-        "answer.job.generation == segment.generation:\n                answer.of_request.take_pooled",
-        "answer.job.id:\n                answer.of_request.take_pooled",
+        "answer.job.generation == segment.generation:\n                answer.of_request.add_pooled",
+        "answer.job.id:\n                answer.of_request.add_pooled",
     ),
     Fault(
         "only the last piece counts",
@@ -197,8 +205,8 @@ FAULTS = (
     Fault(
         "blanks stay",
         TEXTS,
-        'self._cased(self._prompt + text.encode("utf-8", "replace").decode()).strip()',
-        'self._cased(self._prompt + text.encode("utf-8", "replace").decode())',
+        'self._apply_case(self._prompt + text.encode("utf-8", "replace").decode()).strip()',
+        'self._apply_case(self._prompt + text.encode("utf-8", "replace").decode())',
     ),
     Fault(
         "a cut text loses its end token",
@@ -234,8 +242,8 @@ FAULTS = (
     Fault(
         "short vectors are not normalized again",
         CALLS,
-        "normalized(vectors[:, :kept]) if files.normalized else",
-        "vectors[:, :kept] if files.normalized else",
+        "normalize(vectors[:, :kept]) if files.normalized else",
+        "vectors[:, :kept] if files.normalize else",
     ),
     Fault(
         "short vectors are always normalized",
@@ -287,7 +295,7 @@ FAULTS = (
     Fault("bidirectional models pass", CAUSAL, "        if said:\n", "        if False:\n"),
     Fault("is_causal is not read", CAUSAL, 'if part.get("is_causal") is False', "if False"),
     Fault("code of its own passes", CAUSAL, "    if own:\n", "    if False:\n"),
-    Fault("any class passes", CAUSAL, "if not _is_class_of(str(each), kind):", "if False:"),
+    Fault("any class passes", CAUSAL, "if not _is_causal_class(str(each), kind):", "if False:"),
     Fault("any Qwen3 judges documents", RERANKER, "if said is None and (not named or modules):", "if False:"),
     Fault("the prompt has no empty thoughts", RERANKER, "<think>\\n\\n</think>\\n\\n", ""),
     Fault(

@@ -37,11 +37,17 @@ FAULTS = (
     Fault("arrays are known by their names", WEIGHTS, ', about["strides"], about["data"][0])', ", 0, 0)"),
     Fault("a file that was written again keeps its hash", FILE_HASH, "found.st_ctime_ns)", "found.st_mtime_ns)"),
     Fault(
-        "kept hashes have no proof", KEPT_HASHES, "secrets.compare_digest(found[3], self._proof(name, digest))", "True"
+        "kept hashes have no proof",
+        KEPT_HASHES,
+        "secrets.compare_digest(found[3], self._line_proof(name, digest))",
+        "True",
     ),
     Fault("keys on disk have no model in them", LOWER, ", key=self.identity, digest_size=16)", ", digest_size=16)"),
     Fault(
-        "weights may change while their files are hashed", SETUP, "same = self.weights.still_held(model)", "same = True"
+        "weights may change while their files are hashed",
+        SETUP,
+        "same = self.weights.has_held_arrays(model)",
+        "same = True",
     ),
     Fault("arrays are still held if they have the same form", WEIGHTS, "bool(mx.array_equal(before, now))", "True"),
     Fault("files that could not be hashed have a name", SETUP, "if self._files is None:", "if self._files == 0:"),

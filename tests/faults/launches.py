@@ -70,7 +70,7 @@ FAULTS = (
     Fault("all rows are at the first position", WRITE_ENTRY, "step_places[3 + row]", "step_places[3]"),
     Fault("positions are not scaled", WRITE_ENTRY, "numbers_of_layer[1] * float", "float"),
     Fault("a change in place is not seen", WRITER, "        self.origin = None\n        return", "        return"),
-    Fault("changed queries are replaced", WRITER, "if queries is self.replaced and", "if True or"),
+    Fault("changed queries are replaced", WRITER, "if queries is self.original_queries and", "if True or"),
     Fault("changed keys are replaced", WRITER, "if other is not keys or not", "if not"),
     Fault("what is rotated may change later", WRITER, "return x.astype(x.dtype)", "return x"),
     Fault(
@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "a first step that failed has tried the modules",
         WRITER,
-        "        if self._begun < _TRIED:\n            self._begun = 0",
+        "        if self._begun < _PRUNE_STEP:\n            self._begun = 0",
         "        if False:\n            self._begun = 0",
     ),
-    Fault("unused modules stay followed", WRITER, "if self._begun == _TRIED:", "if self._begun < 0:"),
+    Fault("unused modules stay followed", WRITER, "if self._begun == _PRUNE_STEP:", "if self._begun < 0:"),
 )

@@ -55,7 +55,7 @@ FAULTS = (
     Fault("half a part is sent twice", FRAMES, "parts[0] = parts[0][sent:]", "parts[0] = parts[0][:]"),
     Fault("silence counts before heartbeats", HEARTBEAT, "if readable.poll(", "if not silent and readable.poll("),
     Fault("a heartbeat tells milliseconds for seconds", HEARTBEAT, "[0] / 1000)", "[0])"),
-    Fault("a timed-out link lives on", LINK, 'self._give_up(f"{self.name} {why}", ended_there=there)', "pass"),
+    Fault("a timed-out link lives on", LINK, 'self._mark_lost(f"{self.name} {why}", ended_there=there)', "pass"),
     Fault("who was given up has ended the link", LINK, "ended_there=there", "ended_there=True"),
     Fault("nobody has ended the link", LINK, "ended_there=why.endswith(ENDED)", "ended_there=False"),
     Fault("closing is a loss", LINK, "for action in [] if self._closed_here else actions:", "for action in actions:"),

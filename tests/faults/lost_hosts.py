@@ -35,9 +35,12 @@ FAULTS = (
     Fault("a loss in the middle of a plan ends the plan", MODEL, "except HostLost:", "except HostRefused:"),
     Fault("other weights are not noticed", GROUP, "info.identity != self._loaded.identity", "not info.identity"),
     Fault("workers that are not there are told", GROUP, "if len(held) < len(self.names):", "if False:"),
-    Fault("debug runs compare as seldom", GROUP, "compare_every=compare_every(),", ""),
+    Fault("debug runs compare as seldom", GROUP, "compare_every=read_compare_interval(),", ""),
     Fault(
-        "nobody says when a worker hangs", GROUP, "self._limits = hang_limits()", "self._limits = type(hang_limits())()"
+        "nobody says when a worker hangs",
+        GROUP,
+        "self._limits = read_hang_limits()",
+        "self._limits = type(read_hang_limits())()",
     ),
     Fault(
         "replicated weights count for each worker", MODEL, "infos[0].whole_bytes", "sum(i.weight_bytes for i in infos)"
@@ -45,7 +48,9 @@ FAULTS = (
     Fault("any seconds will do", SWITCHES, "math.isfinite(seconds) and seconds >= 0", "True"),
     Fault("plans are never compared", SWITCHES, " and int(text[:9]) > 0", ""),
     Fault("hosts that do not fit are tried again", GROUP, "except HostLost as lost:", "except CortexError as lost:"),
-    Fault("waiting requests fail with the running ones", RECOVERY, "scheduler.jobs if job.running]", "scheduler.jobs]"),
+    Fault(
+        "waiting requests fail with the running ones", RECOVERY, "scheduler.jobs if job.is_running]", "scheduler.jobs]"
+    ),
     Fault("running requests are kept in their rows", RECOVERY, "core.scheduler.restart_rows()", "pass"),
     Fault("a request that ends its worker begins again", RECOVERY, "else self._in_a_row + 1", "else 1"),
     Fault(

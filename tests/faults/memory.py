@@ -24,11 +24,14 @@ FAULTS = (
     Fault(
         "what others allocate is a copy", WATCH, "for change in changes) else None", "for change in changes) else True"
     ),
-    Fault("noise after a copy does not count", WATCH, "and not _quiet(arena, large)", "and False"),
+    Fault("noise after a copy does not count", WATCH, "and not _is_quiet(arena, large)", "and False"),
     Fault("every copy is logged", WATCH, "if copied and not told:", "if copied:"),
     Fault("an arena that grew is not measured again", WATCH, "            self._measured.clear()\n", ""),
     Fault(
-        "small arenas are written for nothing", WATCH, "any(array.nbytes >= _MEASURABLE * _SLACK for", "any(True for"
+        "small arenas are written for nothing",
+        WATCH,
+        "any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for",
+        "any(True for",
     ),
     Fault(
         "blocks are copied while they are read",
@@ -48,7 +51,7 @@ FAULTS = (
     Fault("a report replaces a file", REPORT, 'path.open("x", encoding', 'path.open("w", encoding'),
     Fault("a report is tried only at the end", REPORT, '        path.open("x").close()\n', "        return\n"),
     Fault("half a report is left", REPORT, "        path.unlink(missing_ok=True)\n", ""),
-    Fault("names are told", REPORT, "**names.data(sections)", "**sections"),
+    Fault("names are told", REPORT, "**names.anonymize_data(sections)", "**sections"),
     Fault("names in other letters are told", IMPERSONAL, ", re.IGNORECASE", ""),
     Fault("keys are told", IMPERSONAL, " and not any(word in name for word in hidden)", ""),
 )

@@ -41,7 +41,7 @@ FAULTS = (
     Fault(
         "a pipeline leaves its caches undivided",
         WAYS,
-        "- len(pipelined_part(twin).pipeline_layers)",
+        "- len(find_pipeline_module(twin).pipeline_layers)",
         "- len(part.layers)",
     ),
     Fault(

@@ -193,7 +193,7 @@ FAULTS = (
     ),
     Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
     Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),  #", "queries,  #"),
-    Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
+    Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _CHECKED_TAIL_TOKENS", "kv.tail_tokens < 0"),
     Fault("MLX may copy a slab", CALLS, "    copies: bool = False,", "    copies: bool = True,"),
     Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
     Fault(

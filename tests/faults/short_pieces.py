@@ -23,8 +23,8 @@ FAULTS = (
     Fault(
         "all tokens of a short piece have the newest one's window",
         STEP,
-        "oldest = self._window.oldest(np.maximum(newest + tail, 0))",
-        "oldest = self._window.oldest(np.maximum(newest.max(axis=1, keepdims=True) + tail, 0))",
+        "oldest = self._window.oldest_visible(np.maximum(newest + tail, 0))",
+        "oldest_visible = self._window.oldest_visible(np.maximum(newest.max(axis=1, keepdims=True) + tail, 0))",
     ),
     Fault(
         "the window of a short piece is one token longer",
@@ -60,8 +60,8 @@ FAULTS = (
     Fault(
         "a piece of 17 tokens is short",
         BATCHES,
-        "piece.end - piece.begin <= SHORT",
-        "piece.end - piece.begin - 1 <= SHORT",
+        "piece.end - piece.begin <= MAX_SHORT_TOKENS",
+        "piece.end - piece.begin - 1 <= MAX_SHORT_TOKENS",
     ),
     Fault(
         "a token's row ends where its piece does",

@@ -36,8 +36,8 @@ VERIFICATION = (
     Fault(
         "a wrong draft is taken instead of the target's token",
         DRAFTS,
-        "reason = job.take(token)",
-        "reason = job.take(token if drafted is None else drafted)",
+        "reason = job.append_token(token)",
+        "reason = job.append_token(token if drafted is None else drafted)",
     ),
     Fault("an answer goes on after its end", DRAFTS, "if reason is not None or drafted", "if drafted"),
     Fault("log-probabilities of the first place", REQUESTS, "row.first + place", "row.first"),
@@ -58,8 +58,18 @@ VERIFICATION = (
     ),
     Fault("drafts may spoil a job again and again", DRAFTS, " or job.spoiled or", " or"),
     Fault("drafts may fail a request", REQUESTS, " and not answer.job.verifying:", ":"),
-    Fault("drafts past the answer's end", DRAFTS, "min(job.plannable, cache.room", "min(10**9, cache.room"),
-    Fault("drafts take blocks from others", DRAFTS, "cache.room(job.id) - job.num_computed_tokens", "10**9"),
+    Fault(
+        "drafts past the answer's end",
+        DRAFTS,
+        "min(job.num_plannable, cache.max_tokens_without_preemption",
+        "min(10**9, cache.max_tokens_without_preemption",
+    ),
+    Fault(
+        "drafts take blocks from others",
+        DRAFTS,
+        "cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens",
+        "10**9",
+    ),
     Fault("tokens outside the vocabulary are drafted", DRAFTS, "0 <= token < vocab_size", "True"),
     Fault("negative tokens are drafted", DRAFTS, "0 <= token < vocab_size", "token < vocab_size"),
     Fault("the vocabulary is one token larger", DRAFTS, "0 <= token < vocab_size", "0 <= token <= vocab_size"),
@@ -76,13 +86,18 @@ VERIFICATION = (
     Fault(
         "the limit of thoughts is that of their beginning",
         ANSWERS,
-        "            self.budget.take(token)\n            self.job.most_drafts = self.budget.most_drafts\n",
-        "            self.budget.take(token)\n",
+        "            self.budget.count_token(token)\n            self.job.most_drafts = self.budget.most_drafts\n",
+        "            self.budget.count_token(token)\n",
     ),
     Fault("drafts that a token belies stay", JOB, "if self.drafts[0] == token else ()", "if True else ()"),
     Fault("right drafts are not shifted", JOB, "self.drafts = self.drafts[1:] if", "self.drafts = self.drafts if"),
     Fault("a verifying step does not wait", GATE, "job.drafts != () and job.can_decode", "False"),
-    Fault("drafts that are gone end a window", GATE, "(Drain.CONTRADICTED, Drain.HISTORY,", "(Drain.HISTORY,"),
+    Fault(
+        "drafts that are gone end a window",
+        GATE,
+        "(DrainReason.CONTRADICTED, DrainReason.HISTORY,",
+        "(DrainReason.HISTORY,",
+    ),
     Fault("a step runs ahead of one that verifies", GATE, "verifies or job.verifying != () or", "verifies or"),
     Fault(
         "drafts have the token index of the row",
@@ -99,7 +114,9 @@ VERIFICATION = (
 )
 
 ROLLBACK = (
-    Fault("a job keeps the tokens of wrong drafts", DRAFTS, "    job.cut_back()\n", "    job.verifying = ()\n"),
+    Fault(
+        "a job keeps the tokens of wrong drafts", DRAFTS, "    job.drop_rejected_drafts()\n", "    job.verifying = ()\n"
+    ),
     Fault(
         "a sequence is not cut back",
         DRAFTS,
@@ -118,7 +135,7 @@ ROLLBACK = (
     Fault(
         "wrong drafts count as planned tokens",
         JOB,
-        "len(self.tokens) - 1\n        self.num_planned_outputs = self.generated\n",
+        "len(self.tokens) - 1\n        self.num_planned_outputs = self.num_generated\n",
         "len(self.tokens) - 1\n",
     ),
     Fault("a row keeps its drafts when it is preempted", JOB, "        self.drafts = self.verifying = ()\n", ""),
@@ -141,7 +158,7 @@ HASHING = (
     Fault(
         "what was taken is not shared",
         DRAFTS,
-        "    running.store(job, stored - stored % running.cache.block_size if job.spoiled else stored)\n",
+        "    running.note_stored(job, stored - stored % running.cache.block_size if job.spoiled else stored)\n",
         "",
     ),
     Fault(

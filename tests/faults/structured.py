@@ -30,8 +30,10 @@ FAULTS = (
     Fault(
         "masks are made before the step before is followed",
         CORE,
-        _COLLECT + _CHOOSE,
-        _CHOOSE + _COLLECT,
+        "                    self._collect_due(plan)\n                    if to_choose is not None:\n"
+        "                        self._choose_tokens(to_choose)\n",
+        "                    if to_choose is not None:\n                        self._choose_tokens(to_choose)\n"
+        "                    self._collect_due(plan)\n",
     ),
     Fault(
         "a mask for the row beside",
@@ -40,12 +42,14 @@ FAULTS = (
         "            rows += [p and p - 1 for p in places[: len(own)]]\n",
     ),
     Fault("masks in another order than rows", REQUESTS, "np.stack(allowed)", "np.stack(allowed[::-1])"),
-    Fault("tokens are not followed", REQUESTS, "is not None and answer.matcher.take(token):", "is not None and False:"),
+    Fault(
+        "tokens are not followed", REQUESTS, "is not None and answer.matcher.accept(token):", "is not None and False:"
+    ),
     Fault(
         "any end of an answer will do",
         REQUESTS,
-        "and answer.matcher.take(token):",
-        "and not stop_token and answer.matcher.take(token):",
+        "and answer.matcher.accept(token):",
+        "and not stop_token and answer.make_matcher.accept(count_token):",
     ),
     Fault(
         "a matcher's copy that fails allows the end",
@@ -57,8 +61,8 @@ FAULTS = (
     Fault(
         "llguidance keeps the vocabulary for ever",
         COMPILER,
-        "_Callback(table, encode, self.raised)",
-        "_Callback(table, lambda *text, **how: (self, encode(*text, **how))[1], self.raised)",
+        "_TokenizerWrapper(table, encode, self.raised)",
+        "_TokenizerWrapper(table, lambda *text, **how: (self, encode(*text, **how))[1], self.raised)",
     ),
     Fault("the trace of a panic is told", MATCHER, 'if error.startswith("panic"):', "if False:"),
     Fault("a complete form does not end its answer", MATCHER, " or bool(self.inner.is_stopped())", ""),
@@ -83,7 +87,7 @@ FAULTS = (
     Fault(
         "thoughts have no limit",
         ANSWERS,
-        "        if self.budget is not None:\n            self.budget.take(token)\n",
+        "        if self.budget is not None:\n            self.budget.count_token(token)\n",
         "",
     ),
     Fault("tags of thoughts count", BUDGET, "        elif before and inside:\n", "        elif inside:\n"),
@@ -92,7 +96,7 @@ FAULTS = (
     Fault(
         "a special token that is spelled out closes thoughts",
         "cortexmlx/structured/lark.py",
-        "{terminal}: {without(known, not_first)}",
+        "{terminal}: {text_without(known, not_first)}",
         "{terminal}: /{ANY}/",
     ),
     Fault(
@@ -140,16 +144,24 @@ FAULTS = (
     Fault(
         "objects of types are open",
         "cortexmlx/structured/schemas.py",
-        "close(adapter_of(kind).json_schema())",
-        "adapter_of(kind).json_schema()",
+        "close_objects(type_adapter(kind).read_json_schema())",
+        "type_adapter(kind).read_json_schema()",
     ),
     Fault("compact forms have blanks", SOURCES, "        if output.compact:\n", "        if False:\n"),
     Fault("closed forms are open", FORM, "        if closed:\n", "        if False:\n"),
     Fault(
-        "alternatives are closed", CLOSED, "if any(not self._disjoint(*pair) for pair in", "if any(False for pair in"
+        "alternatives are closed",
+        CLOSED,
+        "if any(not self._are_disjoint(*pair) for pair in",
+        "if any(False for pair in",
     ),
-    Fault("parts of allOf are closed", CLOSED, "if _names_some(node) or len(listing) > 1:", "if _names_some(node):"),
-    Fault("what is required is forbidden", CLOSED, "named = _required(node).union(", "named = set().union("),
+    Fault(
+        "parts of allOf are closed",
+        CLOSED,
+        "if _names_properties(node) or len(listing) > 1:",
+        "if _names_properties(node):",
+    ),
+    Fault("what is required is forbidden", CLOSED, "named = _required_properties(node).union(", "named = set().union("),
     Fault(
         "a strict schema is lenient", "cortexmlx/protocols/openai/parameters.py", "lenient=not strict", "lenient=strict"
     ),

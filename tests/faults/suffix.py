@@ -11,14 +11,14 @@ TESTS = ("speculation/test_suffix.py", "speculation/test_places.py", "speculatio
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("drafts look at no salt", DRAFTER, "self.texts.shelf(job.salt)", "self.texts.shelf(None)"),
+    Fault("drafts look at no salt", DRAFTER, "self.texts.client_texts(job.salt)", "self.texts.client_texts(None)"),
     Fault("all clients have one hash", TEXTS, "self.hash_key = new_hash_key()", "self.hash_key = (3, 5)"),
     Fault("a request that shares nothing shares its text", DRAFTER, " and job.request.cache", ""),
     Fault(
         "what shares nothing reads texts",
         DRAFTER,
-        "if self._shares(job):\n            shelf",
-        "if True:\n            shelf",
+        "if self._shares_text(job):\n            shelf",
+        "if True:\n            client_texts",
     ),
     Fault(
         "a place is one too far", PLACES, "way] = number << _OFFSET_BITS | offset", "way] = (number << 24) + offset + 1"
@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "an edit is resumed before its break",
         DRAFTER,
-        "source.tokens, begin, begin + NEAR",
-        "source.tokens, 2, begin + NEAR",
+        "source.tokens, begin, begin + RESUME_DISTANCE",
+        "source.tokens, 2, add + RESUME_DISTANCE",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
     Fault("new tokens wait for a long prompt", DRAFTER, "max(left, ONE_BY_ONE)", "left"),
@@ -46,7 +46,7 @@ FAULTS = (
         "job.keep is not None and count >",
         "job.keep is not None and 0 >",
     ),
-    Fault("what a prompt begins with is stored again", TEXTS, "self._follow(0, 0, tokens, 0)", "dict[int, int]()"),
+    Fault("what a prompt begins with is stored again", TEXTS, "self._walk_tree(0, 0, tokens, 0)", "dict[int, int]()"),
     Fault(
         "a branch's first place is not found", TEXTS, "self.indexed = branch - self.begin", "self.indexed = LONGEST + 1"
     ),

@@ -27,12 +27,17 @@ TESTS = (
 FAULTS = (
     Fault("other tools than the chosen one", FORMAT, 'self.choice in ("auto", "required", tool.name)', "True"),
     Fault("a required call is not required", FORMAT, 'return self.choice not in ("auto", "none")', "return False"),
-    Fault("several calls where one is allowed", FORMAT, "self.parallel and calls.several", "self.parallel"),
-    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger, opens)", "'/' + lark.ANY + '/'"),
+    Fault("several calls where one is allowed", FORMAT, "self.parallel and calls.allows_several", "self.parallel"),
+    Fault("text may hold the trigger", FORMAT, "lark.text_without(self.trigger, opens)", "'/' + lark.ANY + '/'"),
     Fault("arguments have names that the schema does not have", FORMAT, "schema.keys().isdisjoint(_COMPOSED)", "False"),
     Fault("strict tools are lenient", FORMAT, "    if not strict:\n", "    if True:\n"),
     Fault("all calls have one id", FORMAT, "        number += 1\n", "        number += 0\n"),
-    Fault("what is no call is lost", READER, 'self._say("".join(self._since) + (self._rest() if cut else ""))', "pass"),
+    Fault(
+        "what is no call is lost",
+        READER,
+        'self._add_text("".join(self._since) + (self._consume_rest() if cut else ""))',
+        "pass",
+    ),
     Fault("a cut call that was told is text, too", READER, "not (cut and self._streamed)", "True"),
     Fault("a call that does not fit has no note", FORMAT, "self.notes.append(note)", "pass"),
     Fault("one unknown call hides those after it", READER, "                self.in_section = True\n", ""),
@@ -48,19 +53,19 @@ FAULTS = (
         "                elif quoted:\n",
         "                elif quoted and char == '\"':\n",
     ),
-    Fault("broken arguments are a call", READER, "if not isinstance(json_value(arguments), dict):", "if False:"),
-    Fault("not a number is JSON", READER, "parse_constant=_refuse", "parse_constant=float"),
+    Fault("broken arguments are a call", READER, "if not isinstance(parse_strict_json(arguments), dict):", "if False:"),
+    Fault("not a number is JSON", READER, "parse_constant=_reject_constant", "parse_constant=float"),
     Fault(
         "a half tag is told as text",
         READER,
-        "end = len(self._held) if found is None else found.start()\n            self._say",
-        "end = len(self._held)\n            self._say",
+        "end = len(self._held) if found is None else found.start()\n            self._add_text",
+        "end = len(self._held)\n            self._add_text",
     ),
     Fault(
         "blanks before a call stay",
         READER,
-        "self._say(without_blanks(self._held[self._at : found.start()]), consumed=True)",
-        "self._say(self._held[self._at : found.start()], consumed=True)",
+        "self._add_text(strip_blanks(self._held[self._at : found.start()]), consumed=True)",
+        "self._add_text(self._held[self._at : found.start()], consumed=True)",
     ),
     Fault(
         "pieces come late",
@@ -78,8 +83,8 @@ FAULTS = (
     Fault(
         "the end of an answer ends no call",
         STREAM,
-        "            rest, more = parser.rest()\n",
-        '            rest, more = "", ()\n',
+        "            rest, more = parser.finish()\n",
+        '            finish, more = "", ()\n',
     ),
     Fault("an answer with calls just stops", "cortexmlx/core/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"),
     Fault(
@@ -88,17 +93,17 @@ FAULTS = (
         "key = output, thoughts, calls",
         "key = output, thoughts, None",
     ),
-    Fault("raw texts are JSON", TAGGED, "add_arguments(escaped(piece))", "add_arguments(piece)"),
+    Fault("raw texts are JSON", TAGGED, "add_arguments(escape_json(piece))", "add_arguments(piece)"),
     Fault(
         "every text is a number if it can be",
         "cortexmlx/structured/calls/argument.py",
-        'return "string" in self.types and not self.texts',
-        'return self.types == {"string"}',
+        'return "string" in self.types and not self.listed_values',
+        'return self.value_types == {"string"}',
     ),
     Fault(
         "a text without quotes is a number",
         "cortexmlx/structured/calls/argument.py",
-        "return dumped(written)\n        return literal",
+        "return to_json_text(written)\n        return literal",
         "return literal\n        return literal",
     ),
     Fault(
@@ -107,7 +112,7 @@ FAULTS = (
         "if closed or text.strip() else certain",
         "if closed else certain",
     ),
-    Fault("thoughts must be closed", "cortexmlx/structured/compiler.py", "and not calls.required:", "and False:"),
+    Fault("thoughts must be closed", "cortexmlx/structured/compiler.py", "and not calls.is_required:", "and False:"),
     Fault(
         "thoughts end in the final channel only",
         "cortexmlx/structured/calls/json_formats.py",
@@ -117,7 +122,7 @@ FAULTS = (
     Fault(
         "a later call of Llama is text",
         "cortexmlx/structured/calls/json_formats.py",
-        '                sign = yield from reader.begins_with(";")\n',
+        '                sign = yield from reader.peek_one_of(";")\n',
         '                sign = ""\n',
     ),
     Fault(
@@ -135,8 +140,8 @@ FAULTS = (
     Fault(
         "calls of responses are lost",
         "cortexmlx/protocols/responses/reply.py",
-        "*_calls(answer, details, info),",
-        "*_calls(answer, details, info)[:1],",
+        "*_call_items(answer, details, info),",
+        "*_call_items(answer, details, info)[:1],",
     ),
     Fault(
         "a conversation forgets calls",
@@ -147,8 +152,8 @@ FAULTS = (
     Fault(
         "calls run that were not allowed",
         ROUNDS,
-        "result = run(self._function(call), call.arguments) if allowed",
-        "result = run(self._function(call), call.arguments) if True",
+        "result = call_function(self._find_function(call), call.arguments) if allowed",
+        "result = call_function(self._find_function(call), call.arguments) if True",
     ),
     Fault("rounds have no end", ROUNDS, '"auto" if self._left and', '"auto" if'),
     Fault("a call is required in every round", ROUNDS, "tool_choice=choice)", "tool_choice=self._params.tool_choice)"),
@@ -158,14 +163,21 @@ FAULTS = (
         "            self._messages, self._transcript, self._offered, self.unread = before\n",
         "",
     ),
-    Fault("a reminder ends a loop", FITTING, 'if _is(moved[-1], "user", "tool") and', 'if _is(moved[-1], "user") and'),
+    Fault(
+        "a reminder ends a loop",
+        FITTING,
+        'if _has_role(moved[-1], "user", "tool") and',
+        'if _has_role(moved[-1], "user") and',
+    ),
     Fault("a late refusal changes early turns", FITTING, "dict.fromkeys((turns[low], 0))", "(0,)"),
     Fault("two calls of Kimi have one id", FITTING, ".isdecimal()) or id in used:", ".isdecimal()):"),
     Fault("a template loses messages in silence", FITTING, "if found < 0 else", "if False else"),
     Fault("undo takes the last round only", "cortexmlx/sessions/turn.py", " and not calls:", ":"),
     Fault("calls run unasked", DISPLAY, "if not self._ask_first or call.name in self._allowed:", "if True:"),
     Fault("one consent is for all functions", DISPLAY, "self._allowed.add(call.name)", "self._ask_first = False"),
-    Fault("a call hides characters", DISPLAY, "char if harmless(char) == char else json.dumps(char)[1:-1]", "char"),
+    Fault(
+        "a call hides characters", DISPLAY, "char if strip_controls(char) == char else json.dumps(char)[1:-1]", "char"
+    ),
     Fault("private functions are tools", "cli/chat/tools/functions_file.py", ' and not name.startswith("_")', ""),
     Fault("unknown arguments are dropped", "cortexmlx/structured/functions.py", 'extra="forbid"', 'extra="ignore"'),
 )

@@ -42,16 +42,16 @@ FAULTS = (
     Fault("the worst documents come first", RERANK, "key=lambda place: -made", "key=lambda place: made"),
     Fault("documents by their ranks", RERANK, "request.documents[place]", "request.documents[-1 - place]"),
     # the server
-    Fault("a client that went away is computed for", PATHS, "await unless_gone(request, work)", "await work"),
+    Fault("a client that went away is computed for", PATHS, "await run_until_disconnect(request, work)", "await work"),
     Fault(
         "requests of all clients are one client's",
         PATHS,
-        'truncate=asked.truncate, client=request.scope.get(CLIENT, "")',
+        'truncate=asked.truncate, client=request.scope.get(SCOPE_CLIENT, "")',
         'truncate=asked.truncate, client=""',
     ),
     Fault("the texts are asked without their prompt", PATHS, '{"prompt": asked.prompt,', '{"prompt": None,'),
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
-    Fault("any name hides a mistyped adapter", MODELS, "self._names_adapter(name)):", "False):"),
+    Fault("any name hides a mistyped adapter", MODELS, "self._may_name_adapter(name)):", "False):"),
     Fault(
         "the adapter is forgotten on the way", "cortexmlx/server/generation.py", "adapter=self._adapter", "adapter=None"
     ),
@@ -87,5 +87,5 @@ FAULTS = (
     ),
     Fault("rows are not counted in the header", NPY, "self._write_header(self.count + len(rows))", "pass"),
     Fault("a text without a vector has zeros", NPY, "np.nan", "0.0"),
-    Fault("gathered rows stay", PARQUET, "            gathered(self._path).unlink()\n", ""),
+    Fault("gathered rows stay", PARQUET, "            pending_rows_path(self._path).unlink()\n", ""),
 )

@@ -27,8 +27,13 @@ TESTS = (
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("a supervisor ends nothing", SUPERVISOR, "with suppress(OSError):\n        _end_family()", "pass"),
-    Fault("who ignores SIGTERM lives on", SUPERVISOR, "_send(pid, signal.SIGKILL)", "_send(pid, signal.SIGTERM)"),
+    Fault("a supervisor ends nothing", SUPERVISOR, "with suppress(OSError):\n        _end_descendants()", "pass"),
+    Fault(
+        "who ignores SIGTERM lives on",
+        SUPERVISOR,
+        "_send_signal(pid, signal.SIGKILL)",
+        "_send_signal(pid, signal.SIGTERM)",
+    ),
     Fault("only children are ended", SUPERVISOR, "below |= more", "below |= more; break"),
     Fault("orphans live on", SUPERVISOR, "_adopt_orphans()\n    try:", "try:"),
     Fault(
@@ -42,15 +47,17 @@ FAULTS = (
     Fault("a long line is kept", PROCESSES, ".strip()[-_LINE_CHARACTERS:]", ".strip()"),
     Fault("escapes are kept", PROCESSES, 'c if c.isprintable() else " " for c', "c for c"),
     Fault("launchers' words are the workers'", PROCESSES, "inside = not inside", "inside = False"),
-    Fault("a key on a command line", GROUP, "[task.variable()]", '[task.variable(), f"KEY={key.hex()}"]'),
+    Fault(
+        "a key on a command line", GROUP, "[task.environment_entry()]", '[task.environment_entry(), f"KEY={key.hex()}"]'
+    ),
     Fault("one epoch for all", GROUP, "self.epoch += 1", "self.epoch = 1"),
     Fault("a lost host has no name", GROUP, "next(iter(ended), lost.host)", "None"),
     Fault("the launcher's order before the links'", GROUP, "lost.host if lost.host in ended else next", "next"),
     Fault("another rank's end is told of this one", GROUP, "lost if host == lost.host else", "lost if True else"),
     Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
-    Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _BY_THE_LAUNCHER)", "False"),
+    Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _LAUNCHER_EXIT_CODES)", "False"),
     Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(usual) == usual", "True"),
-    Fault("a worker that ended with 0 is awaited", LAUNCH, 'names["log"] = log_of_ends(names["log"])', "pass"),
+    Fault("a worker that ended with 0 is awaited", LAUNCH, 'names["log"] = log_rank_exits(names["log"])', "pass"),
     Fault("the ring hides the cause", PROCESSES, "elif _RING.match(text):", "elif False:"),
     Fault("a cause that the ring began is hidden", PROCESSES, "*)+($|Socket|", "*)+(|Socket|"),
     Fault("the ring alone is not told", PROCESSES, "list(self._of_the_ring) or launchers", "launchers"),
@@ -68,7 +75,7 @@ FAULTS = (
     Fault(
         "a launcher that fails later is the cause",
         PROCESSES,
-        "if self.launcher_failure is None and not any(self._ends()):",
+        "if self.launcher_failure is None and not any(self._reported_exits()):",
         "if self.launcher_failure is None:",
     ),
     Fault("an ended launcher is not told", GROUP, "if processes.launcher_signal is not None:", "if False:"),
@@ -89,8 +96,8 @@ FAULTS = (
     Fault(
         "a launcher's end comes before a worker's",
         GROUP,
-        "None if ended else _cause_beside_workers",
-        "_cause_beside_workers",
+        "None if ended else _external_cause",
+        "_external_cause",
     ),
     Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
     Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
@@ -103,7 +110,10 @@ FAULTS = (
     Fault("a ring without addresses", SPEC, "if not host.ips:", "if False:"),
     Fault("ranks of MPI in the file's order", SPEC, 'if chosen == "mpi":', "if False:"),
     Fault(
-        "a plan forgets quantized keys", PLAN, "quantized(caches_of(part, dtype)[1], *kv)", "caches_of(part, dtype)[1]"
+        "a plan forgets quantized keys",
+        PLAN,
+        "quantize_groups(probe_caches(part, dtype)[1], *kv)",
+        "probe_caches(part, dtype)[1]",
     ),
     Fault("a plan gives each host all layers", PLAN, "if layer in layers)", ")"),
 )

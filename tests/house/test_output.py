@@ -21,7 +21,7 @@ FORBIDDEN = {
     "rich.print": "console.say",
     "unguarded": "console.control",
     "print_formatted_text": "console.say",
-    "create_output": "prompt_output",
+    "create_output": "make_prompt_output",
 }
 """What writes past the place, and what is used instead."""
 

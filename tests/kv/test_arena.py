@@ -45,7 +45,7 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
 ) -> None:
     """A Metal allocation that fails raises, where the CPU build would crash."""
     driver = Driver(tiny("llama"), tokens=4096)
-    arena, resized, calls = driver.core.runner.arena, arena_module._resized, []
+    arena, resized, calls = driver.core.runner.arena, arena_module._resize_array, []
 
     def failing(array: mx.array, slots: int, keep: int) -> mx.array:
         calls.append(slots)
@@ -56,7 +56,7 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
     short = tokens_of(30, seed=1)
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
     before = arena.blocks
-    monkeypatch.setattr(arena_module, "_resized", failing)
+    monkeypatch.setattr(arena_module, "_resize_array", failing)
     with pytest.raises(MemoryRefused, match=f"stays at {before[0]} blocks"):
         arena.resize(2 * before[0])
     assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots(0)}
@@ -73,7 +73,7 @@ def test_an_arena_gives_all_of_its_bytes_back_and_begins_anew_with_zeros() -> No
     assert arena.nbytes == 0 and arena.blocks == (0,)
     assert before - mx.get_active_memory() > 0.99 * size
     arena.resize(3)
-    assert arena.blocks == (3,) and arena.slots(0) == 40
+    assert arena.blocks == (3,) and arena.slots_per_slab(0) == 40
     assert not any(np.array(a).any() for a in arena.arrays())
 
 
@@ -118,7 +118,7 @@ def test_the_slabs_hold_what_plain_arrays_hold(data: st.DataObject, blocks: int,
     assert arena.null_block(0) == blocks and arena.nbytes == sum(a.nbytes for arrays in plain.values() for a in arrays)
     run = KVHandle(data.draw(st.integers(0, blocks - 1)), 1)
     for layer, arrays in plain.items():
-        every = (arena.slab(layer), arena.view(layer, run, size), arena.blocks_of(layer))
+        every = (arena.slab(layer), arena.view(layer, run, size), arena.slab_as_blocks(layer))
         for slab, view, matrices, array in zip(*every, arrays, strict=True):
             assert np.array_equal(np.array(slab), array)
             assert np.array_equal(np.array(view), array[:, run.start * size : run.stop * size])
@@ -160,7 +160,7 @@ def test_blocks_are_copied_after_the_command_buffers_that_read_them(monkeypatch:
 def test_no_resized_slab_takes_another_arrays_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX would copy a slab in a buffer that is too large for it at its first write."""
     arena = KVArena([LayerGroup(KVSpec(2, 64, 64, "float32"), (0, 1, 2))], 64, 8)
-    resized, cached = arena_module._resized, list[int]()
+    resized, cached = arena_module._resize_array, list[int]()
 
     def watched(array: mx.array, slots: int, keep: int) -> mx.array:
         cached.append(mx.get_cache_memory())
@@ -169,6 +169,6 @@ def test_no_resized_slab_takes_another_arrays_buffer(monkeypatch: pytest.MonkeyP
     other = mx.ones(arena.slab(0)[0].size + 1024)
     mx.eval(other)
     del other
-    monkeypatch.setattr(arena_module, "_resized", watched)
+    monkeypatch.setattr(arena_module, "_resize_array", watched)
     arena.resize(62)
     assert len(cached) == 6 and max(cached) < arena.slab(0)[0].nbytes // 4

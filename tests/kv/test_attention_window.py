@@ -16,16 +16,20 @@ def test_a_window_is_the_newest_tokens_and_a_chunk_those_since_its_beginning(tok
     for p in range(40):
         seen = [t for t in range(p + 1) if p - t < tokens]
         together = [t for t in range(p + 1) if t // tokens == p // tokens]
-        assert (window.oldest(p), chunk.oldest(p), everything.oldest(p)) == (seen[0], together[0], 0)
+        assert (window.oldest_visible(p), chunk.oldest_visible(p), everything.oldest_visible(p)) == (
+            seen[0],
+            together[0],
+            0,
+        )
         assert len(seen) == min(p + 1, tokens) and len(together) <= tokens
     for attention_window in (window, chunk, everything):
-        oldest = attention_window.oldest(position)
-        assert oldest.dtype == kind and oldest.tolist() == [attention_window.oldest(p) for p in range(40)]
+        oldest = attention_window.oldest_visible(position)
+        assert oldest.dtype == kind and oldest.tolist() == [attention_window.oldest_visible(p) for p in range(40)]
 
 
 def test_a_number_of_positions_is_a_number() -> None:
     assert {
-        type(r.oldest(7))
+        type(r.oldest_visible(7))
         for r in (AttentionWindow(), AttentionWindow(3), AttentionWindow(30), AttentionWindow(4, chunked=True))
     } == {int}
 

@@ -81,7 +81,7 @@ class CacheMachine(RuleBasedStateMachine):
             held = capacity(self.cache, self.born)
             assert need * self.cache.block_size <= held < tokens + headroom + self.cache.block_size
             last_needed = max(need - 1, 0) * self.cache.block_size
-            together = self.cache.tables.run(self.born, 0, held, last_needed)
+            together = self.cache.tables.find_run(self.born, 0, held, last_needed)
             assert held == need * self.cache.block_size or together is not None, "headroom is in a run of its own"
         except KVCacheFull as error:
             assert not fits and str(need) in str(error)
@@ -161,7 +161,7 @@ class CacheMachine(RuleBasedStateMachine):
         if seq not in self.tokens:
             return
         free = self.cache.stats().free_blocks
-        freed = self.cache.give_back(seq, tokens)
+        freed = self.cache.free_spare_blocks(seq, tokens)
         assert self.cache.stats().free_blocks == free + freed
         kept = max(len(self.tokens[seq]), tokens)
         assert capacity(self.cache, seq) <= self.cache.tables.blocks_for(kept) * self.cache.block_size
@@ -191,7 +191,7 @@ class CacheMachine(RuleBasedStateMachine):
             for group in self.each_group():
                 slots = self.cache.tables.slots(seq, group, 0, len(tokens))
                 assert self.slots[group][slots].tolist() == tokens
-                run = self.cache.tables.run(seq, group, len(tokens))
+                run = self.cache.tables.find_run(seq, group, len(tokens))
                 if run is not None:
                     start = run.start * self.cache.block_size
                     assert slots.tolist() == list(range(start, start + len(tokens)))
@@ -252,7 +252,7 @@ def test_a_sequence_lies_in_one_run_where_there_is_one_and_grows_in_place() -> N
     cache.reserve(1, 12)
     assert cache.tables.block_table(1, 0).tolist() == [0, 1, 2], "the hole behind it was free"
     cache.append(1, 25)
-    assert cache.tables.run(1, 0, 25) is None and cache.tables.run(1, 0, 12) is not None
+    assert cache.tables.find_run(1, 0, 25) is None and cache.tables.find_run(1, 0, 12) is not None
 
 
 def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_would_have_made_its_own() -> None:
@@ -280,10 +280,10 @@ def test_the_source_of_a_copy_is_nobodys_until_all_of_a_step_is_planned(again: b
     if again:
         cache.allocate_for(2, 5, match=cache.match(whole, cache.prefix.keys(whole), 4))
         cache.free(2)
-    tokens = 4 * (cache.pools.obtainable(0) + 1)
+    tokens = 4 * (cache.pools.obtainable_blocks(0) + 1)
     with pytest.raises(KVCacheFull):
         cache.allocate_for(3, tokens)
-    cache.let_go_sources()
+    cache.release_copy_sources()
     cache.allocate_for(3, tokens)
     assert copy.source in cache.tables.block_table(3, 0)
     cache.check_invariants()

@@ -19,10 +19,10 @@ def test_headroom_keeps_neighbours_apart_and_is_handed_back() -> None:
     for _ in range(4):
         cache.append(0, 4)
         cache.append(1, 4)
-    assert [cache.tables.run(seq, 0, 24) is not None for seq in (0, 1)] == [True, True]
+    assert [cache.tables.find_run(seq, 0, 24) is not None for seq in (0, 1)] == [True, True]
     cache.allocate_for(2, 8, headroom=16)
     cache.append(2, 8)
-    assert (capacity(cache, 2), cache.give_back(2), capacity(cache, 2)) == (24, 4, 8)
+    assert (capacity(cache, 2), cache.free_spare_blocks(2), capacity(cache, 2)) == (24, 4, 8)
 
 
 def test_headroom_is_only_taken_where_it_fits_into_the_run() -> None:
@@ -37,7 +37,7 @@ def test_a_row_without_room_beside_it_goes_on_in_a_second_run() -> None:
         cache.allocate_for(seq, 8)
         cache.append(seq, 8)
     cache.append(0, 8)
-    assert cache.tables.describe(0) == "0+2 4+2" and cache.tables.run(0, 0, 16) is None
+    assert cache.tables.describe(0) == "0+2 4+2" and cache.tables.find_run(0, 0, 16) is None
     assert cache.stats().single_run_sequences == 1
 
 
@@ -52,7 +52,7 @@ def test_growing_in_place_comes_before_a_run_with_headroom_elsewhere() -> None:
     cache.free(2)
     cache.allocate_for(3, 4)
     cache.append(3, 4)
-    cache._grow(cache.tables.sequences[3], [2], [5])
+    cache._extend_tables(cache.tables.sequences[3], [2], [5])
     assert cache.tables.describe(3) == "0+2", "one block more is there, four more are not"
 
 

@@ -7,7 +7,7 @@ import pytest
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.sizing import Load, arena_blocks
+from cortexmlx.kv.sizing import ArenaDemand, arena_blocks
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling.plan import StepKind
 from support.scheduling.stage import Stage
@@ -46,7 +46,7 @@ def test_rows_of_twenty_windows_have_the_blocks_of_one_and_two_more(
         if stage.shadow.in_flight and (plan is None or len(stage.shadow.in_flight) > 1):
             stage.shadow.commit()
         for job in jobs:
-            if job.running and plan is not None:
+            if job.is_running and plan is not None:
                 held = len(stage.cache.tables.block_table(job.id, 1))
                 extra = -(-48 // size) if plan.kind is StepKind.MIXED else 0
                 most = max(most, held - extra)
@@ -61,7 +61,7 @@ def test_a_model_like_gemma_3_takes_a_quarter_of_full_attentions_arena() -> None
     """Five layers with a window of a 32nd of the tokens to one that sees all; the arena's own bytes, at its default
     size.
     """
-    tokens, load = 16 * 1024, Load(rows=16, piece=128)
+    tokens, load = 16 * 1024, ArenaDemand(rows=16, piece=128)
 
     def bytes_at_work(groups: list[LayerGroup]) -> tuple[int, int]:
         limit = arena_blocks(1 << 40, groups, load)
@@ -100,7 +100,7 @@ def cached(cache: KVCache, tokens: list[int], seq: int = 0, step: int = 4) -> No
         cache.append(seq, end - length)
         cache.register(seq, tokens, end, keys)
     cache.reserve(seq, len(tokens))
-    cache.release_blocks(seq, tokens, len(tokens), keys)
+    cache.cache_and_free(seq, tokens, len(tokens), keys)
     cache.check_invariants()
 
 
@@ -118,7 +118,7 @@ def test_a_prefix_hit_needs_only_the_last_windows_blocks() -> None:
     assert cache.pools[1].allocator.total_blocks == 6 and found(cache, [*TEXT, 99]) == 40
     cache.allocate_for(1, 44, match=cache.match([*TEXT, 99], cache.prefix.keys(TEXT), 40))
     assert (len(cache.tables.block_table(1, 0)), len(cache.tables.block_table(1, 1))) == (11, 3)
-    assert cache.tables.row(1, 1, 40)[:8].tolist() == [6] * 8, "the null block stands where blocks are gone"
+    assert cache.tables.table_row(1, 1, 40)[:8].tolist() == [6] * 8, "the null block stands where blocks are gone"
     cache.free(1)
 
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.kv.allocator import NONE, FreeRuns
+from cortexmlx.kv.allocator import NO_RUN, FreeRunIndex
 
 LENGTHS = st.one_of(st.integers(1, 6), st.integers(1020, 1030), st.sampled_from([2047, 2048, 5000]))
 """Also across the groups of 1,024 neighbouring lengths."""
@@ -19,7 +19,7 @@ def test_the_newest_of_the_shortest_that_fit(lengths: list[int], data: st.DataOb
     """The arena is cut into pieces, which come and go as free runs in any order."""
     total = sum(lengths)
     pieces = [(sum(lengths[:i]), length) for i, length in enumerate(lengths)]
-    runs, model = FreeRuns(), list[tuple[int, int]]()  # oldest first
+    runs, model = FreeRunIndex(), list[tuple[int, int]]()  # oldest first
     runs.resize(total)
     for place in data.draw(st.lists(st.integers(0, len(pieces) - 1), max_size=24)):
         start, length = pieces[place]
@@ -30,18 +30,18 @@ def test_the_newest_of_the_shortest_that_fit(lengths: list[int], data: st.DataOb
             model.append(pieces[place])
             runs.insert(start, length)
             assert runs.length_at(start) == runs.length_at(start + length - 1) == length
-        runs.check(dict(model), total)
-        assert runs.longest() == max((length for _, length in model), default=0)
+        runs.check_invariants(dict(model), total)
+        assert runs.longest_length() == max((length for _, length in model), default=0)
         for n in {1, *lengths, *(length + 1 for length in lengths)}:
             if n <= total:
                 fitting = [run for run in model if run[1] >= n]
                 shortest = min((run[1] for run in fitting), default=0)
                 newest = [run[0] for run in fitting if run[1] == shortest]
-                assert runs.shortest_of(n) == (newest[-1] if newest else NONE)
+                assert runs.find_best_fit(n) == (newest[-1] if newest else NO_RUN)
 
 
-def three_runs() -> FreeRuns:
-    runs = FreeRuns()
+def three_runs() -> FreeRunIndex:
+    runs = FreeRunIndex()
     runs.resize(40)
     for start in (0, 10, 20):
         runs.insert(start, 4)
@@ -52,12 +52,12 @@ def test_room_for_more_blocks_keeps_what_is_there_and_less_is_cut_off() -> None:
     runs, expected = three_runs(), {0: 4, 10: 4, 20: 4}
     for total in (3000, 24):
         runs.resize(total)
-        runs.check(expected, total)
+        runs.check_invariants(expected, total)
     with pytest.raises(AssertionError, match="links and tags for"):
-        runs.check(expected, 25)
+        runs.check_invariants(expected, 25)
 
 
-DAMAGE: dict[str, Callable[[FreeRuns], object]] = {
+DAMAGE: dict[str, Callable[[FreeRunIndex], object]] = {
     "is listed twice": lambda runs: runs._next.__setitem__(0, 20),
     "does not link back": lambda runs: runs._previous.__setitem__(10, 0),
     "only listed or only in the flags": lambda runs: runs.insert(30, 2),

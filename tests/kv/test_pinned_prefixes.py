@@ -14,7 +14,7 @@ from cortexmlx.errors import InvalidRequest, KVCacheFull, PinRefused
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.snapshots import Snapshots
+from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.effort import examples
 
@@ -46,7 +46,7 @@ class Talk:
             self.cache.reserve(self.count, self.cache.tables.length(self.count) + 1)
             self.cache.append(self.count, 1)
             self.cache.register(self.count, tokens, self.cache.tables.length(self.count), keys)
-        self.cache.release_blocks(self.count, tokens, len(tokens), keys)
+        self.cache.cache_and_free(self.count, tokens, len(tokens), keys)
         self.cache.check_invariants()
         return found
 
@@ -118,35 +118,35 @@ def test_pins_move_to_an_empty_cache() -> None:
     talk, other = Talk(), Talk()
     talk.pins.add(text(16), None)
     talk.tell(text(17))
-    talk.pins.move_to(other.cache)
+    talk.pins.move_to_cache(other.cache)
     assert talk.pins.blocks == 0 and len(talk.pins) == 1
     other.tell(text(17))
     assert talk.pins.blocks == 4
 
 
 def test_a_pinned_state_goes_last_and_states_have_their_share() -> None:
-    talk = Talk(snapshots=Snapshots(4), blocks=40)
+    talk = Talk(snapshots=SnapshotRegistry(4), blocks=40)
     snapshots = talk.cache.states.snapshots
     assert snapshots is not None
     number, _ = talk.pins.add(text(16), None)
     talk.tell(text(17))
-    talk.pins.settle(number)
+    talk.pins.pin_state(number)
     entry = talk.cache.prefix.get(talk.cache.prefix.keys(text(16))[-1])
     assert entry is not None and not entry.states
     pinned = snapshots.make(entry.states, SIZE)
     assert pinned is not None
-    talk.pins.settle(number)
+    talk.pins.pin_state(number)
     homes: list[dict[int, int]] = [{} for _ in range(9)]
     for home in homes:
         snapshots.make(home, 1)
-    assert pinned in snapshots.all() and len(snapshots) == 4
+    assert pinned in snapshots.numbers() and len(snapshots) == 4
     talk.pins.add(text(16, seed=1), None)
     with pytest.raises(PinRefused, match="2 texts are pinned, and the memory for recurrent states has room for 2"):
         talk.pins.add(text(16, seed=2), None)
     talk.pins.remove(number)
     for _ in range(4):
         snapshots.make({}, 1)
-    assert pinned not in snapshots.all()
+    assert pinned not in snapshots.numbers()
 
 
 class PinnedTexts(RuleBasedStateMachine):

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.pools import BlockPool
-from cortexmlx.kv.prefix import Entry, Node
+from cortexmlx.kv.prefix import PrefixEntry, PrefixNode
 from cortexmlx.kv.table import BlockTable
 from support.effort import examples
 
@@ -44,7 +44,7 @@ class PoolMachine(RuleBasedStateMachine):
         more = min(more, free)
         table, taken = self.tables[at], self.held()
         before = list(table.blocks)
-        self.pool.extend(table, table.end + more, table.end + more + beyond)
+        self.pool.extend_table(table, table.end + more, table.end + more + beyond)
         new = table.blocks[len(before) :]
         assert table.blocks[: len(before)] == before and not taken & set(new) and len(set(new)) == len(new)
         assert len(new) in (more, more + beyond) if more else not new
@@ -63,9 +63,9 @@ class PoolMachine(RuleBasedStateMachine):
     def give_up(self, at: int, place: int, passed: bool) -> None:
         """What is cached waits to go without owners, anything else goes with its last owner."""
         table = self.tables[at]
-        gone = table.pass_by(place) if passed else table.cut(place)
+        gone = table.remove_before(place) if passed else table.remove_from(place)
         left = self.owners()
-        assert self.pool.give_up(gone, passed) == sum(not left[b] for b in gone if b not in self.cached)
+        assert self.pool.drop_owner(gone, passed) == sum(not left[b] for b in gone if b not in self.cached)
         late = [b for b in gone if b in self.cached and not left[b]]
         if passed:
             self.passed += late
@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
     def cache(self, at: int) -> None:
         for block in set(self.tables[at].blocks[:1]) - self.cached:
             self.cached.add(block)
-            self.pool.cached[block] = Entry(b"", Node(b""), (block,), (block,))
+            self.pool.cached[block] = PrefixEntry(b"", PrefixNode(b""), (block,), (block,))
 
     @precondition(lambda self: self.cached)
     @rule(pick=st.integers(0, 9))
@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = sorted(self.cached)[pick % len(self.cached)]
         self.cached.remove(block)
         self.use_again(block)
-        self.pool.forget(block)
+        self.pool.uncache(block)
 
     def use_again(self, block: int) -> None:
         for order in (self.waiting, self.passed):
@@ -122,11 +122,11 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             owners = self.owners()
             assert self.pool.ref_counts.tolist() == [owners[b] for b in range(self.blocks)]
-            assert set(self.pool.list_free()) == set(range(self.blocks)) - self.held()
+            assert set(self.pool.free_block_numbers()) == set(range(self.blocks)) - self.held()
             self.pool.allocator.check_invariants()
             order = [*self.passed, *self.waiting]
             assert [*self.pool.passed, *self.pool.unused] == order and self.pool.evictable == len(order)
-            first = self.pool.next_to_go
+            first = self.pool.next_eviction
             assert first is (self.pool.cached[order[0]] if order else None)
             assert self.pool.owned == len(set(owners))
 
@@ -139,18 +139,18 @@ def test_the_last_run_grows_in_place_before_another_begins() -> None:
     """A hole of the same size elsewhere, which was freed later, would be taken first."""
     pool, tables = BlockPool(8), [BlockTable() for _ in range(5)]
     for table, count in zip(tables, (2, 2, 1, 2, 1), strict=True):
-        pool.extend(table, count, count)
-    pool.give_up(tables[1].cut(0))
-    pool.give_up(tables[3].cut(0))
-    pool.extend(tables[0], 4, 4)
+        pool.extend_table(table, count, count)
+    pool.drop_owner(tables[1].remove_from(0))
+    pool.drop_owner(tables[3].remove_from(0))
+    pool.extend_table(tables[0], 4, 4)
     assert tables[0].blocks == [0, 1, 2, 3]
 
 
 def test_what_is_only_wanted_comes_where_the_last_needed_run_has_room() -> None:
     """Of two holes of two blocks the first has two of three that are needed, and the second the third and one more."""
     pool, tables = BlockPool(5), [BlockTable() for _ in range(2)]
-    pool.extend(tables[0], 2, 2)
-    pool.extend(tables[1], 1, 1)
-    pool.give_up(tables[0].cut(0))
-    pool.extend(tables[1], 4, 5)
+    pool.extend_table(tables[0], 2, 2)
+    pool.extend_table(tables[1], 1, 1)
+    pool.drop_owner(tables[0].remove_from(0))
+    pool.extend_table(tables[1], 4, 5)
     assert tables[1].blocks == [2, 0, 1, 3, 4]

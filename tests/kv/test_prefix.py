@@ -23,7 +23,7 @@ def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
     for seq, text in enumerate(texts):
         cache.allocate_for(seq, 6)
         cache.append(seq, 6)
-        cache.release_blocks(seq, text, 6)
+        cache.cache_and_free(seq, text, 6)
     hit = cache.match(texts[0], cache.prefix.keys(texts[0]), 6)
     cache.allocate_for(9, 6, match=hit)
     cache.free(9)

@@ -16,7 +16,7 @@ from cortexmlx.disk.tier import DiskTier
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
+from cortexmlx.kv.prefix import GONE, PrefixCache, PrefixMatch, chain_hash
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 from support.effort import examples
@@ -93,7 +93,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.salts[self.next] = salt
         try:
             copies = self.cache.allocate_for(self.next, len(tokens), headroom, match)
-            self.cache.let_go_sources()
+            self.cache.release_copy_sources()
         except KVCacheFull:
             return
         self.copy(copies)
@@ -131,7 +131,7 @@ class PrefixMachine(RuleBasedStateMachine):
         seq = self.pick(data)
         text = self.texts.pop(seq)
         if keep:
-            self.cache.release_blocks(seq, text, len(text), self.keys(text, self.salts[seq]))
+            self.cache.cache_and_free(seq, text, len(text), self.keys(text, self.salts[seq]))
             self.known.add(tuple(text))
         else:
             self.cache.free(seq)
@@ -139,18 +139,18 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), tokens=st.integers(0, 30), spare=st.booleans())
     def keep_window(self, data: st.DataObject, tokens: int, spare: bool) -> None:
-        self.cache.keep_window(self.pick(data), tokens, spare)
+        self.cache.add_resume_point(self.pick(data), tokens, spare)
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), anchor=st.integers(0, 30))
     def continue_text(self, data: st.DataObject, anchor: int) -> None:
         seq = self.pick(data)
-        self.cache.continue_text(self.matched(self.texts[seq], self.salts[seq]), anchor)
+        self.cache.reorder_resume_points(self.matched(self.texts[seq], self.salts[seq]), anchor)
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), tokens=st.integers(0, 20))
     def give_back(self, data: st.DataObject, tokens: int) -> None:
-        self.cache.give_back(self.pick(data), tokens)
+        self.cache.free_spare_blocks(self.pick(data), tokens)
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), more=st.integers(0, 6))
@@ -164,10 +164,12 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         places = self.cache.tables.blocks_for(length + more)
         for group, attention_window in enumerate(self.attention_windows):
-            seen = places - attention_window.oldest(length) // self.size
+            seen = places - attention_window.oldest_visible(length) // self.size
             assert len(self.cache.tables.block_table(seq, group)) >= seen
             if not more and attention_window.tokens is not None:
-                front = self.cache.tables.row(seq, group, length)[: attention_window.oldest(length) // self.size]
+                front = self.cache.tables.table_row(seq, group, length)[
+                    : attention_window.oldest_visible(length) // self.size
+                ]
                 assert (front == self.cache.pools.null_block(group)).all()
 
     # -- what the engine does under pressure --------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class PrefixMachine(RuleBasedStateMachine):
         for seq, text in self.texts.items():
             assert self.cache.tables.length(seq) == len(text)
             for group, attention_window in enumerate(self.attention_windows):
-                oldest = min(attention_window.oldest(len(text)), len(text))
+                oldest = min(attention_window.oldest_visible(len(text)), len(text))
                 slots = self.cache.tables.slots(seq, group, oldest, len(text) - oldest).tolist()
                 assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, oldest, self.salts[seq])
 
@@ -229,7 +231,7 @@ class PrefixMachine(RuleBasedStateMachine):
             for salt in SALTS:
                 self.matched(list(text), salt)
 
-    def matched(self, tokens: list[int], salt: Salt) -> Match:
+    def matched(self, tokens: list[int], salt: Salt) -> PrefixMatch:
         match = self.cache.match(tokens, self.keys(tokens, salt), len(tokens) - 1, salt)
         blocks = [e.blocks for e in match.entries]
         length = len(blocks) * self.size + match.partial_tokens
@@ -238,7 +240,7 @@ class PrefixMachine(RuleBasedStateMachine):
             blocks.append(match.partial.blocks)
         assert length <= max(0, len(tokens) - 1)
         for group, (arena, attention_window) in enumerate(zip(self.arena, self.attention_windows, strict=True)):
-            oldest = min(attention_window.oldest(length), length)
+            oldest = min(attention_window.oldest_visible(length), length)
             slots = [b[group] * self.size + i for b in blocks for i in range(self.size)][oldest:length]
             assert [arena.get(s) for s in slots] == self.prefixes(tokens[:length], oldest, salt)
         return match
@@ -321,6 +323,6 @@ def test_a_salt_that_nobody_uses_any_more_leaves_nothing_behind() -> None:
         cache.allocate_for(client, 3, match=match)
         cache.append(client, 3)
         del match
-        cache.release_blocks(client, tokens, 3, cache.prefix.keys(tokens, salt))
+        cache.cache_and_free(client, tokens, 3, cache.prefix.keys(tokens, salt))
         cache.check_invariants()
     assert len(cache.prefix._roots) <= 1 + 8

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import tokens_that_fit
-from cortexmlx.kv.spec import KVSpec, LayerGroup, kv_form, quantized
+from cortexmlx.kv.spec import KVSpec, LayerGroup, describe_quantization, quantize_groups
 
 
 def groups_of(*dims: int, dtype: str = "float16") -> tuple[LayerGroup, ...]:
@@ -17,36 +17,36 @@ def groups_of(*dims: int, dtype: str = "float16") -> tuple[LayerGroup, ...]:
 def test_the_largest_group_that_divides_every_head_is_taken(
     dims: tuple[int, ...], asked: int | None, group: int
 ) -> None:
-    made = quantized(groups_of(*dims), 4, asked)
+    made = quantize_groups(groups_of(*dims), 4, asked)
     assert [(g.spec.kv_bits, g.spec.kv_group_size, g.spec.key_dim) for g in made] == [(4, group, d) for d in dims]
-    assert kv_form(made) == f"4 bits in groups of {group}"
+    assert describe_quantization(made) == f"4 bits in groups of {group}"
 
 
 def test_without_bits_everything_stays_as_it_is() -> None:
     groups = groups_of(80, 8)
-    assert quantized(groups, None) == groups and kv_form(groups) == ""
+    assert quantize_groups(groups, None) == groups and describe_quantization(groups) == ""
 
 
 def test_layers_without_keys_stay_as_they_are() -> None:
     recurrent = LayerGroup(KVSpec(0, 0, 0, "float16", row_bytes=12), (1,))
-    paged, other = quantized((*groups_of(64), recurrent), 8)
+    paged, other = quantize_groups((*groups_of(64), recurrent), 8)
     assert paged.spec.kv_bits == 8 and other == recurrent
-    assert kv_form((other, paged)) == "8 bits in groups of 64"
+    assert describe_quantization((other, paged)) == "8 bits in groups of 64"
 
 
 def test_what_groups_do_not_divide_is_refused_by_its_numbers() -> None:
     with pytest.raises(ModelUnsupported, match=r"of 80 numbers .* groups of 32, .* without kv_bits"):
-        quantized(groups_of(64, 80), 8)
+        quantize_groups(groups_of(64, 80), 8)
     with pytest.raises(ModelUnsupported, match=r"of 32 and 96 numbers .* groups of 64, .* choose kv_group_size 32"):
-        quantized(groups_of(32, 96, 64), 8, 64)
+        quantize_groups(groups_of(32, 96, 64), 8, 64)
     latent = LayerGroup(KVSpec(1, 96, 80, "float16", value_in_key=True), (0,))
     with pytest.raises(ModelUnsupported, match="of 80 numbers"):
-        quantized((latent,), 8)
+        quantize_groups((latent,), 8)
 
 
 def test_a_model_without_keys_and_values_has_nothing_to_quantize() -> None:
     with pytest.raises(ModelUnsupported, match="no layer keeps keys and values"):
-        quantized((LayerGroup(KVSpec(0, 0, 0, "float32", row_bytes=12), (0,)),), 8)
+        quantize_groups((LayerGroup(KVSpec(0, 0, 0, "float32", row_bytes=12), (0,)),), 8)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_model_without_keys_and_values_has_nothing_to_quantize() -> None:
 )
 def test_tokens_that_fit_in_a_gigabyte(bits: int, dtype: str, beside: str, times: float) -> None:
     """Beside those of plain numbers. A model in float32 has scales in float32."""
-    more = tokens_that_fit(quantized(groups_of(64, 64, dtype=dtype), bits), 10**9)
+    more = tokens_that_fit(quantize_groups(groups_of(64, 64, dtype=dtype), bits), 10**9)
     plain = tokens_that_fit(groups_of(64, 64, dtype=beside), 10**9)
     assert more is not None and plain is not None
     assert more / plain == pytest.approx(times, rel=0.05) and more / plain >= times

@@ -10,15 +10,20 @@ from collections.abc import Iterator
 import pytest
 
 from cortexmlx.kv import snapshots as resume_points
-from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.snapshots import at_block_ends, at_snapshots, whole_blocks, without_missing_blocks
+from cortexmlx.kv.prefix import PrefixCache, PrefixEntry, PrefixMatch
+from cortexmlx.kv.snapshots import (
+    cut_at_block_snapshots,
+    cut_at_snapshots,
+    cut_before_missing_blocks,
+    drop_partial_block,
+)
 from cortexmlx.kv.spec import AttentionWindow
 
 SIZE = 4
 TEXT = list(range(100, 120))
 
 
-def chain(*states: dict[int, int]) -> tuple[PrefixCache, list[Entry]]:
+def chain(*states: dict[int, int]) -> tuple[PrefixCache, list[PrefixEntry]]:
     """The blocks of TEXT that are cached, with these snapshots in them; the last may be partial."""
     prefix, entries = PrefixCache(SIZE), []
     parent = root = prefix.root()
@@ -32,10 +37,10 @@ def chain(*states: dict[int, int]) -> tuple[PrefixCache, list[Entry]]:
     return prefix, entries
 
 
-def begun(prefix: PrefixCache, text: list[int], most: int | None = None) -> Match:
+def begun(prefix: PrefixCache, text: list[int], most: int | None = None) -> PrefixMatch:
     most = len(text) - 1 if most is None else most
     match = prefix.match(text, prefix.keys(text), most)
-    return next(at_snapshots(match, text[match.chain : min(match.chain + SIZE, most)], SIZE))
+    return next(cut_at_snapshots(match, text[match.chain : min(match.chain + SIZE, most)], SIZE))
 
 
 def test_the_latest_snapshot_of_all_is_taken() -> None:
@@ -85,13 +90,13 @@ def test_of_several_successors_the_one_with_the_latest_snapshot_counts() -> None
 
 def test_without_a_partial_block_the_latest_end_of_a_block_is_taken() -> None:
     prefix, entries = chain({4: 1}, {4: 2}, {2: 3}, {1: 4})
-    match = next(at_block_ends(begun(prefix, TEXT[:14]), SIZE))
+    match = next(cut_at_block_snapshots(begun(prefix, TEXT[:14]), SIZE))
     assert (match.entries, match.partial, match.partial_tokens, match.snapshot) == (tuple(entries[:2]), None, 0, 2)
     prefix, _ = chain({1: 4})
-    assert next(at_block_ends(begun(prefix, TEXT[:4]), SIZE)).snapshot is None
+    assert next(cut_at_block_snapshots(begun(prefix, TEXT[:4]), SIZE)).snapshot is None
 
 
-def places(matches: Iterator[Match]) -> list[tuple[int, int | None]]:
+def places(matches: Iterator[PrefixMatch]) -> list[tuple[int, int | None]]:
     """How many tokens each has, and its snapshot."""
     return [(len(match.entries) * SIZE + match.partial_tokens, match.snapshot) for match in matches]
 
@@ -101,7 +106,7 @@ def test_shorter_parts_follow_the_longest_to_the_empty_one() -> None:
     prefix, _ = chain({4: 1}, {2: 2, 4: 3}, {}, {1: 4, 3: 5})
     text = TEXT[:17]
     match = prefix.match(text, prefix.keys(text), 15)
-    assert places(at_snapshots(match, text[match.chain : 15], SIZE)) == [
+    assert places(cut_at_snapshots(match, text[match.chain : 15], SIZE)) == [
         (15, 5),
         (13, 4),
         (8, 3),
@@ -109,8 +114,8 @@ def test_shorter_parts_follow_the_longest_to_the_empty_one() -> None:
         (4, 1),
         (0, None),
     ]
-    assert places(at_block_ends(match, SIZE)) == [(8, 3), (4, 1), (0, None)]
-    assert places(iter([whole_blocks(match)])) == [(12, None)]
+    assert places(cut_at_block_snapshots(match, SIZE)) == [(8, 3), (4, 1), (0, None)]
+    assert places(iter([drop_partial_block(match)])) == [(12, None)]
 
 
 @pytest.mark.parametrize(
@@ -134,18 +139,20 @@ def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(attenti
 
         def seen(tokens: int, gone: set[int] = gone) -> list[int]:
             return [
-                place for place in range(attention_window.oldest(tokens) // SIZE, -(-tokens // SIZE)) if place in gone
+                place
+                for place in range(attention_window.oldest_visible(tokens) // SIZE, -(-tokens // SIZE))
+                if place in gone
             ]
 
-        found = without_missing_blocks(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
+        found = cut_before_missing_blocks(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
         wanted = next(n for n in (end, *range(end // SIZE * SIZE, -1, -SIZE)) if not seen(n))
-        assert found.tokens(SIZE) == wanted
+        assert found.matched_tokens(SIZE) == wanted
 
 
 def test_a_long_match_that_lacks_everything_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is matched in many steps: a part made for every block would take the square of a prompt's length."""
     entry = chain({})[1][0]
-    match, made, cut = Match(entry.parent, (entry,) * 5000, None, 0), [], resume_points._cut
-    monkeypatch.setattr(resume_points, "_cut", lambda *given: made.append(given) or cut(*given))
-    found = without_missing_blocks(match, lambda _, tokens: tokens // SIZE - 1 if tokens else None, SIZE)
+    match, made, cut = PrefixMatch(entry.parent, (entry,) * 5000, None, 0), [], resume_points._cut_match
+    monkeypatch.setattr(resume_points, "_cut_match", lambda *given: made.append(given) or cut(*given))
+    found = cut_before_missing_blocks(match, lambda _, tokens: tokens // SIZE - 1 if tokens else None, SIZE)
     assert (found.entries, len(made)) == ((), 1)

@@ -12,24 +12,24 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import (
-    Load,
+    ArenaDemand,
     arena_blocks,
-    beyond_note,
     blocks_that_fit,
     bytes_per_token,
     check_kv_memory,
     default_kv_bytes,
     default_kv_tokens,
     format_bytes,
+    kv_memory_warning,
     logits_bytes,
-    long_tail_rows,
+    max_long_tail_rows,
+    max_row_blocks,
     parse_size,
-    row_blocks,
-    row_bytes,
     row_kv_bytes,
+    row_state_bytes,
     sequence_bytes,
     split_memory,
-    states_bytes,
+    step_state_bytes,
     tail_bytes,
     tokens_that_fit,
 )
@@ -61,7 +61,7 @@ def test_keys_and_values_may_differ_in_size_and_numbers_in_bytes() -> None:
 def test_a_window_bounds_what_a_layer_keeps_and_recurrent_state_does_not_grow() -> None:
     groups = [group(2, 1, 64, 64), group(4, 1, 64, 64, window=100), group(3, 0, 0, 0, state=5000)]
     per_layer_token = 128 * 2
-    assert row_bytes(groups) == 3 * 5000
+    assert row_state_bytes(groups) == 3 * 5000
     assert sequence_bytes(groups, 1000) == per_layer_token * (2 * 1000 + 4 * 100) + 3 * 5000
     assert sequence_bytes(groups, 50) == per_layer_token * 6 * 50 + 3 * 5000
 
@@ -105,7 +105,7 @@ def test_default_arena_is_modest() -> None:
 
 
 def test_default_arena_takes_at_most_half_of_what_the_machine_has_left() -> None:
-    full, load = [group(36, 8, 128, 128)], Load(rows=16, piece=512)
+    full, load = [group(36, 8, 128, 128)], ArenaDemand(rows=16, piece=512)
     assert bytes_per_token(full) == 147_456
     assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=2**34) == 4 * 32768 * 147_456
     assert default_kv_bytes(full, load, 40960, working_set=12 * 2**30, reserved=8 * 2**30) == 2 * 2**30
@@ -122,15 +122,16 @@ def test_a_decoding_row_of_a_window_has_at_most_the_blocks_that_the_worst_place_
     """Between two flushes: the oldest token that the first step sees, up to the last column of the tail."""
     attention_window = AttentionWindow(window, chunked)
     worst = max(
-        (p + TAIL_COLUMNS - 1) // size - attention_window.oldest(p) // size + 1 for p in range(2 * window + 2 * size)
+        (p + TAIL_COLUMNS - 1) // size - attention_window.oldest_visible(p) // size + 1
+        for p in range(2 * window + 2 * size)
     )
-    most = row_blocks(attention_window, size)
+    most = max_row_blocks(attention_window, size)
     assert most is not None and worst <= most
     if not chunked:
         assert worst == most
     if size >= 16:
         assert most <= -(-window // size) + 2
-    assert row_blocks(AttentionWindow(), size) is None
+    assert max_row_blocks(AttentionWindow(), size) is None
 
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 100, 1024]), min_size=1, max_size=4)
@@ -141,14 +142,14 @@ def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
     windows: list[int | None], memory: int, rows: int
 ) -> None:
     groups = [group(i + 1, 1, 8, 8, window=window) for i, window in enumerate(windows)]
-    load = Load(rows, 512)
+    load = ArenaDemand(rows, 512)
     blocks = blocks_that_fit(memory, groups, load)
 
     def size(each: Sequence[int]) -> int:
         return sum(g.bytes_per_token * 32 * n for g, n in zip(groups, each, strict=True))
 
     assert size(blocks) <= memory
-    limits, more = ([each(g) for g in groups] for each in (load.limit, load.more_points))
+    limits, more = ([each(g) for g in groups] for each in (load.max_useful_blocks, load.extra_point_blocks))
     pairs = list(zip(blocks, limits, more, strict=True))
     assert all(min(max(blocks), limit - few) <= count <= min(max(blocks), limit) for count, limit, few in pairs)
     kept = size([max(0, count - limit + few) for count, limit, few in pairs])
@@ -158,14 +159,14 @@ def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
     for window, g in zip(windows, groups, strict=True):
         if window is not None:
             at_once = rows * -(-window // 32) + 512 // 32
-            assert at_once <= load.limit(g) - load.more_points(g) <= 2 * at_once + 7 * rows
-            assert load.more_points(g) <= max(0, 12 - rows) * (-(-window // 32) + 2)
+            assert at_once <= load.max_useful_blocks(g) - load.extra_point_blocks(g) <= 2 * at_once + 7 * rows
+            assert load.extra_point_blocks(g) <= max(0, 12 - rows) * (-(-window // 32) + 2)
 
 
 def test_an_arena_without_a_block_is_refused_with_what_it_needs() -> None:
     with pytest.raises(InvalidRequest, match="of 1000 B holds no block of 32 tokens: give it at least 2 KiB"):
-        arena_blocks(1000, [group(1, 1, 16, 16)], Load(4, 512))
-    assert arena_blocks(2048, [group(1, 1, 16, 16)], Load(4, 512)) == (1,)
+        arena_blocks(1000, [group(1, 1, 16, 16)], ArenaDemand(4, 512))
+    assert arena_blocks(2048, [group(1, 1, 16, 16)], ArenaDemand(4, 512)) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +219,13 @@ def test_snapshots_of_states_get_a_quarter_of_the_memory_at_most() -> None:
     attention = LayerGroup(KVSpec(2, 8, 8, "float32"), (0, 2))
     recurrent = LayerGroup(KVSpec(0, 0, 0, "float32", row_bytes=500), (1, 3))
     hybrid = (attention, recurrent)
-    assert states_bytes(hybrid, 4) == 2 * 4 * 1000 and states_bytes([attention], 4) == 0
+    assert step_state_bytes(hybrid, 4) == 2 * 4 * 1000 and step_state_bytes([attention], 4) == 0
     assert split_memory(hybrid, 100_000, 8) == (75_000, 25)
     assert split_memory(hybrid, 10**6, 8) == (10**6 - 32_000, 32), "four for each row"
     assert split_memory(hybrid, 3_999, 8) == (3_999, 0), "none rather than no blocks"
     assert split_memory([attention], 3_999, 8) == (3_999, 0)
     assert split_memory([recurrent], 9_500, 8) == (500, 9), "all of it where tokens take none"
-    load = Load(rows=2, piece=64, block_size=8)
+    load = ArenaDemand(rows=2, piece=64, block_size=8)
     without = default_kv_bytes([attention], load, 1000, 2**40, 0)
     assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 12 * 1000, "at least twelve"
 
@@ -252,8 +253,8 @@ def test_more_kv_memory_than_the_machine_has_is_refused_and_more_than_is_left_is
     check_kv_memory(16 * 2**30, 16 * 2**30, 12 * 2**30)
     with pytest.raises(InvalidRequest, match=r"of 16\.1 GiB is more than this machine has: 16 GiB, 12 GiB of it for"):
         check_kv_memory(161 * 2**30 // 10, 16 * 2**30, 12 * 2**30)
-    assert beyond_note(2**30, 2**30) == ()
-    (note,) = beyond_note(2**30 + 2**20 * 10, 2**30)
+    assert kv_memory_warning(2**30, 2**30) == ()
+    (note,) = kv_memory_warning(2**30 + 2**20 * 10, 2**30)
     assert "may grow to 1.01 GiB" in note and "has 1 GiB for it" in note
 
 
@@ -263,12 +264,12 @@ def test_a_tail_is_long_where_its_copies_cost_less_than_the_flushes_that_it_save
     copied = 2 * 48 * bytes_per_token([qwen])
     assert copied == 11_010_048
     for weights, rows in ((1_192_000_000, 2), (335_000_000, 1), (200_000_000, 0)):
-        assert long_tail_rows([qwen], weights) == rows
+        assert max_long_tail_rows([qwen], weights) == rows
         saved = weights / 16 - weights / 64
         assert rows * copied <= saved and (rows == 2 or (rows + 1) * copied > saved)
     windowed = LayerGroup(KVSpec(8, 128, 128, "bfloat16", window=1024), (28,))
-    assert long_tail_rows([qwen, windowed], 1_192_000_000) == 0
-    assert long_tail_rows([LayerGroup(KVSpec(0, 0, 0, "float32"), ())], 1_192_000_000) == 0
+    assert max_long_tail_rows([qwen, windowed], 1_192_000_000) == 0
+    assert max_long_tail_rows([LayerGroup(KVSpec(0, 0, 0, "float32"), ())], 1_192_000_000) == 0
 
 
 def test_the_memory_of_a_long_tail_is_reserved() -> None:

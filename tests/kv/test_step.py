@@ -13,7 +13,7 @@ from hypothesis import given
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
-from cortexmlx.kv.step import GroupStep, PrefillPiece, only_blocks
+from cortexmlx.kv.step import GroupStep, PrefillPiece, restrict_to_blocks
 
 SIZE, NULL = 4, 900
 PIECE = PrefillPiece(3, 9, 0, KVHandle(0, 2), None)
@@ -42,7 +42,7 @@ def test_a_row_reads_the_tokens_of_its_listed_blocks_in_order(data: st.DataObjec
     for length in lengths:
         chosen = data.draw(st.sets(st.integers(0, -(-length // SIZE) - 1)))
         lists.append(np.array(sorted(chosen), np.int32))
-    step = only_blocks(whole, lists, SIZE, NULL)
+    step = restrict_to_blocks(whole, lists, SIZE, NULL)
     assert step.tables.shape[1] == max(map(len, lists)) and step.tables.dtype == step.lengths.dtype == np.int32
     for row, places in enumerate(lists):
         wanted = {100 * row + int(place) for place in places}
@@ -54,7 +54,7 @@ def test_a_row_reads_the_tokens_of_its_listed_blocks_in_order(data: st.DataObjec
 
 def test_all_blocks_are_the_step_itself() -> None:
     whole = step_of([1, 8, 9, 30])
-    step = only_blocks(whole, [np.arange(n, dtype=np.int32) for n in (1, 2, 3, 8)], SIZE, NULL)
+    step = restrict_to_blocks(whole, [np.arange(n, dtype=np.int32) for n in (1, 2, 3, 8)], SIZE, NULL)
     assert np.array_equal(step.tables, whole.tables) and np.array_equal(step.lengths, whole.lengths)
     assert step.runs == whole.runs
 
@@ -71,14 +71,14 @@ def test_all_blocks_are_the_step_itself() -> None:
 def test_a_list_that_is_none_is_refused(places: list[int], says: str) -> None:
     """Out of order, the partly filled last block would be taken for a full one: somebody else's bytes."""
     with pytest.raises(KVBlockError) as refused:
-        only_blocks(step_of([4, 9]), [np.array([0]), np.array(places)], SIZE, NULL)
+        restrict_to_blocks(step_of([4, 9]), [np.array([0]), np.array(places)], SIZE, NULL)
     assert says in str(refused.value)
 
 
 def test_every_row_needs_a_list_and_windows_and_chunks_have_none() -> None:
     with pytest.raises(KVBlockError, match="1 lists of blocks for 2 rows"):
-        only_blocks(step_of([4, 9]), [np.array([0])], SIZE, NULL)
+        restrict_to_blocks(step_of([4, 9]), [np.array([0])], SIZE, NULL)
     with pytest.raises(KVBlockError, match="window of 6 tokens"):
-        only_blocks(step_of([9], window=6), [np.array([0])], SIZE, NULL)
+        restrict_to_blocks(step_of([9], window=6), [np.array([0])], SIZE, NULL)
     with pytest.raises(KVBlockError, match="chunks of 6 tokens"):
-        only_blocks(step_of([9], window=6, chunked=True), [np.array([0])], SIZE, NULL)
+        restrict_to_blocks(step_of([9], window=6, chunked=True), [np.array([0])], SIZE, NULL)

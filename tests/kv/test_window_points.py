@@ -15,9 +15,9 @@ def computed(cache: KVCache, tokens: list[int], anchor: int = 0, cut: int = 0) -
     """
     keys = cache.prefix.keys(tokens)
     match = cache.match(tokens, keys, len(tokens) - 1)
-    cache.continue_text(match, anchor)
+    cache.reorder_resume_points(match, anchor)
     cache.allocate_for(0, len(tokens), match=match)
-    cache.let_go_sources()
+    cache.release_copy_sources()
     found = length = cache.tables.length(0)
     while length < len(tokens):
         end = min(length + 4, len(tokens))
@@ -25,8 +25,8 @@ def computed(cache: KVCache, tokens: list[int], anchor: int = 0, cut: int = 0) -
         cache.append(0, end - length)
         cache.register(0, tokens, end, keys)
         length = end
-    cache.keep_window(0, cut)
-    cache.release_blocks(0, tokens, len(tokens), keys)
+    cache.add_resume_point(0, cut)
+    cache.cache_and_free(0, tokens, len(tokens), keys)
     cache.check_invariants()
     return found
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.kv.spec import AttentionWindow
-from cortexmlx.kv.step import GroupStep, only_blocks
+from cortexmlx.kv.step import GroupStep, restrict_to_blocks
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
@@ -46,7 +46,7 @@ def listed(v: Variant, layout: Layout, lists: Sequence[Sequence[int]]) -> Layout
     """The layout with the tables and lengths of the lists; blocks that are not listed are poison."""
     places = [np.array(places, np.int32) for places in lists]
     runs = (None,) * len(places)
-    step = only_blocks(
+    step = restrict_to_blocks(
         GroupStep(layout.tables, layout.arena_tokens, runs, (), AttentionWindow()),
         places,
         v.block_size,

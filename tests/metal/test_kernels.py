@@ -16,7 +16,7 @@ from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import VectorGeometry
-from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, padded_tables, work_list
+from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, make_work_list, pad_tables
 
 
 @pytest.mark.parametrize("batch", [1, 9])
@@ -25,10 +25,10 @@ def test_the_simulator_runs_the_text_that_mlx_compiles(
     batch: int, forced: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, alibi=True, forced=forced)
-    work = work_list(np.full(batch, 40, np.int32), 0, AttentionWindow(), 256)
+    work = make_work_list(np.full(batch, 40, np.int32), 0, AttentionWindow(), 256)
     arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
     arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2
-    arrays += [mx.array(padded_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2)]
+    arrays += [mx.array(pad_tables(np.zeros((batch, 2), np.int32))), mx.array(work.plan), mx.ones(2)]
     arrays += [mx.zeros(6), mx.zeros(8)]
 
     def printed(factory: Any, run: Any) -> str:

@@ -18,7 +18,7 @@ def test_up_to_sixteen_query_heads_may_meet_their_keys_as_matrices(dim: int, gro
     for dtype in DTYPES if dim < 256 else DTYPES[1:]:
         v = Variant(dtype, dtype, dim, dim, 32, group, forced=Kernel.MATRIX)
         g = v.geometry
-        assert MatrixGeometry.why_not(v) is None and refusal(v) is None
+        assert MatrixGeometry.refusal(v) is None and refusal(v) is None
         assert v.label.endswith(", matrix kernel")
         assert 8 * g.tiles >= group > 8 * (g.tiles - 1)
         assert v.value_dim // g.parts <= 128 and g.threads == 32 * g.slices == 128
@@ -42,7 +42,7 @@ def test_what_the_vector_kernel_serves_instead_says_why(change: dict[str, Any], 
     matrix = Variant("float16", "float16", 128, 128, 32, 8)
     assert matrix.kernel is Kernel.MATRIX
     v = replace(matrix, **change)
-    assert v.kernel is Kernel.VECTOR and says in str(MatrixGeometry.why_not(v)) and "matrix kernel" not in v.label
+    assert v.kernel is Kernel.VECTOR and says in str(MatrixGeometry.refusal(v)) and "matrix kernel" not in v.label
     assert replace(matrix, forced=Kernel.VECTOR).kernel is Kernel.VECTOR
     assert replace(matrix, group=1, query_tokens=2).kernel is Kernel.MATRIX
 

@@ -15,7 +15,14 @@ import pytest
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
+from cortexmlx.metal.prefill import (
+    NARROW,
+    PREFILL_VARIANTS,
+    PrefillKernel,
+    PrefillVariant,
+    reason_for_our_kernel,
+    refusal,
+)
 from cortexmlx.metal.rules import THREADGROUP_BYTES
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, error, rounded
 from support.kernels.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
@@ -37,7 +44,7 @@ def kernel(factory: KernelFactory) -> PrefillKernel:
 
 def test_stretches_at_every_edge_in_one_launch(kernel: PrefillKernel, tolerance: dict[str, float]) -> None:
     v = variant()
-    assert (v.heads, v.tile, v.slice) == (2, 32, 32)
+    assert (v.heads, v.tile, v.slice_tokens) == (2, 32, 32)
     prompts = random_prompts(v, [100, 300])
     for runs in (False, True):
         got = attend(kernel, v, prompts, EDGES, runs=runs)
@@ -237,5 +244,5 @@ def test_a_refusal_says_why() -> None:
 def test_the_kernel_serves_what_mlx_would_do_unfused_or_in_vain(
     v: PrefillVariant, window: int | None, ours: bool, beside_matrix_units: bool
 ) -> None:
-    assert (why_ours(v, AttentionWindow(window), matrix_units=False) is not None) is ours
-    assert (why_ours(v, AttentionWindow(window), matrix_units=True) is not None) is beside_matrix_units
+    assert (reason_for_our_kernel(v, AttentionWindow(window), matrix_units=False) is not None) is ours
+    assert (reason_for_our_kernel(v, AttentionWindow(window), matrix_units=True) is not None) is beside_matrix_units

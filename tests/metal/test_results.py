@@ -33,7 +33,7 @@ VARIANTS = (
 
 def _whole(kernels: DecodeKernels, v: Variant, tokens: list[int], options: Options, **places: object) -> np.ndarray:
     given = problem(v, random_rows(v, tokens), options, **places)  # type: ignore[arg-type]
-    return np.array(kernels.whole(*given).astype(mx.float32))[:, :, 0]
+    return np.array(kernels.decode_and_reduce(*given).astype(mx.float32))[:, :, 0]
 
 
 @pytest.mark.parametrize("v", VARIANTS, ids=lambda v: v.label)
@@ -57,7 +57,7 @@ def test_several_query_tokens_have_the_sink_of_their_head(kernels: DecodeKernels
     rows, queries = several_queries(v, [40, 3, 250])
     options = Options(sinks=np.array([-2.0, 3.0, 0.5, 9.0], np.float32))
     given = problem(v, rows, options, queries=queries)
-    whole = np.array(kernels.whole(*given))
+    whole = np.array(kernels.decode_and_reduce(*given))
     assert error(whole, answers(v, rows, queries, options)) < tolerance["float32"]
     assert np.array_equal(whole, np.array(kernels(*given)))
 
@@ -65,12 +65,12 @@ def test_several_query_tokens_have_the_sink_of_their_head(kernels: DecodeKernels
 def test_quantized_keys_and_values(kernels: DecodeKernels) -> None:
     v = variant(group=3, dim=64, dtype="float16", kv_bits=4, quant_group=32, forced=Kernel.MATRIX)
     given = quantized_problem(v, quantized_rows(v, [200, 1, 33]), Options())
-    assert np.array_equal(np.array(kernels.whole(*given)), np.array(kernels(*given)))
+    assert np.array_equal(np.array(kernels.decode_and_reduce(*given)), np.array(kernels(*given)))
 
 
 def test_a_window_within_one_partition_of_a_long_row(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
     v, options = variant(), Options(window=20)
     given = problem(v, random_rows(v, [600, 280]), options)
     assert given[1] == 2
-    got = np.array(kernels.whole(*given))[:, :, 0]
+    got = np.array(kernels.decode_and_reduce(*given))[:, :, 0]
     assert error(got, answer(v, random_rows(v, [600, 280]), options)) < tolerance["float32"]

@@ -9,10 +9,10 @@ import pytest
 
 from cortexmlx.metal.kernels import kernel_text
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.shape import Shape
+from cortexmlx.metal.shape import AttentionShape
 from cortexmlx.metal.vector import lane_numbers
 
-SHAPE = Shape("float16", "float16", 128, 128, 32, 4)
+SHAPE = AttentionShape("float16", "float16", 128, 128, 32, 4)
 
 
 def test_a_label_names_all_that_differs() -> None:

@@ -10,17 +10,25 @@ import pytest
 
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, TailWriteKernel, Turning, places_of, refusal
+from cortexmlx.metal.tail_write import (
+    HeadNorm,
+    NewTokens,
+    RopeParameters,
+    TailWriteKernel,
+    TailWriteVariant,
+    pack_positions,
+    refusal,
+)
 
 TOLERANCE = {"float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-2}
 """Of numbers up to 4: each is rounded after the norm and after the rotation, by 2 ** -11 or 2 ** -8 of it. An angle of
 517 is rounded to float32, as MLX does: by 3e-5."""
-PLAIN = Turning(64, False, 10000.0)
+PLAIN = RopeParameters(64, False, 10000.0)
 
 
 @dataclass(frozen=True)
 class Case:
-    turning: Turning = PLAIN
+    turning: RopeParameters = PLAIN
     dtype: str = "float32"
     norms: tuple[bool, bool] = (True, True)
     dims: tuple[int, int] = (64, 64)
@@ -32,8 +40,8 @@ class Case:
 CASES = (
     Case(),
     Case(replace(PLAIN, scale=0.25), norms=(False, False), heads=(8, 1), columns=64, rows=9),
-    Case(Turning(24, True, 500000.0), "bfloat16", dims=(40, 64)),
-    Case(Turning(128, False, None), "float16", (False, True), (128, 128), heads=(2, 2), rows=1),
+    Case(RopeParameters(24, True, 500000.0), "bfloat16", dims=(40, 64)),
+    Case(RopeParameters(128, False, None), "float16", (False, True), (128, 128), heads=(2, 2), rows=1),
 )
 
 
@@ -48,7 +56,9 @@ def tokens_of(case: Case) -> NewTokens:
     half = case.turning.dims // 2
     llama3 = 10000.0 ** (np.arange(half) / half) * np.where(np.arange(half) > half // 2, 8.0, 1.0)
     llama3[-1] = np.inf  # a pair that does not turn
-    norms = [Norm(draw(key_dim) + 1, eps) if norm else None for norm, eps in zip(case.norms, (1e-5, 1e-2), strict=True)]
+    norms = [
+        HeadNorm(draw(key_dim) + 1, eps) if norm else None for norm, eps in zip(case.norms, (1e-5, 1e-2), strict=True)
+    ]
     return NewTokens(
         draw(case.rows, query_heads, key_dim),
         draw(case.rows, kv_heads, key_dim),
@@ -64,7 +74,7 @@ def in_float64(x: mx.array) -> np.ndarray:
     return np.array(x.astype(mx.float32)).astype(np.float64)
 
 
-def exact(given: mx.array, norm: Norm | None, new: NewTokens, positions: np.ndarray) -> np.ndarray:
+def exact(given: mx.array, norm: HeadNorm | None, new: NewTokens, positions: np.ndarray) -> np.ndarray:
     x, turning = in_float64(given), new.turning
     if norm is not None:
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * in_float64(norm.weight)
@@ -83,7 +93,7 @@ def exact(given: mx.array, norm: Norm | None, new: NewTokens, positions: np.ndar
     return out
 
 
-def by_mlx(given: mx.array, norm: Norm | None, new: NewTokens, positions: np.ndarray) -> mx.array:
+def by_mlx(given: mx.array, norm: HeadNorm | None, new: NewTokens, positions: np.ndarray) -> mx.array:
     x = given if norm is None else mx.fast.rms_norm(given, norm.weight, norm.eps)
     turning = new.turning
     return mx.fast.rope(
@@ -105,7 +115,7 @@ def test_it_norms_rotates_and_writes_one_column(factory: KernelFactory, case: Ca
     theirs = [by_mlx(new.queries, new.query_norm, new, positions), by_mlx(new.keys, new.key_norm, new, positions)]
     tail = None
     for column in (0, 1, 6):
-        places = mx.array(places_of(case.columns, column, positions))
+        places = mx.array(pack_positions(case.columns, column, positions))
         with sim.options(poison=True):
             turned, *after = kernel(new, tail, case.columns, places)
         got = [in_float64(turned)[:, :, 0], in_float64(after[0])[:, :, column]]
@@ -120,7 +130,7 @@ def test_it_norms_rotates_and_writes_one_column(factory: KernelFactory, case: Ca
 
 
 def test_what_the_kernel_does_not_serve_has_a_reason() -> None:
-    served = TailWrite("float16", 64, 64, PLAIN, query_norm=True, key_norm=True)
+    served = TailWriteVariant("float16", 64, 64, PLAIN, query_norm=True, key_norm=True)
     assert refusal(served) is None
     assert "float64" not in (refusal(replace(served, dtype="float64")) or "") and refusal(replace(served, dtype="int8"))
     assert "multiple of 4" in (refusal(replace(served, value_dim=66)) or "")

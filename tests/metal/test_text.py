@@ -18,7 +18,7 @@ from cortexmlx.metal.prefill import PrefillKernel
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.rules import GEOMETRIES
 from cortexmlx.metal.tail_write import TailWriteKernel
-from cortexmlx.metal.text import sent
+from cortexmlx.metal.text import minify
 
 SHADERS = sorted(path.name for path in (files("cortexmlx.metal") / "shaders").iterdir())
 
@@ -71,9 +71,9 @@ def test_a_plain_kernel_carries_no_quantized_code() -> None:
 @pytest.mark.parametrize("name", SHADERS)
 def test_a_file_keeps_its_tokens_and_their_lines(name: str, tmp_path: Path) -> None:
     text = kernel_text(name)
-    assert tokens(sent(text), tmp_path) == tokens(text, tmp_path)
-    assert sent(text).count("\n") == text.count("\n") and len(sent(text)) < 0.9 * len(text)
-    for readable, short in zip(text.split("\n"), sent(text).split("\n"), strict=True):
+    assert tokens(minify(text), tmp_path) == tokens(text, tmp_path)
+    assert minify(text).count("\n") == text.count("\n") and len(minify(text)) < 0.9 * len(text)
+    for readable, short in zip(text.split("\n"), minify(text).split("\n"), strict=True):
         assert " ".join(readable.partition("//")[0].split()) == short
 
 
@@ -90,6 +90,6 @@ def test_any_text_keeps_its_tokens_and_the_number_of_its_lines(tmp_path: Path) -
     for seed in range(8):
         random = np.random.default_rng(seed)
         texts = ["".join(random.choice(PIECES, random.integers(13))) for _ in range(100)]
-        assert all(sent(text).count("\n") == text.count("\n") for text in texts)
+        assert all(minify(text).count("\n") == text.count("\n") for text in texts)
         whole = "\n;\n".join(texts)
-        assert tokens(sent(whole), tmp_path) == tokens(whole, tmp_path), seed
+        assert tokens(minify(whole), tmp_path) == tokens(whole, tmp_path), seed

@@ -11,7 +11,7 @@ from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
-from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
+from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, make_prefill_work_list, make_work_list, pad_tables
 from support.effort import examples
 
 
@@ -28,7 +28,7 @@ def test_work_items_cover_each_visible_token_once(
     lengths: list[int], tail_tokens: int, window: int | None, chunked: bool, partition: int, queries: int
 ) -> None:
     arena, queries = np.array(lengths, np.int32), 1 if chunked else queries
-    work = work_list(arena, tail_tokens, AttentionWindow(window, chunked), partition, queries)
+    work = make_work_list(arena, tail_tokens, AttentionWindow(window, chunked), partition, queries)
     assert work.plan.dtype == np.int32 and len(work.plan) >= 8
     parts = work.plan[: 4 * work.rows].reshape(-1, 4)
     items = work.plan[4 * work.rows : 4 * work.rows + 4 * work.items].reshape(-1, 4)
@@ -48,13 +48,13 @@ def test_work_items_cover_each_visible_token_once(
 
 def test_several_query_tokens_in_two_chunks_are_refused() -> None:
     with pytest.raises(KVBlockError, match=r"2 newest tokens .* two chunks"):
-        work_list(np.array([9], np.int32), 0, AttentionWindow(8, chunked=True), 256, query_tokens=2)
+        make_work_list(np.array([9], np.int32), 0, AttentionWindow(8, chunked=True), 256, query_tokens=2)
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (3, 2), (7, 1), (8, 1), (2, 9)])
 def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> None:
     tables = np.arange(rows * blocks, dtype=np.int32).reshape(rows, blocks)
-    padded = padded_tables(tables)
+    padded = pad_tables(tables)
     assert padded.size >= 8 and np.array_equal(padded[:, :blocks], tables)
 
 
@@ -80,7 +80,7 @@ def test_prefill_items_have_each_query_once_in_whole_tiles_of_its_row(
         where = (KVHandle(7, len(blocks)), None) if run else (None, slots)
         pieces.append(PrefillPiece(begin, begin + count, first, *where))
         begin += count
-    work = prefill_list(pieces, block, attention_window, tile)
+    work = make_prefill_work_list(pieces, block, attention_window, tile)
     assert work.plan.dtype == work.tables.dtype == np.int32 and min(len(work.plan), len(work.tables)) >= 8
     items = work.plan[: len(PREFILL_ITEM) * work.items].view(PREFILL_ITEM)
     seen: dict[int, tuple[int, int]] = {}

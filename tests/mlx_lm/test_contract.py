@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx.attention import model_patches
-from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
+from cortexmlx.mlx_lm.package import enter_mlx_lm, import_mlx_lm_utils
 from support.gguf.export import tiny
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, write_tiny
@@ -176,14 +176,14 @@ def test_the_body_of_a_model_ends_in_a_norm(name: str) -> None:
             out: mx.array = self.inner(x)
             return out
 
-    assert "Norm" in type(body.norm).__name__
+    assert "HeadNorm" in type(body.norm).__name__
     body.norm = Counting(body.norm)
     model(mx.array([[1], [2], [3]]))
     assert calls == [(3, 1, CONFIGS[name]["hidden_size"])]
 
 
 def test_utils_offers_what_loads_folders() -> None:
-    utils = mlx_lm_utils()
+    utils = import_mlx_lm_utils()
     assert parameters(utils.load_model)[0] == "model_path" and "lazy" in parameters(utils.load_model)
     assert {"eos_token_ids"} < set(parameters(utils.load_tokenizer)) and "bits" in parameters(utils.quantize_model)
     assert "get_model_classes(config" in (source := inspect.getsource(utils.load_model)) and "model.sanitize(" in source
@@ -338,7 +338,7 @@ def test_the_classes_that_get_a_method_of_ours_have_what_it_uses(owner: str, tak
     assert [attribute for attribute in has.split() if not hasattr(found, attribute)] == []
 
 
-@pytest.mark.parametrize(("home", "name"), model_patches._LATENT, ids=lambda each: each)
+@pytest.mark.parametrize(("home", "name"), model_patches._LATENT_CLASSES, ids=lambda each: each)
 def test_latent_attention_is_computed_of_what_is_replaced(home: str, name: str) -> None:
     method = getattr(module(f"models.{home}"), name).__call__
     source = inspect.getsource(getattr(method, "replaced", method))

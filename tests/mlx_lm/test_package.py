@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
 from support.folders import write_folder
 from support.gguf.models import write_model
 from support.patience import PATIENCE
@@ -98,7 +98,7 @@ def test_what_other_threads_print_while_a_module_is_imported_is_not_lost(
         print("install it")
         raise SystemExit
 
-    mlx_lm_utils()
+    import_mlx_lm_utils()
     monkeypatch.setattr("cortexmlx.mlx_lm.package.importlib.import_module", imported)
     assert missing_package("no_such_thing") == "install it"
     assert capsys.readouterr().out == "of another thread\n"

@@ -15,7 +15,7 @@ def a_linux_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded here becomes float32, as on a Linux CPU, wherever the tests run."""
     import mlx.core as mx
 
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: True)
+    monkeypatch.setattr("cortexmlx.models.load._is_float32_faster", lambda: True)
     mx.set_default_device(mx.cpu)
 
 

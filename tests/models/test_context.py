@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.folder_config import stated_context, unserved_window
+from cortexmlx.models.folder_config import ignored_window, stated_context_length
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from cortexmlx.models.folder_config import stated_context, unserved_window
     ],
 )
 def test_the_first_sensible_number_is_believed(config: dict[str, Any], context: int | None) -> None:
-    assert stated_context(config) == context
+    assert stated_context_length(config) == context
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_the_first_sensible_number_is_believed(config: dict[str, Any], context: 
     ],
 )
 def test_windows_that_only_transformers_has(config: dict[str, Any], window: int | None) -> None:
-    assert unserved_window(config) == window
+    assert ignored_window(config) == window

@@ -40,7 +40,7 @@ def test_its_identity_is_its_content_wherever_it_lies(tmp_path: Path, monkeypatc
     folder = write_folder(tmp_path / "m")
     known = [load_model(folder).identity]
     assert load_model(folder.rename(tmp_path / "n")).identity == known[0]
-    monkeypatch.setattr("cortexmlx.models.loaded._WHOLE", 1 << 16)
+    monkeypatch.setattr("cortexmlx.models.loaded._WHOLE_FILE_BYTES", 1 << 16)
     for third in range(3):
         known.append(load_model(tmp_path / "n").identity)
         file = tmp_path / "n" / "model.safetensors"

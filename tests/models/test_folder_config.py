@@ -11,7 +11,12 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.folder_config import foreign_quantization, read_config, recommended_sampling, unread_inputs
+from cortexmlx.models.folder_config import (
+    foreign_quantization,
+    note_unread_inputs,
+    read_config,
+    read_recommended_sampling,
+)
 from support.folders import CONFIG, fails, write_folder
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -68,10 +73,10 @@ def test_what_others_quantized_and_mlx_lm_does_not_read_is_refused_by_name(
 
 
 def test_the_parts_of_a_checkpoint_that_are_not_read_are_named() -> None:
-    assert unread_inputs({"vision_config": {}, "audio_config": {"x": 1}}) == (
+    assert note_unread_inputs({"vision_config": {}, "audio_config": {"x": 1}}) == (
         "its language part runs: images and audio are not read",
     )
-    assert unread_inputs({"vision_config": None}) == ()
+    assert note_unread_inputs({"vision_config": None}) == ()
 
 
 def test_a_broken_list_of_end_tokens_is_named(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_settings_that_the_configuration_leaves_out_are_named(tmp_path: Path) ->
 def test_the_sampling_is_what_the_makers_recommend(tmp_path: Path, said: object, sampling: object) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps(said))
-    assert recommended_sampling(folder) == (sampling, ())
+    assert read_recommended_sampling(folder) == (sampling, ())
     assert load_model(folder).sampling == sampling
 
 
@@ -128,10 +133,10 @@ def test_the_sampling_is_what_the_makers_recommend(tmp_path: Path, said: object,
 def test_a_recommendation_that_means_nothing_is_said_and_left_out(tmp_path: Path, value: object) -> None:
     folder = write_folder(tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"temperature": value, "top_p": value, "top_k": 3}))
-    sampling, (note,) = recommended_sampling(folder)
+    sampling, (note,) = read_recommended_sampling(folder)
     assert sampling == {"temperature": 1.0, "top_k": 3} and "temperature" in note and "top_p" in note
     assert note in load_model(folder).notes
 
 
 def test_a_folder_without_generation_config_recommends_nothing(tmp_path: Path) -> None:
-    assert recommended_sampling(write_folder(tmp_path / "m")) == ({}, ())
+    assert read_recommended_sampling(write_folder(tmp_path / "m")) == ({}, ())

@@ -54,7 +54,7 @@ def test_a_model_of_the_cache_says_how_it_is_stored_and_its_context(
 def test_a_gguf_file_counts_with_its_type_and_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_model(tmp_path / "tiny.gguf", type_name="Q8_0")
     monkeypatch.setattr("cortexmlx.models.inventory.starter_path", lambda: file)
-    monkeypatch.setattr("cortexmlx.models.inventory._in_hub_cache", lambda: [])
+    monkeypatch.setattr("cortexmlx.models.inventory._list_hub_cache", lambda: [])
     (model,) = list_models()
     assert (model.size, model.quantization, model.context) == (file.stat().st_size, "Q8_0", 512)
     file.write_bytes(b"GGUF")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.models.gguf.file import GGUFHeader, read_header
+from cortexmlx.models.gguf.file import GGUFHeader, read_gguf_header
 from cortexmlx.models.resolve import starter_path
-from cortexmlx.models.tokenizers.alphabet import byte_of_char
+from cortexmlx.models.tokenizers.alphabet import alphabet_bytes
 from support.effort import examples
 from support.gguf.models import logits
 from support.gguf.writer import decode
@@ -32,7 +32,7 @@ def loaded() -> LoadedModel:
 def header() -> GGUFHeader:
     path = starter_path()
     assert path is not None
-    return read_header(path)
+    return read_gguf_header(path)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_any_text_gets_the_tokens_of_the_published_pipeline(
 def test_the_bytes_that_no_token_stands_for_are_rare_ones(loaded: LoadedModel) -> None:
     """This vocabulary cannot write 21 byte values; like the published pipeline, encoding leaves them out."""
     alphabet = set(loaded.tokenizer.get_vocab())
-    assert {byte for char, byte in byte_of_char().items() if char not in alphabet} == BYTES_WITHOUT_TOKEN
+    assert {byte for char, byte in alphabet_bytes().items() if char not in alphabet} == BYTES_WITHOUT_TOKEN
 
 
 def test_the_chat_template_is_the_models_own(loaded: LoadedModel) -> None:

@@ -14,12 +14,12 @@ from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.utils import dequantize_model, get_total_parameters
 
 from cortexmlx.models.weights import (
-    activations_to_float32,
+    convert_activations_to_float32,
+    convert_to_float32,
+    find_unsupported_on_cpu,
     is_quantized,
     parameter_count,
-    release,
-    to_float32,
-    unsupported_on_cpu,
+    release_arrays,
     weight_bytes,
 )
 
@@ -100,7 +100,7 @@ def test_expanded_weights_are_those_that_the_packed_ones_stand_for(build: Any, m
     mx.eval(model.parameters())
     wanted, packed, parameters = logits(model), weight_bytes(model), get_total_parameters(model)
     assert is_quantized(model) and parameter_count(model) == parameters
-    to_float32(model)
+    convert_to_float32(model)
     assert not is_quantized(model) and parameter_count(model) == parameters
     assert weight_bytes(model) == 4 * parameters > packed
     assert np.abs(logits(model) - wanted).max() < 1e-4 * np.abs(wanted).max()
@@ -118,7 +118,7 @@ def test_half_precision_scales_are_widened_before_they_are_used() -> None:
     codes = np.unpackbits(np.array(layer.weight).view(np.uint8), bitorder="little").reshape(96, 64, 4)
     values = (codes * [1, 2, 4, 8]).sum(-1).reshape(96, 2, 32).astype(np.float64)
     exact = values * np.array(layer.scales, np.float64)[..., None] + np.array(layer.biases, np.float64)[..., None]
-    to_float32(ours)
+    convert_to_float32(ours)
     dequantize_model(theirs)
 
     def error(model: Any) -> float:
@@ -133,7 +133,7 @@ def test_only_activations_widen_when_weights_stay_packed() -> None:
     model.set_dtype(mx.bfloat16)
     nn.quantize(model, group_size=32, bits=4)
     before = np.array(model.model.layers[0].mlp.up_proj.weight)
-    activations_to_float32(model)
+    convert_activations_to_float32(model)
     assert is_quantized(model) and model(mx.array([TOKENS])).dtype == mx.float32
     assert np.array_equal(np.array(model.model.layers[0].mlp.up_proj.weight), before)
 
@@ -146,7 +146,7 @@ def test_experts_with_a_scale_of_their_own_are_expanded_by_the_format() -> None:
     model = experts()
     layer = model.layers[0].mlp.switch_mlp.up_proj.to_quantized(16, 4, "nvfp4", global_scale=True)
     model.layers[0].mlp.switch_mlp.up_proj = layer
-    assert unsupported_on_cpu(model) is not None
+    assert find_unsupported_on_cpu(model) is not None
     packed = np.array(layer.weight).view(np.uint8)
     codes = np.stack([packed & 15, packed >> 4], -1).reshape(4, 32, 64)
     floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -155,10 +155,10 @@ def test_experts_with_a_scale_of_their_own_are_expanded_by_the_format() -> None:
     exponent, mantissa = (stored >> 3 & 15).astype(int), stored & 7
     scales = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
     whole = np.array(layer.global_scale, np.float64)[:, None, None] / (6 * 448)
-    to_float32(model)
+    convert_to_float32(model)
     found = np.array(model.layers[0].mlp.switch_mlp.up_proj.weight, np.float64)
     assert np.abs(found - signed * scales.repeat(16, -1) * whole).max() < 1e-6 * np.abs(found).max()
-    assert unsupported_on_cpu(model) is None
+    assert find_unsupported_on_cpu(model) is None
 
 
 @pytest.mark.parametrize("method", ["bitnet", "autobitlinear"])
@@ -171,9 +171,9 @@ def test_ternary_layers_are_expanded_by_the_format(method: str) -> None:
     quarters = (values + 1).astype(np.uint8).reshape(4, 16, 96)
     layer.weight = mx.array(quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6)
     layer.weight_scale = mx.array([2.5], mx.bfloat16)
-    assert is_quantized(model) and unsupported_on_cpu(model) is not None
+    assert is_quantized(model) and find_unsupported_on_cpu(model) is not None
     parameters = parameter_count(model)
-    to_float32(model)
+    convert_to_float32(model)
     assert np.array_equal(
         np.array(model.layers[1].mlp.down_proj.weight),
         (values * (2.5 if method == "autobitlinear" else 1 / 2.5)).astype(np.float32),
@@ -187,7 +187,7 @@ def test_releasing_a_model_leaves_others_of_its_kind_as_they_are() -> None:
     released, other = experts(), experts()
     assert released.layers[0].mlp.switch_mlp.activation is other.layers[0].mlp.switch_mlp.activation
     before = np.array(other(mx.array([TOKENS])))
-    release(released)
+    release_arrays(released)
     assert not tree_flatten(released.parameters())
     other.freeze()
     other.eval()

@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_map
 
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays
+from cortexmlx.models.weights_hash import WeightsHash, hash_arrays
 from support.models.adapters import write_adapter
 
 
@@ -24,7 +24,7 @@ def hashed(
     weights = WeightsHash(lambda: None)
     loaded = load_model(folder, weights_hash=weights, **options)
     change(loaded.model)
-    weights.check(loaded.model)
+    weights.check_arrays(loaded.model)
     return loaded, weights.value()
 
 
@@ -90,13 +90,13 @@ def test_what_an_app_changes_in_memory_is_not_the_files(change: Any, tiny: Any) 
 def test_arrays_are_still_held_if_their_bits_are_the_same(change: Any, tiny: Any) -> None:
     """Those that a model's own pass made anew are; whatever an app changed is not."""
     weights, model = WeightsHash(lambda: None), load_model(tiny("llama")).model
-    assert not weights.still_held(model)
-    weights.hold(model)
-    assert weights.still_held(model)
+    assert not weights.has_held_arrays(model)
+    weights.hold_arrays(model)
+    assert weights.has_held_arrays(model)
     model.update(tree_map(lambda array: mx.array(np.array(array)), model.parameters()))
-    assert weights.still_held(model)
+    assert weights.has_held_arrays(model)
     change(model)
-    assert weights.still_held(model) is (change is _replaced)
+    assert weights.has_held_arrays(model) is (change is _replaced)
 
 
 def test_who_does_not_check_gets_no_hash(tiny: Any) -> None:
@@ -104,7 +104,7 @@ def test_who_does_not_check_gets_no_hash(tiny: Any) -> None:
     assert weights.value() is None
     loaded = load_model(tiny("llama"), weights_hash=weights)
     assert weights.value() is None
-    weights.check(loaded.model)
+    weights.check_arrays(loaded.model)
     assert weights.value() is not None
     weights.cancel()
     assert weights.value() is None
@@ -127,6 +127,6 @@ def test_arrays_of_any_form_are_hashed_by_their_numbers_in_order(dtype: mx.Dtype
     numbers = mx.array(np.random.default_rng(0).integers(0, 2, (6, 4))).astype(dtype)
     for array in (numbers, numbers.T, numbers[::2], numbers[:, 1], numbers[:0], numbers[0, 0]):
         copy = mx.array(np.array(array.astype(mx.float32))).astype(dtype)
-        assert hash_of_arrays([array]) == hash_of_arrays([copy])
-    assert hash_of_arrays([numbers]) != hash_of_arrays([mx.contiguous(numbers.T)])
-    assert hash_of_arrays([numbers, numbers[0]]) != hash_of_arrays([numbers[0], numbers])
+        assert hash_arrays([array]) == hash_arrays([copy])
+    assert hash_arrays([numbers]) != hash_arrays([mx.contiguous(numbers.T)])
+    assert hash_arrays([numbers, numbers[0]]) != hash_arrays([numbers[0], numbers])

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.blockmap import draw
+from cortexmlx.cli.terminal.blockmap import draw_blocks
 from cortexmlx.stats import BlockMap, BlockState
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -65,7 +65,7 @@ def svg(look: BlockMap) -> str:
 
     screen = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     screen.print(">>> /blocks")
-    for line in draw(look, WIDTH, 24):
+    for line in draw_blocks(look, WIDTH, 24):
         screen.print(line)
     return re.sub(r"\s*@font-face \{.*?\}\n", "\n", screen.export_svg(title="the KV arena"), flags=re.DOTALL)
 
@@ -78,7 +78,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as store,
         Engine(sys.argv[1], kv_memory="256MB", block_size=16, max_rows=8, kv_store=store) as engine,
     ):
-        console.say(svg(scene(engine)))
+        console.print_result(svg(scene(engine)))
 
 
 if __name__ == "__main__":

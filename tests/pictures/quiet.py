@@ -71,8 +71,8 @@ def main() -> None:
     blas.preload()
     yardstick = Yardstick()
     for _ in range(SAMPLES):
-        yardstick.sample()
-    seconds = yardstick.seconds()
+        yardstick.add_sample()
+    seconds = yardstick.all_seconds()
     print(json.dumps([seconds[f"{COMPUTE}, {clock}"] for clock in ("wall", "CPU")]))
 
 

@@ -14,8 +14,8 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from cortexmlx.autotune.job import CannotServe
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.shape import ProductShape, split
-from cortexmlx.products.autotuning import MLX, OURS, PAIRS, ROWS, ProductChoices, class_of, product_jobs
+from cortexmlx.metal.products.shape import ProductShape, split_rows
+from cortexmlx.products.autotuning import MLX, OURS, PAIRS, ROWS, ProductChoices, product_jobs, row_class
 from cortexmlx.products.served import QuantizedProducts
 
 SHAPE = ProductShape("float32", "affine", 4, 32, 64, 48)
@@ -43,22 +43,22 @@ def served_by(use: Any, model: Model) -> QuantizedProducts:
 
 @given(rows=st.integers(0, 600))
 def test_a_class_of_rows_is_computed_by_one_variant(rows: int) -> None:
-    most = class_of(SHAPE, rows)
+    most = row_class(SHAPE, rows)
     if most is None:
         assert rows < 2 or rows > ROWS[-1]
     else:
-        assert rows <= most and split(rows) == split(most) and class_of(SHAPE, most) == most
-    pairs = class_of(OF_EXPERTS, rows)
+        assert rows <= most and split_rows(rows) == split_rows(most) and row_class(SHAPE, most) == most
+    pairs = row_class(OF_EXPERTS, rows)
     assert (pairs is None) == (rows < 2 or rows > PAIRS[-1]) and (pairs is None or rows <= pairs)
 
 
 def test_nothing_is_ours_until_it_is_chosen() -> None:
     choices = ProductChoices()
     assert not any(choices(SHAPE, rows) for rows in range(40))
-    choices.take([(SHAPE, 16), (OF_EXPERTS, 32)])
+    choices.set_classes([(SHAPE, 16), (OF_EXPERTS, 32)])
     assert [rows for rows in range(40) if choices(SHAPE, rows)] == list(range(9, 17))
     assert [rows for rows in range(40) if choices(OF_EXPERTS, rows)] == list(range(9, 33))
-    choices.take([])
+    choices.set_classes([])
     assert not choices(SHAPE, 9)
 
 
@@ -73,7 +73,11 @@ def test_there_is_a_job_for_each_shape_and_class_that_steps_can_have() -> None:
     }
     assert len({job.key for job in jobs.values()}) == len(jobs)
     job = jobs[SHAPE, 16]
-    assert job.batch == "9 to 16 rows" and [each.name for each in job.candidates] == [MLX, OURS] and job.usual == MLX
+    assert (
+        job.batch == "9 to 16 rows"
+        and [each.name for each in job.candidates] == [MLX, OURS]
+        and job.default_candidate == MLX
+    )
     assert [each.times for each in job.candidates] == [2, 2]
     assert not product_jobs(served, "float32", max_rows=1).keys() & {(SHAPE, 8)}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.products.shape import EXPERT_ROWS, FORMATS, OUTPUTS, ProductShape
-from cortexmlx.products.selfcheck import EXPERTS, draw_weights, make_problem, on_device
+from cortexmlx.products.selfcheck import EXPERTS, draw_weights, make_mlx_weights, make_problem
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), FORMATS)
@@ -15,7 +15,7 @@ from cortexmlx.products.selfcheck import EXPERTS, draw_weights, make_problem, on
 def test_weights_stand_for_what_is_wanted(mode: str, bits: int, group: int, dtype: str) -> None:
     shape = ProductShape(dtype, mode, bits, group, 5 * group, 9)
     parts, meant = draw_weights(shape, np.random.default_rng(3))
-    weights = on_device(shape, parts)
+    weights = make_mlx_weights(shape, parts)
     wide = [part if part.dtype in (mx.uint8, mx.uint32) else part.astype(mx.float32) for part in weights.arrays]
     numbers = mx.dequantize(*wide, group_size=group, bits=bits, mode=mode).astype(mx.float32)
     assert np.array_equal(np.array(numbers), meant), "no dtype rounds a scale or a bias"

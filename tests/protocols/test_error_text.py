@@ -9,7 +9,7 @@ import pytest
 from cortexmlx import errors
 from cortexmlx.errors import CortexError, InvalidRequest, ModelCorrupt
 from cortexmlx.protocols.anthropic import errors as anthropic
-from cortexmlx.protocols.batch import BadLine, Style, error_record
+from cortexmlx.protocols.batch import InvalidLine, LineStyle, error_record
 from cortexmlx.protocols.error_text import error_text
 from cortexmlx.protocols.openai import errors as openai
 
@@ -60,6 +60,6 @@ QUOTES = {
 @pytest.mark.parametrize("what", QUOTES)
 def test_at_most_200_characters_of_what_was_sent_are_told(what: str) -> None:
     error = InvalidRequest(QUOTES[what], field=f"messages[0].{LONG}")
-    record = error_record(BadLine(1, 1, Style.CHAT, str(error)), str(error))
+    record = error_record(InvalidLine(1, 1, LineStyle.CHAT, str(error)), str(error))
     for body in (openai.error_body(error), anthropic.error_body(error), record):
         assert 0 < str(body).count("¤") <= 200

@@ -15,33 +15,33 @@ from cortexmlx.protocols import error_text as notes
 from cortexmlx.protocols import fields as peers
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.batch import UNSERVED, Style
-from cortexmlx.protocols.fields import Fields, check_fields, checked, inside
+from cortexmlx.protocols.batch import UNSERVED, LineStyle
+from cortexmlx.protocols.fields import BodyFields, prefix_error_field, reject_unknown_fields, require_type
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Request, RequestDefaults
 from cortexmlx.types.sampling_params import SamplingParams
 
 THEIRS = {
-    Style.CHAT: chat_create_params.CompletionCreateParamsBase,
-    Style.COMPLETIONS: completion_create_params.CompletionCreateParamsBase,
-    Style.RESPONSES: response_create_params.ResponseCreateParamsBase,
+    LineStyle.CHAT: chat_create_params.CompletionCreateParamsBase,
+    LineStyle.COMPLETIONS: completion_create_params.CompletionCreateParamsBase,
+    LineStyle.RESPONSES: response_create_params.ResponseCreateParamsBase,
 }
 
 
-FIELDS: dict[Style, Fields] = {
-    Style.CHAT: chat_completions.FIELDS,
-    Style.COMPLETIONS: completions.FIELDS,
-    Style.RESPONSES: responses.FIELDS,
-    Style.SIMPLE: simple.FIELDS,
+FIELDS: dict[LineStyle, BodyFields] = {
+    LineStyle.CHAT: chat_completions.FIELDS,
+    LineStyle.COMPLETIONS: completions.FIELDS,
+    LineStyle.RESPONSES: responses.FIELDS,
+    LineStyle.SIMPLE: simple.FIELDS,
 }
 
 
-def given(body: dict[str, Any], style: Style) -> dict[str, Any]:
-    return FIELDS[style].without(UNSERVED).given(body)
+def given(body: dict[str, Any], style: LineStyle) -> dict[str, Any]:
+    return FIELDS[style].exclude(UNSERVED).validate(body)
 
 
 @pytest.mark.parametrize("style", list(THEIRS))
-def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_name(style: Style) -> None:
+def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_name(style: LineStyle) -> None:
     names = {*THEIRS[style].__annotations__, "stream"}
     assert len(names) > 15
     for name in names:
@@ -59,39 +59,41 @@ def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_nam
 @pytest.mark.parametrize(
     ("style", "body"),
     [
-        (Style.CHAT, {"stream": False}),
-        (Style.COMPLETIONS, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}),
-        (Style.CHAT, {"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "none"}),
-        (Style.CHAT, {"tools": None, "response_format": None, "anything": None}),
-        (Style.COMPLETIONS, {"suffix": "", "stream": False}),
-        (Style.RESPONSES, {"background": False, "truncation": "disabled"}),
-        (Style.SIMPLE, {"logits_processors": [], "metadata": {"a": "b"}, "user": "me"}),
+        (LineStyle.CHAT, {"stream": False}),
+        (LineStyle.COMPLETIONS, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}),
+        (LineStyle.CHAT, {"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "none"}),
+        (LineStyle.CHAT, {"tools": None, "response_format": None, "anything": None}),
+        (LineStyle.COMPLETIONS, {"suffix": "", "stream": False}),
+        (LineStyle.RESPONSES, {"background": False, "truncation": "disabled"}),
+        (LineStyle.SIMPLE, {"logits_processors": [], "metadata": {"a": "b"}, "user": "me"}),
     ],
 )
-def test_what_asks_for_what_happens_anyway_is_no_error(style: Style, body: dict[str, Any]) -> None:
+def test_what_asks_for_what_happens_anyway_is_no_error(style: LineStyle, body: dict[str, Any]) -> None:
     assert given(body, style) == {}
 
 
 @pytest.mark.parametrize(
     ("style", "body", "says"),
     [
-        (Style.CHAT, {"functions": [{"name": "f"}]}, "'functions' is not served: it is the old form of `tools`"),
-        (Style.COMPLETIONS, {"tools": [{}]}, "'tools' is not served: a chat template tells a model about tools"),
-        (Style.CHAT, {"stream": 0}, "'stream' is not served"),
-        (Style.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
-        (Style.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),
-        (Style.RESPONSES, {"response_format": {"type": "text"}}, "unknown field"),
-        (Style.RESPONSES, {"previous_response_id": "r"}, "send all messages"),
-        (Style.RESPONSES, {"max_tokens": 3}, "'max_tokens' (did you mean 'max_output_tokens'?)"),
-        (Style.SIMPLE, {"logits_processors": ["print"]}, "they are functions, which a file cannot hold"),
+        (LineStyle.CHAT, {"functions": [{"name": "f"}]}, "'functions' is not served: it is the old form of `tools`"),
+        (LineStyle.COMPLETIONS, {"tools": [{}]}, "'tools' is not served: a chat template tells a model about tools"),
+        (LineStyle.CHAT, {"stream": 0}, "'stream' is not served"),
+        (LineStyle.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
+        (LineStyle.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),
+        (LineStyle.RESPONSES, {"response_format": {"type": "text"}}, "unknown field"),
+        (LineStyle.RESPONSES, {"previous_response_id": "r"}, "send all messages"),
+        (LineStyle.RESPONSES, {"max_tokens": 3}, "'max_tokens' (did you mean 'max_output_tokens'?)"),
+        (LineStyle.SIMPLE, {"logits_processors": ["print"]}, "they are functions, which a file cannot hold"),
         (
-            Style.SIMPLE,
+            LineStyle.SIMPLE,
             {"temperatur": 1, "x": 2},
             "fields of a request: 'temperatur' (did you mean 'temperature'?), 'x'",
         ),
     ],
 )
-def test_what_would_change_the_answer_is_refused_with_the_reason(style: Style, body: dict[str, Any], says: str) -> None:
+def test_what_would_change_the_answer_is_refused_with_the_reason(
+    style: LineStyle, body: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         given(body, style)
     assert says in str(refused.value)
@@ -102,7 +104,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def asked(known: set[str] | None = None, **body: Any) -> Request:
-    defaults = Defaults(PARAMS, known_vars=None if known is None else frozenset(known))
+    defaults = RequestDefaults(PARAMS, known_vars=None if known is None else frozenset(known))
     return chat_completions.read({"messages": [USER], **body}, defaults)
 
 
@@ -110,10 +112,10 @@ def asked(known: set[str] | None = None, **body: Any) -> Request:
 def test_what_clients_of_other_servers_send_is_ignored_and_logged_once(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "_logged", set())
+    monkeypatch.setattr(notes, "_logged_kinds", set())
     for fields in (chat_completions.FIELDS, completions.FIELDS, responses.FIELDS, messages.FIELDS):
         for _ in range(2):
-            assert fields.given({name: True}) in ({}, {name: True})
+            assert fields.validate({name: True}) in ({}, {name: True})
     assert [name in record.getMessage() for record in caplog.records] in ([True], [])
     assert caplog.records or name in messages.NO_EFFECT
 
@@ -182,20 +184,20 @@ def test_variables_that_the_template_does_not_read_are_a_note() -> None:
 
 
 def test_an_unknown_field_is_named_with_those_that_it_may_stand_for() -> None:
-    check_fields(["a"], ("a", "b"), "a thing")
+    reject_unknown_fields(["a"], ("a", "b"), "a thing")
     with pytest.raises(InvalidRequest, match=r"unknown fields of a thing: 'f0', .*, 'f9' and 3 more$"):
-        check_fields([f"f{i}" for i in range(13)], ("a",), "a thing")
+        reject_unknown_fields([f"f{i}" for i in range(13)], ("a",), "a thing")
 
 
 def test_the_path_of_what_is_wrong_is_put_together_from_its_parts() -> None:
     for own, path in ((None, "a[0]"), ("b", "a[0].b"), ("[1].c", "a[0][1].c")):
-        with pytest.raises(InvalidRequest) as refused, inside("a[0]"):
+        with pytest.raises(InvalidRequest) as refused, prefix_error_field("a[0]"):
             raise InvalidRequest("wrong", field=own)
         assert (str(refused.value), refused.value.field) == ("wrong", path)
 
 
 def test_a_field_of_another_kind_is_named_and_its_value_is_cut() -> None:
-    assert checked("stream", True, bool, "true or false") is True
+    assert require_type("stream", True, bool, "true or false") is True
     with pytest.raises(InvalidRequest, match=r"^stream is 'xxx.*, but must be true or false$") as refused:
-        checked("stream", "x" * 10_000, bool, "true or false")
+        require_type("stream", "x" * 10_000, bool, "true or false")
     assert refused.value.field == "stream" and len(str(refused.value)) < 200

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.rerank import MOST_DOCUMENTS, RerankRequest, read, results, without_results
+from cortexmlx.protocols.rerank import MAX_DOCUMENTS, RerankRequest, read, reply_without_items, result_items
 from cortexmlx.types.embeddings import Reranking
 
 QUERY = {"query": "where?", "documents": ["here", "there"]}
@@ -17,11 +17,11 @@ QUERY = {"query": "where?", "documents": ["here", "there"]}
 
 def test_texts_and_objects_with_a_text_are_documents() -> None:
     body = {**QUERY, "documents": ["here", {"text": "there"}], "model": "m", "top_n": 1, "return_documents": False}
-    assert read(body) == RerankRequest("where?", ("here", "there"), most=1, returned=False)
+    assert read(body) == RerankRequest("where?", ("here", "there"), top_n=1, return_documents=False)
     more = {**QUERY, "instruction": "find places", "truncate": True, "top_n": 0}
     assert read(more) == RerankRequest("where?", ("here", "there"), "find places", truncate=True)
     assert read({**QUERY, "truncate_prompt_tokens": -1}, 64).truncate
-    assert len(read({**QUERY, "documents": ["a"] * MOST_DOCUMENTS}).documents) == MOST_DOCUMENTS
+    assert len(read({**QUERY, "documents": ["a"] * MAX_DOCUMENTS}).documents) == MAX_DOCUMENTS
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_what_is_refused_names_its_field(change: dict[str, Any], field: str, say
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=9), st.integers(1, 12))
 def test_the_best_documents_come_first_and_equal_ones_in_their_order(scores: list[float], most: int) -> None:
-    asked = RerankRequest("q", tuple(f"d{place}" for place in range(len(scores))), most=most)
-    found = list(results(asked, Reranking(tuple(scores), 10, 4)))
+    asked = RerankRequest("q", tuple(f"d{place}" for place in range(len(scores))), top_n=most)
+    found = list(result_items(asked, Reranking(tuple(scores), 10, 4)))
     assert len(found) == min(most, len(scores))
     assert all(one["document"]["text"] == f"d{one['index']}" for one in found)
     assert all(one["relevance_score"] == scores[one["index"]] for one in found)
@@ -69,11 +69,11 @@ def test_the_best_documents_come_first_and_equal_ones_in_their_order(scores: lis
 
 
 def test_a_reply_has_its_tokens() -> None:
-    body = without_results(Reranking((0.5,), 10, 4), "m", "7")
+    body = reply_without_items(Reranking((0.5,), 10, 4), "m", "7")
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
     assert (body["id"], body["model"], body["object"]) == ("rerank-7", "m", "list")
 
 
 def test_documents_are_left_out_if_they_are_not_asked_for() -> None:
-    asked = RerankRequest("q", ("a",), returned=False)
-    assert list(results(asked, Reranking((0.5,), 1, 0))) == [{"index": 0, "relevance_score": 0.5}]
+    asked = RerankRequest("q", ("a",), return_documents=False)
+    assert list(result_items(asked, Reranking((0.5,), 1, 0))) == [{"index": 0, "relevance_score": 0.5}]

@@ -38,7 +38,7 @@ def test_nobody_waits_for_anothers_crowd_while_rows_are_empty(crowd: Callable[[D
     desk.step()
     late = desk.ask([7] * 9, client)
     desk.step()
-    assert late.running
+    assert late.is_running
     assert desk.scheduler.rows_running == 2, "the crowd waits, but for its first"
     desk.scheduler.check_invariants()
 
@@ -60,7 +60,7 @@ def test_thousands_of_clients_are_served_in_order() -> None:
     desk = Desk(client_tokens=70)
     jobs = [desk.ask([1] * 20, f"client {i // 2}") for i in range(2000)]
     desk.step()
-    assert [job.running for job in jobs[:40]] == [i % 2 == 0 and i < 32 for i in range(40)]
+    assert [job.is_running for job in jobs[:40]] == [i % 2 == 0 and i < 32 for i in range(40)]
     desk.scheduler.check_invariants()
 
 
@@ -75,7 +75,7 @@ def test_everybody_can_be_cancelled_and_leaves_nothing_behind(crowd: Callable[[D
         desk.cancel(job)
         if i % 300 == 0:
             desk.scheduler.check_invariants()
-    assert desk.scheduler.idle and not desk.scheduler.rows_waiting
+    assert desk.scheduler.is_idle and not desk.scheduler.rows_waiting
     desk.scheduler.check_invariants()
 
 
@@ -88,5 +88,5 @@ def test_forks_go_on_when_their_parent_is_cancelled_while_it_waits() -> None:
     desk.cancel(parent)
     desk.cancel(first)
     desk.step(2)
-    assert fork.running
+    assert fork.is_running
     desk.scheduler.check_invariants()

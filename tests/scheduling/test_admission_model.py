@@ -63,7 +63,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         scheduler = self.desk.scheduler
         preemptions = scheduler.preemptions
         plan = scheduler.plan(0)
-        begun = [job for job, before in waiting.items() if job.running and job.preemptions == before]
+        begun = [job for job, before in waiting.items() if job.is_running and job.preemptions == before]
         stayed = [job for job, before in waiting.items() if job in self.waiting and job.preemptions == before]
         for job in begun:
             assert not [j for j in stayed if j.client == job.client and j.order < job.order], "priority, then age"
@@ -85,7 +85,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 other
                 for other in large
                 if other is not job
-                and turns.tokens(other.client) + len(other.tokens) + other.max_new_tokens - other.generated
+                and turns.tokens(other.client) + len(other.tokens) + other.max_new_tokens - other.num_generated
                 < turns.tokens(job.client)
             ]
             assert job in large or kept_free, f"job {job.id} could begin"
@@ -95,14 +95,14 @@ class AdmissionMachine(RuleBasedStateMachine):
         return need <= self.desk.cache.stats().free_blocks
 
     def within_share(self, job: Job) -> bool:
-        running = [j.max_total_tokens for j in self.jobs if j.running and j.client == job.client]
+        running = [j.max_total_tokens for j in self.jobs if j.is_running and j.client == job.client]
         bounded = self.client_tokens is not None and job.client is not None and running
         return not bounded or sum(running) + job.max_total_tokens <= self.client_tokens
 
     def teardown(self) -> None:
         left = sum(job.prompt_length + job.max_new_tokens for job in getattr(self, "jobs", []))
         for _ in range(20 * left):
-            if self.desk.scheduler.idle:
+            if self.desk.scheduler.is_idle:
                 break
             self.step()
         for job in getattr(self, "jobs", []):

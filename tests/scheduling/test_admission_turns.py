@@ -33,7 +33,7 @@ def test_one_request_gets_the_next_row_before_thousands_of_another_client(
     desk = Desk(max_rows=8)
     theirs = [desk.ask([i % 50] * 3, crowd, priority=priority) for i in range(MANY)]
     late = desk.ask([7] * 3, single)
-    steps_until(desk, lambda: late.running, 50)
+    steps_until(desk, lambda: late.is_running, 50)
     assert sum(job.turn > 0 for job in theirs) <= 8 + 8, "eight ran, and eight ended with the row that became free"
     desk.scheduler.check_invariants()
 
@@ -44,7 +44,7 @@ def test_a_request_that_waits_for_memory_leaves_the_rest_to_other_clients() -> N
     desk.step()
     late = desk.ask([7] * 3, "b")
     desk.step()
-    assert late.running and [job.running for job in theirs] == [True] + [False] * 7
+    assert late.is_running and [job.is_running for job in theirs] == [True] + [False] * 7
     own = desk.ask([8] * 3, "a", priority=-9)
     desk.step(2)
     assert not own.turn, "priority and age order the requests of one client"
@@ -61,7 +61,7 @@ def test_made_up_clients_whose_requests_do_not_fit_hide_nobody(monkeypatch: pyte
     match = desk.scheduler._running.match
     monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
     desk.step()
-    assert late.running and not any(job.running for job in theirs)
+    assert late.is_running and not any(job.is_running for job in theirs)
     assert len(looks) <= 2 * 17, "for the one who begins, and for nobody else then"
     desk.scheduler.check_invariants()
 
@@ -107,9 +107,9 @@ def test_a_client_with_one_row_pays_while_it_runs() -> None:
     long = desk.ask([1] * 9, "a", max_tokens=2000)
     for i in range(80):
         desk.ask([i % 50] * 9, "b")
-    steps_until(desk, lambda: long.generated > 800, 1000)
+    steps_until(desk, lambda: long.num_generated > 800, 1000)
     late = [desk.ask([2] * 9, client) for client in ("a", "c")]
-    steps_until(desk, lambda: late[1].running, 100)
+    steps_until(desk, lambda: late[1].is_running, 100)
     assert not late[0].turn
 
 
@@ -121,7 +121,7 @@ def test_what_was_paid_in_vain_comes_back() -> None:
         assert desk.tokens("a") == QUANTUM + 4 + 200
         desk.ask([2] * 4, "b", max_tokens=2)
         desk.ask([2] * 4, "a", max_tokens=2)
-        generated = job.generated
+        generated = job.num_generated
         desk.cancel(job)
         assert desk.tokens("a") == QUANTUM + 4 + generated
         desk.drain()
@@ -137,7 +137,7 @@ def test_cached_tokens_and_other_answers_cost_nothing() -> None:
     parent = desk.ask([1] * 400, "a", max_tokens=10)
     fork = desk.ask([1] * 400, "a", max_tokens=10, fork_of=parent)
     desk.step(2)
-    assert parent.cached == 399 and fork.running
+    assert parent.cached == 399 and fork.is_running
     assert desk.tokens("a") <= before + QUANTUM + 401 + 2 * (1 + 10)
 
 
@@ -164,14 +164,14 @@ def test_a_preempted_request_comes_before_new_clients() -> None:
     desk.ask([2] * 9, "b")
     desk.scheduler.restart_rows()
     desk.step()
-    assert job.running
+    assert job.is_running
 
 
 def test_thousands_of_clients_with_a_request_each_leave_nothing_behind() -> None:
     desk = Desk(max_rows=16)
     jobs = [desk.ask([i % 50] * 5, f"client {i}", max_tokens=3) for i in range(1500)]
     most = 0
-    while not desk.scheduler.idle:
+    while not desk.scheduler.is_idle:
         desk.step()
         waiting = {job.client for job in desk.scheduler.jobs}
         most = max(most, len(desk.turns) - len(waiting))
@@ -217,7 +217,7 @@ def test_the_client_with_the_most_tokens_gives_up_a_row_first(mine: int, theirs:
     small = [desk.ask([i] * 8, "b", max_tokens=6) for i in range(mine)]
     large = large or [desk.ask([i] * 30, "a", max_tokens=60, priority=FIRST) for i in range(theirs)]
     desk.step()
-    assert all(job.running for job in small + large)
+    assert all(job.is_running for job in small + large)
     desk.drain()
     assert not any(job.preemptions for job in small) and any(job.preemptions for job in large)
 
@@ -227,7 +227,7 @@ def test_the_row_that_began_last_goes_if_every_client_has_one() -> None:
     jobs = [desk.ask([i] * 30, client, max_tokens=100, priority=i) for i, client in enumerate("abc")]
     desk.drain()
     assert jobs[0].preemptions == 0 < jobs[2].preemptions
-    assert [job.generated for job in jobs] == [100] * 3
+    assert [job.num_generated for job in jobs] == [100] * 3
 
 
 def test_the_advance_is_a_part_of_what_an_answer_costs() -> None:

@@ -53,11 +53,13 @@ def test_good_steps_in_a_row_double_it_until_nothing_is_held_back() -> None:
 
 def test_growth_that_was_refused_is_asked_for_again_ever_more_seldom_and_for_ever() -> None:
     retry, waits = GrowthRetry(), []
-    assert not any(retry.is_due() for _ in range(1_000)), "nothing was refused"
+    assert not any(retry.note_good_step() for _ in range(1_000)), "nothing was refused"
     for _ in range(10):
-        retry.refuse()
-        waits.append(next(step for step in range(1, 10**6) if retry.is_due()))
+        retry.note_refusal()
+        waits.append(next(step for step in range(1, 10**6) if retry.note_good_step()))
     assert waits[:3] == [STEPS_TO_RELAX, 2 * STEPS_TO_RELAX, 4 * STEPS_TO_RELAX] and waits[-1] == MOST_STEPS
-    assert not any(retry.is_due() for _ in range(2 * MOST_STEPS))
-    retry.refuse()
-    assert next(step for step in range(1, 10**6) if retry.is_due()) == STEPS_TO_RELAX, "it was not refused for long"
+    assert not any(retry.note_good_step() for _ in range(2 * MOST_STEPS))
+    retry.note_refusal()
+    assert next(step for step in range(1, 10**6) if retry.note_good_step()) == STEPS_TO_RELAX, (
+        "it was not refused for long"
+    )

@@ -26,13 +26,13 @@ def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn:
             job = model.pop(data.draw(st.integers(0, len(model) - 1)))
             lines.remove(job)
             turns.begin(job)
-            lines.move(job.client)
+            lines.reorder_client(job.client)
             gone.append(job)
         elif gone and data.draw(st.booleans()):  # preempted: it is back, as early as before
             job = gone.pop()
             job.generation += 1
             turns.arrive(job)
-            lines.move(job.client)
+            lines.reorder_client(job.client)
             lines.add(job)
             model.append(job)
         else:

@@ -22,7 +22,7 @@ def test_one_request_is_one_prefill_step_and_then_windows_of_decode_steps() -> N
     stage = Stage(blocks=40)
     stage.ask([1, 2, 3, 4, 5], 40)
     plans = []
-    while not stage.scheduler.idle:
+    while not stage.scheduler.is_idle:
         if (plan := stage.shadow.plan()) is not None:
             plans.append(plan)
         if stage.shadow.in_flight and (plan is None or len(stage.shadow.in_flight) > 1):
@@ -51,7 +51,7 @@ def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
     stage.ask([2, 3], 25)
     stage.steps(5)
     assert short.state is RequestState.FINISHED
-    stage.scheduler.relieve(critical=True)
+    stage.scheduler.relieve_memory(critical=True)
     stage.finish()
     assert stage.cache.pools.blocks < (60,)
 
@@ -71,7 +71,7 @@ class Opened:
         self.jobs = [job_of(i, [i] * (3 + i), limit) for i, limit in enumerate(limits)]
         self.room: dict[int, int] = {}
         for job in self.jobs:
-            job.keys = self.running.keys(job.tokens, None)
+            job.keys = self.running.compute_keys(job.tokens, None)
             self.running.begin(job, None)
             self.cache.append(job.id, len(job.tokens))
             job.num_computed_tokens = job.num_stored_tokens = len(job.tokens)
@@ -85,7 +85,7 @@ class Opened:
 
     def step(self) -> None:
         """A column: every lane that is to get a token gets it at once."""
-        for job in self.window.todo.values():
+        for job in self.window.next_jobs.values():
             job.num_computed_tokens += 1
             job.num_planned_outputs += 1
             self.cache.append(job.id, 1)
@@ -93,7 +93,7 @@ class Opened:
         self.window.column += 1
 
     def end(self, job: Job, well: bool) -> None:
-        lane = self.window.lane_of(job)
+        lane = self.window.find_lane(job)
         assert lane is not None
         job.state, job.generation = RequestState.FINISHED, job.generation + 1
         self.running.release_row(job)
@@ -109,8 +109,8 @@ def test_a_window_has_room_for_its_columns_and_for_no_more_than_an_answer_takes(
     assert [lane.job.id for lane in opened.window.lanes] == [0, 1]
     for _ in range(5):
         opened.step()
-    assert list(opened.window.todo) == [0], "the second answer is complete"
-    assert opened.window.lane_of(opened.jobs[1]) is not None and opened.window.lane_of(opened.jobs[2]) is None
+    assert list(opened.window.next_jobs) == [0], "the second answer is complete"
+    assert opened.window.find_lane(opened.jobs[1]) is not None and opened.window.find_lane(opened.jobs[2]) is None
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_few_rows_have_a_long_tail(limits: list[int], long_tail_rows: int, colum
     opened = Opened(limits, long_tail_rows=long_tail_rows)
     assert opened.window.columns == columns and opened.room[0] == 3 + columns
     for _ in range(columns):
-        assert not opened.window.wants_flush
+        assert not opened.window.needs_flush
         opened.step()
-    assert opened.window.wants_flush
+    assert opened.window.needs_flush
 
 
 @pytest.mark.parametrize(("blocks", "columns"), [(19, TAIL_COLUMNS), (40, LONG_TAIL_COLUMNS)])
@@ -142,8 +142,8 @@ def test_a_window_without_layers_that_have_a_tail_goes_on_behind_it() -> None:
     opened = Opened([100], layers=())
     for _ in range(TAIL_COLUMNS):
         opened.step()
-    assert not opened.window.wants_flush
-    while opened.window.todo and not opened.window.wants_flush:
+    assert not opened.window.needs_flush
+    while opened.window.next_jobs and not opened.window.needs_flush:
         opened.step()
     assert 3 * TAIL_COLUMNS < opened.window.column == opened.room[0] - 3 < 100, "but it ends, and what it has is stored"
 
@@ -157,7 +157,7 @@ def test_a_flush_is_wanted_when_going_on_computes_more_in_vain_than_a_step_of_al
         opened.end(job, well=False)
     opened.window.column = column
     in_vain = min(dead, lanes) * (TAIL_COLUMNS - column)
-    assert opened.window.wants_flush == (column == TAIL_COLUMNS or in_vain >= lanes)
+    assert opened.window.needs_flush == (column == TAIL_COLUMNS or in_vain >= lanes)
 
 
 def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
@@ -167,14 +167,14 @@ def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
     going, well, badly = opened.jobs
     opened.end(well, well=True)
     opened.end(badly, well=False)
-    assert opened.window.awaiting_flush == [well] and opened.cache.tables.sequences.keys() == {going.id, well.id}
+    assert opened.window.jobs_awaiting_flush == [well] and opened.cache.tables.sequences.keys() == {going.id, well.id}
     slots = {job: opened.cache.tables.slots(job.id, 0, job.prompt_length, 6).tolist() for job in (going, well)}
     flush = opened.window.close()
     assert flush is not None and flush.columns == 6
     wanted = [*slots[going], *slots[well], *[SCRATCH_SLOT] * 6]
     assert flush.writes[0].slots.tolist() == wanted
     assert going.num_stored_tokens == going.num_computed_tokens == 9
-    assert opened.cache.tables.sequences.keys() == {going.id} and not opened.window.awaiting_flush
+    assert opened.cache.tables.sequences.keys() == {going.id} and not opened.window.jobs_awaiting_flush
     found = opened.cache.match(well.tokens, opened.cache.prefix.keys(well.tokens), len(well.tokens))
     assert len(found.entries) * 4 + found.partial_tokens == 10, "its prompt and six tokens; the newest has no key"
     assert (opened.window.lanes, opened.window.column) == ((), 0)

@@ -42,7 +42,7 @@ class DiskStage:
 
     def answer(self, load: DiskLoad, blocks: int | None = None) -> None:
         """Answer a load with its first `blocks` pieces (None: all of them)."""
-        keys = list(load.wanted())
+        keys = list(load.requested_pieces())
         self.scheduler.arrived(load, dict.fromkeys(keys if blocks is None else keys[:blocks], PIECE))
 
     def step(self) -> Any:
@@ -56,9 +56,9 @@ class DiskStage:
 def test_a_prompt_begins_behind_what_was_found_and_the_plan_says_what_to_load() -> None:
     stage = DiskStage()
     job = stage.ask(50)
-    assert stage.step() is None and stage.scheduler.idle and job.state is RequestState.WAITING
+    assert stage.step() is None and stage.scheduler.is_idle and job.state is RequestState.WAITING
     stage.answer(stage.requested[0])
-    assert not stage.scheduler.idle
+    assert not stage.scheduler.is_idle
     plan = stage.step()
     assert [load.group for load in plan.loads] == [0] * 6 and plan.positions.tolist() == [48, 49]
     table = stage.cache.tables.block_table(job.id, 0).tolist()
@@ -81,7 +81,7 @@ def test_others_go_on_while_a_prompt_waits() -> None:
     stage = DiskStage()
     waits, short = stage.ask(50), stage.ask(5)
     plan = stage.step()
-    assert [s.job for s in plan.segments] == [short.id] and not waits.running
+    assert [s.job for s in plan.segments] == [short.id] and not waits.is_running
 
 
 def test_who_begins_alike_waits_for_one_reading() -> None:
@@ -101,7 +101,7 @@ def test_who_waits_for_a_reading_of_one_that_is_gone_asks_itself() -> None:
     stage.scheduler.finish(first.id, FinishReason.CANCELLED, RequestState.CANCELLED)
     assert stage.step() is None and len(stage.requested) == 2
     stage.answer(stage.requested[0])
-    assert not second.running, "that one is forgotten"
+    assert not second.is_running, "that one is forgotten"
     stage.answer(stage.requested[1])
     assert len(stage.step().loads) == 6
 
@@ -126,7 +126,7 @@ def test_a_fork_takes_the_blocks_of_its_parent_and_loads_nothing() -> None:
     stage.step()
     stage.answer(stage.requested[0])
     stage.step()
-    assert stage.step().loads == () and fork.running and len(stage.requested) == 1
+    assert stage.step().loads == () and fork.is_running and len(stage.requested) == 1
 
 
 def test_few_are_read_at_once_and_the_others_come_in_turn() -> None:
@@ -134,7 +134,7 @@ def test_few_are_read_at_once_and_the_others_come_in_turn() -> None:
     jobs = [stage.ask(50, text=n) for n in range(10)]
     stage.step()
     assert len(stage.requested) == 2
-    while any(not job.running for job in jobs if job.finish_reason is None):
+    while any(not job.is_running for job in jobs if job.finish_reason is None):
         for load in stage.requested:
             stage.answer(load)
         stage.step()
@@ -155,6 +155,6 @@ def test_after_a_failed_step_nothing_is_waited_for() -> None:
     stage.step()
     stage.scheduler.fail_all()
     stage.answer(stage.requested[0])
-    assert stage.scheduler.idle and not stage.scheduler.jobs
+    assert stage.scheduler.is_idle and not stage.scheduler.jobs
     stage.ask(50)
     assert stage.step() is None and len(stage.requested) == 2

@@ -10,8 +10,8 @@ import pytest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.scheduling.decode_window import Drain
+from cortexmlx.kv.snapshots import SnapshotRegistry
+from cortexmlx.scheduling.decode_window import DrainReason
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind
@@ -28,7 +28,9 @@ from support.scheduling.stories import Story
 WORDS = 50
 
 
-def began(answer: int = 40, blocks: int = 64, snapshots: Snapshots | None = None, **options: Any) -> tuple[Shadow, Job]:
+def began(
+    answer: int = 40, blocks: int = 64, snapshots: SnapshotRegistry | None = None, **options: Any
+) -> tuple[Shadow, Job]:
     """A job that decodes, on a shadow arena, with nothing in flight."""
     cache = KVCache(BlockPools([LAYER], blocks, 4, prefix=PrefixCache(4), snapshots=snapshots))
     config = SchedulerConfig(max_rows=4, prefill_budget=64, context_length=1000, **options)
@@ -39,7 +41,7 @@ def began(answer: int = 40, blocks: int = 64, snapshots: Snapshots | None = None
 def decoding(shadow: Shadow, number: int, prompt: list[int], answer: int) -> Job:
     job = add(shadow.scheduler, number, prompt, SamplingParams(max_tokens=answer))
     shadow.stories[job.id] = Story(job, WORDS)
-    while not job.generated:
+    while not job.num_generated:
         shadow.step()
     drained(shadow)
     return job
@@ -56,7 +58,7 @@ def drafted(shadow: Shadow, job: Job, count: int, wrong: int | None = None) -> l
     tokens = [story.token(known + place) for place in range(count)]
     if wrong is not None:
         tokens[wrong] = (tokens[wrong] + 1) % WORDS
-    shadow.scheduler.draft(job.id, tokens)
+    shadow.scheduler.set_drafts(job.id, tokens)
     return tokens
 
 
@@ -72,7 +74,7 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     (row,) = commit(shadow.scheduler, *shadow.in_flight.popleft())
     assert len(job.tokens) - before == len(row.tokens) == (8 if wrong is None else wrong + 1)
     assert shadow.scheduler.cache.tables.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
-    assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
+    assert shadow.scheduler.gate.steps[DrainReason.VERIFY] == 1
     right = 7 if wrong is None else wrong
     assert (row.job, row.drafted, row.accepted) == (job, 7, right)
     shadow.scheduler.check_invariants()
@@ -91,11 +93,11 @@ def test_after_a_place_without_a_token_to_choose_a_job_begins_again_without_draf
     plan, tokens = shadow.in_flight.popleft()
     (row,) = commit(shadow.scheduler, plan, [*tokens[:place], -1, *tokens[place + 1 :]])
     assert row.tokens == tokens[:place] and len(job.tokens) == before + place
-    assert not job.running and job.spoiled
+    assert not job.is_running and job.spoiled
     shadow.scheduler.check_invariants()
     shadow.step()
     drained(shadow)
-    assert job.running and len(job.tokens) == before + place + 1 and job not in shadow.scheduler.draftable
+    assert job.is_running and len(job.tokens) == before + place + 1 and job not in shadow.scheduler.draftable_jobs
     shadow.finish(50)
 
 
@@ -114,7 +116,7 @@ def test_the_last_block_of_an_answer_that_ends_beside_such_a_place_is_not_shared
     assert row.finish_reason is FinishReason.STOP and len(job.tokens) == 12 + place
     cache = shadow.scheduler.cache
     match = cache.match(job.tokens, cache.prefix.keys(job.tokens, None), 100)
-    assert match.tokens(cache.block_size) == cached
+    assert match.matched_tokens(cache.block_size) == cached
 
 
 def test_the_last_block_of_a_row_that_is_cancelled_while_drafts_are_verified_is_not_shared() -> None:
@@ -127,18 +129,18 @@ def test_the_last_block_of_a_row_that_is_cancelled_while_drafts_are_verified_is_
     shadow.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
     cache = shadow.scheduler.cache
     match = cache.match(job.tokens, cache.prefix.keys(job.tokens, None), 100)
-    assert match.tokens(cache.block_size) == 8
+    assert match.matched_tokens(cache.block_size) == 8
     shadow.commit()
 
 
 def test_drafts_that_are_all_right_bring_sixteen_tokens_a_step() -> None:
     shadow, job = began(answer=100)
     while job.finish_reason is None:
-        before = job.generated
+        before = job.num_generated
         drafted(shadow, job, 20)
         shadow.step()
         drained(shadow)
-        assert job.generated == min(100, before + MOST_DRAFTS + 1)
+        assert job.num_generated == min(100, before + MOST_DRAFTS + 1)
     shadow.finish(50)
 
 
@@ -158,7 +160,7 @@ def test_an_answer_ends_at_a_drafted_token_and_no_later() -> None:
     drafted(shadow, job, 15)
     shadow.step()
     drained(shadow)
-    assert job.generated == 9 and job.finish_reason is not None
+    assert job.num_generated == 9 and job.finish_reason is not None
     shadow.finish(50)
 
 
@@ -185,7 +187,7 @@ def test_drafts_that_a_token_in_flight_belies_end_no_window(columns: int) -> Non
     assert plan is not None and plan.kind is StepKind.DECODE
     assert (plan.flush is None, plan.column) == ((True, columns) if columns < 16 else (False, 0))
     steps = shadow.scheduler.gate.steps
-    assert (steps[Drain.VERIFY], steps[Drain.CONTRADICTED]) == (0, int(columns < 16))
+    assert (steps[DrainReason.VERIFY], steps[DrainReason.CONTRADICTED]) == (0, int(columns < 16))
     shadow.finish(50)
 
 
@@ -199,7 +201,7 @@ def test_drafts_of_another_row_are_verified_all_the_same() -> None:
     drained(shadow)
     plan = shadow.plan()
     assert plan is not None and [len(segment.logits) for segment in plan.segments] == [1, 6]
-    assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
+    assert shadow.scheduler.gate.steps[DrainReason.VERIFY] == 1
     shadow.finish(50)
 
 
@@ -207,7 +209,7 @@ def test_a_row_that_begins_again_has_no_drafts() -> None:
     shadow, job = began()
     drafted(shadow, job, 5)
     shadow.scheduler.restart_rows()
-    assert job.drafts == () and not job.running
+    assert job.drafts == () and not job.is_running
     shadow.finish(50)
 
 
@@ -218,23 +220,23 @@ def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
     drained(shadow)
     cache = shadow.scheduler.cache
     match = cache.match(text, cache.prefix.keys(text, None), len(text))
-    assert match.tokens(cache.block_size) <= len(job.tokens) - 1
+    assert match.matched_tokens(cache.block_size) <= len(job.tokens) - 1
     shadow.finish(50)
 
 
 def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
-    shadow, job = began(snapshots=Snapshots(4))
+    shadow, job = began(snapshots=SnapshotRegistry(4))
     drafted(shadow, job, 5)
-    assert job.drafts == () and not shadow.scheduler._running.drafted
+    assert job.drafts == () and not shadow.scheduler._running.has_drafts
 
 
 @pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])
 def test_drafts_end_before_a_token_outside_the_vocabulary(outside: int) -> None:
     shadow, job = began(vocab_size=WORDS)
     tokens = drafted(shadow, job, 3)
-    shadow.scheduler.draft(job.id, [*tokens, outside, 1])
+    shadow.scheduler.set_drafts(job.id, [*tokens, outside, 1])
     assert list(job.drafts) == tokens
-    shadow.scheduler.draft(job.id, [outside, *tokens])
+    shadow.scheduler.set_drafts(job.id, [outside, *tokens])
     assert job.drafts == ()
     shadow.finish(50)
 
@@ -251,12 +253,12 @@ def test_no_more_is_drafted_than_may_be(most: int) -> None:
 def test_nothing_is_drafted_while_steps_are_kept_small_after_a_refusal() -> None:
     shadow, job = began(answer=100)
     scheduler = shadow.scheduler
-    assert scheduler.draftable == [job]
+    assert scheduler.draftable_jobs == [job]
     scheduler.backoff.tighten(1)
-    assert scheduler.draftable == []
+    assert scheduler.draftable_jobs == []
     while scheduler.backoff.holds_back:
         scheduler.backoff.relax()
-    assert scheduler.draftable == [job]
+    assert scheduler.draftable_jobs == [job]
     shadow.finish(200)
 
 
@@ -264,9 +266,9 @@ def test_where_functions_of_the_caller_look_nothing_is_drafted() -> None:
     shadow, job = began()
     job.processed = True
     drafted(shadow, job, 3)
-    assert job.drafts == () and job not in shadow.scheduler.draftable
+    assert job.drafts == () and job not in shadow.scheduler.draftable_jobs
     job.processed = False
-    assert job in shadow.scheduler.draftable
+    assert job in shadow.scheduler.draftable_jobs
     shadow.finish(50)
 
 
@@ -282,7 +284,7 @@ def test_guesses_take_no_blocks_from_others(most: int, got: list[int]) -> None:
         drafted(shadow, job, 15)
     shadow.step()
     drained(shadow)
-    before = [job.generated for job in jobs]
+    before = [job.num_generated for job in jobs]
     gives[0] = False
     for job in jobs:
         drafted(shadow, job, 15)
@@ -290,7 +292,7 @@ def test_guesses_take_no_blocks_from_others(most: int, got: list[int]) -> None:
     drafts = {row.job.id: row.drafted for row in commit(shadow.scheduler, *shadow.in_flight.popleft())}
     assert not any(job.preemptions for job in jobs)
     assert [drafts[job.id] for job in jobs] == got
-    assert all(job.generated > generated for job, generated in zip(jobs, before, strict=True))
+    assert all(job.num_generated > generated for job, generated in zip(jobs, before, strict=True))
     shadow.finish(200)
 
 
@@ -321,7 +323,7 @@ def answers(driver: Driver, wanted: list[tuple[int, ...]] | None = None, guess: 
         if core.idle:
             break
         for job in core.scheduler.jobs if wanted is not None and step % 3 else ():
-            core.scheduler.draft(job.id, GUESSES[guess](wanted[job.id], job.generated))
+            core.scheduler.set_drafts(job.id, GUESSES[guess](wanted[job.id], job.num_generated))
         core.step()
         core.check_invariants()
     return [driver.result(handle) for handle in handles]
@@ -362,7 +364,7 @@ def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(tiny: Any) -> 
         handle = driver.add(PROMPTS[0], 30, **stop)
         while not driver.core.idle:
             for job in driver.core.scheduler.jobs:
-                driver.core.scheduler.draft(job.id, GUESSES["right"](whole.token_ids, job.generated))
+                driver.core.scheduler.set_drafts(job.id, GUESSES["right"](whole.token_ids, job.num_generated))
             driver.core.step()
         result = driver.result(handle)
         assert result.finish_reason is FinishReason.STOP

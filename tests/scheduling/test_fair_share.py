@@ -76,7 +76,7 @@ class TurnsMachine(RuleBasedStateMachine):
         for job in self.model.running:
             before = job.paid
             if self.turns.settle(job):
-                self.lines.move(job.client)
+                self.lines.reorder_client(job.client)
             self.charge(job, before)
 
     @rule(
@@ -94,7 +94,7 @@ class TurnsMachine(RuleBasedStateMachine):
 
     def arrive(self, job: Job) -> None:
         self.turns.arrive(job)
-        self.lines.move(job.client)
+        self.lines.reorder_client(job.client)
         self.lines.add(job)
         self.model.arrive(job, again=job.generation > 0)
 
@@ -114,14 +114,14 @@ class TurnsMachine(RuleBasedStateMachine):
             before = job.paid
             self.lines.remove(job)
             self.turns.begin(job)
-            self.lines.move(job.client)
+            self.lines.reorder_client(job.client)
             self.charge(job, before, at_beginning=True)
 
     @precondition(lambda self: self.model.running)
     @rule(data=st.data(), tokens=st.integers(1, LONGEST_ANSWER))
     def generate(self, data: st.DataObject, tokens: int) -> None:
         job = data.draw(st.sampled_from(self.model.running))
-        job.tokens += [1] * min(tokens, job.max_new_tokens - job.generated)
+        job.tokens += [1] * min(tokens, job.max_new_tokens - job.num_generated)
 
     @precondition(lambda self: self.model.running)
     @rule(data=st.data(), again=st.booleans())
@@ -135,7 +135,7 @@ class TurnsMachine(RuleBasedStateMachine):
             self.arrive(job)
             return
         self.turns.end(job)
-        self.lines.move(job.client)
+        self.lines.reorder_client(job.client)
         self.model.forget_if_idle()
 
     @precondition(lambda self: self.model.waiting)

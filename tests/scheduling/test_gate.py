@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.decode_window import Drain
+from cortexmlx.scheduling.decode_window import DrainReason
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -24,7 +24,7 @@ class Pipeline:
         config = SchedulerConfig(max_rows=max_rows, prefill_budget=64, context_length=1 << 20, **options)
         self.scheduler = Scheduler(KVCache(BlockPools([LAYER], blocks, 4)), config)
         self.in_flight: list[StepPlan] = []
-        self.reasons: list[Drain | None] = []
+        self.reasons: list[DrainReason | None] = []
 
     def add(self, number: int, prompt: int, tokens: int, **params: Any) -> None:
         asked = SamplingParams(max_tokens=tokens, ignore_eos=True, **params)
@@ -47,10 +47,10 @@ class Pipeline:
             done = self.in_flight.pop(0)
             commit(self.scheduler, done, [9] * len(done.logit_segments))
 
-    def finish(self) -> list[Drain | None]:
+    def finish(self) -> list[DrainReason | None]:
         for _ in range(10_000):
-            if self.scheduler.idle and not self.in_flight:
-                assert sum(self.scheduler.gate.steps.values()) == self.scheduler.steps == len(self.reasons)
+            if self.scheduler.is_idle and not self.in_flight:
+                assert sum(self.scheduler.gate.steps.values()) == self.scheduler.planned_steps == len(self.reasons)
                 return self.reasons
             self.step()
         raise AssertionError("it never comes to an end")
@@ -59,28 +59,35 @@ class Pipeline:
 def test_a_prompt_is_awaited_and_the_tokens_behind_it_run_ahead() -> None:
     pipeline = Pipeline()
     pipeline.add(0, 9, 12)
-    assert pipeline.finish() == [Drain.ADMISSION, *[None] * 11, Drain.FLUSH]
+    assert pipeline.finish() == [DrainReason.ADMISSION, *[None] * 11, DrainReason.FLUSH]
 
 
 def test_a_prompt_of_several_pieces_and_a_full_window() -> None:
     pipeline = Pipeline(blocks=256)
     pipeline.add(0, 150, 40)
     reasons = pipeline.finish()
-    assert reasons[:3] == [Drain.ADMISSION, Drain.PROMPT, Drain.PROMPT]
-    assert reasons[3:] == [*[None] * 16, Drain.FLUSH, *[None] * 15, Drain.FLUSH, *[None] * 6, Drain.FLUSH]
+    assert reasons[:3] == [DrainReason.ADMISSION, DrainReason.PROMPT, DrainReason.PROMPT]
+    assert reasons[3:] == [
+        *[None] * 16,
+        DrainReason.FLUSH,
+        *[None] * 15,
+        DrainReason.FLUSH,
+        *[None] * 6,
+        DrainReason.FLUSH,
+    ]
 
 
 @pytest.mark.parametrize("asks", [{"repetition_penalty": 1.2}, {"logits_processors": (print,)}])
 def test_sampling_that_looks_back_waits_once_a_window_and_not_at_each_token(asks: Any) -> None:
     pipeline = Pipeline()
     pipeline.add(0, 9, 12, **asks)
-    assert pipeline.finish() == [Drain.ADMISSION, Drain.HISTORY, *[None] * 10, Drain.FLUSH]
+    assert pipeline.finish() == [DrainReason.ADMISSION, DrainReason.HISTORY, *[None] * 10, DrainReason.FLUSH]
 
 
 def test_without_a_pipeline_no_step_runs_ahead_and_windows_stay_open() -> None:
     pipeline = Pipeline(pipeline=False)
     pipeline.add(0, 9, 12)
-    assert pipeline.finish() == [Drain.ADMISSION, *[Drain.UNPIPELINED] * 11, Drain.FLUSH]
+    assert pipeline.finish() == [DrainReason.ADMISSION, *[DrainReason.UNPIPELINED] * 11, DrainReason.FLUSH]
 
 
 def test_who_waits_for_the_memory_of_one_that_has_ended_gets_it_by_a_flush() -> None:
@@ -89,10 +96,10 @@ def test_who_waits_for_the_memory_of_one_that_has_ended_gets_it_by_a_flush() -> 
     for number in range(8):
         pipeline.add(number, 8, 13 if number else 12)
     pipeline.add(8, 200, 3)
-    assert Drain.MEMORY in pipeline.finish()
+    assert DrainReason.MEMORY in pipeline.finish()
 
 
 def test_a_row_that_lets_go_of_tokens_says_so() -> None:
     pipeline = Pipeline(keep=KeepPolicy(2, 8))
     pipeline.add(0, 4, 60)
-    assert Drain.DROP in pipeline.finish()
+    assert DrainReason.DROP in pipeline.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.kv.prefix import Match, Node
+from cortexmlx.kv.prefix import PrefixMatch, PrefixNode
 from cortexmlx.scheduling.admission import InFlightPrefixes
 from cortexmlx.types.request import RequestState
 from support.scheduling.requests import job_of
@@ -17,7 +17,7 @@ def test_who_has_nothing_to_gain_waits_for_nobody(worth: int) -> None:
     stage = Stage(blocks=40, block_size=1, worth_waiting=worth)
     jobs = [stage.ask([1]), stage.ask([1]), stage.ask([2])]
     stage.steps(1)
-    assert [job.running for job in jobs] == [True, True, True]
+    assert [job.is_running for job in jobs] == [True, True, True]
     stage.finish()
 
 
@@ -28,7 +28,7 @@ def shared_prompts(count: int, shared: int, own: int) -> list[list[int]]:
 def prompt_tokens_computed(stage: Stage) -> list[int]:
     """Prompt tokens of each step, until everything has ended."""
     counts = []
-    while not stage.scheduler.idle:
+    while not stage.scheduler.is_idle:
         if (plan := stage.shadow.plan()) is not None:
             stories = stage.shadow.stories
             counts.append(sum(s.count for s in plan.segments if s.first < stories[s.job].job.prompt_length))
@@ -67,7 +67,7 @@ def test_who_waits_begins_as_soon_as_the_shared_part_is_stored() -> None:
     stage = Stage(blocks=400, block_size=8, prefill_budget=64)
     long, short = stage.ask([1] * 64 + [2] * 900), stage.ask([1] * 64 + [3] * 9)
     stage.steps(3)
-    assert short.running and long.state is RequestState.PREFILLING and short.num_computed_tokens >= 64
+    assert short.is_running and long.state is RequestState.PREFILLING and short.num_computed_tokens >= 64
     stage.finish()
 
 
@@ -78,7 +78,7 @@ def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
     for job in (owner, other):
         job.keys = [bytes(job.tokens[: 4 * i]) for i in range(1, 7)]
     claims.claim(owner)
-    gate = claims.awaited(other, Match(Node(b""), (), None, 0))
+    gate = claims.block_to_await(other, PrefixMatch(PrefixNode(b""), (), None, 0))
     assert gate == owner.keys[4]
     claims.keep_state(gate)
     claims.keep_state(owner)

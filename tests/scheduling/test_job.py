@@ -45,7 +45,7 @@ def test_every_token_behind_the_first_is_scored_once_however_it_is_cut(
     assert first == min(job.num_scored_tokens, length) - 1
     for count in counts:
         end = min(first + count, length)
-        where = job.scored_after(first, end)
+        where = job.positions_to_score(first, end)
         assert all(first <= place - 1 < end for place in where), "its logits are computed in the piece"
         seen += where
         first = end
@@ -91,11 +91,11 @@ def test_the_tokens_so_far_are_needed_by_what_looks_at_them(params: dict[str, An
 def test_a_lane_lives_while_its_job_decodes_and_has_not_been_away() -> None:
     job = job_of(0, [1, 2])
     lane = Lane(job, job.generation, 2)
-    assert not lane.live
+    assert not lane.is_live
     job.state = RequestState.DECODING
-    assert lane.live
+    assert lane.is_live
     job.generation += 1
-    assert not lane.live, "it was preempted, and decodes again in another row"
+    assert not lane.is_live, "it was preempted, and decodes again in another row"
 
 
 def test_what_a_job_has_generated_stands_behind_its_prompt() -> None:
@@ -105,7 +105,7 @@ def test_what_a_job_has_generated_stands_behind_its_prompt() -> None:
         assert job.can_decode
         job.tokens.append(9)
         job.num_planned_outputs = planned
-    assert (job.output, job.generated, job.max_total_tokens) == ([9] * 4, 4, 7)
+    assert (job.output, job.num_generated, job.max_total_tokens) == ([9] * 4, 4, 7)
     assert not job.can_decode
 
 
@@ -114,9 +114,13 @@ def test_an_answer_is_whole_though_its_row_has_lost_a_part_of_it() -> None:
     for token in range(4, 20):
         job.tokens.append(token)
         if len(job.tokens) > 10:
-            job.drop()
-        assert job.output == list(range(4, token + 1)) and job.generated == token - 3
+            job.drop_tokens()
+        assert job.output == list(range(4, token + 1)) and job.num_generated == token - 3
     assert job.tokens == [1, 2, 3, 4, *range(14, 20)] and job.dropped == list(range(5, 14))
-    assert (job.drops, job.prompt_kept, job.max_total_tokens) == (3, 3, 10)
+    assert (job.drops, job.kept_prompt_length, job.max_total_tokens) == (3, 3, 10)
     long = job_of(1, range(16), max_tokens=100, keep=KeepPolicy(4, 3))
-    assert long.tokens == [0, 1, 2, 3, *range(10, 16)] and (long.drops, long.prompt_kept, long.generated) == (0, 10, 0)
+    assert long.tokens == [0, 1, 2, 3, *range(10, 16)] and (
+        long.drops,
+        long.kept_prompt_length,
+        long.num_generated,
+    ) == (0, 10, 0)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.scheduling.latency import CostModel, share
+from cortexmlx.scheduling.latency import CostModel, share_budget
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.scheduling.clockwork import Clockwork
 
@@ -101,8 +101,8 @@ def test_steps_that_verify_drafts_say_nothing_about_prompts() -> None:
     known = clock.scheduler.costs.seconds_per_token
     clock.cost = 1.0
     for _ in range(5):
-        for job in clock.scheduler.draftable:
-            clock.scheduler.draft(job.id, [5, 5, 5])
+        for job in clock.scheduler.draftable_jobs:
+            clock.scheduler.set_drafts(job.id, [5, 5, 5])
         clock.step()
         assert clock.plans[-1][0].kind is StepKind.MIXED
     assert clock.scheduler.costs.seconds_per_token == known == pytest.approx(1e-3)
@@ -113,8 +113,8 @@ def test_drafts_beside_a_prompt_take_their_share_of_the_time() -> None:
     decoding(clock, 2)
     clock.add(9, 3000)
     for _ in range(12):
-        for job in clock.scheduler.draftable:
-            clock.scheduler.draft(job.id, [5] * 15)
+        for job in clock.scheduler.draftable_jobs:
+            clock.scheduler.set_drafts(job.id, [5] * 15)
         clock.step()
         assert 9 in {segment.job for segment in clock.plans[-1][0].segments}
     assert clock.scheduler.costs.seconds_per_token == pytest.approx(1e-3)
@@ -125,7 +125,7 @@ def test_drafts_beside_a_prompt_take_their_share_of_the_time() -> None:
 
 @given(budget=st.integers(1, 300), needs=st.lists(st.integers(1, 500), max_size=12))
 def test_shares_use_the_budget_and_nobody_gets_too_much(budget: int, needs: Sequence[int]) -> None:
-    parts = share(budget, list(needs))
+    parts = share_budget(budget, list(needs))
     assert all(0 <= p <= n for p, n in zip(parts, needs, strict=True))
     assert sum(parts) == min(budget, sum(needs))
     if needs:

@@ -23,4 +23,4 @@ from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite
 def test_a_write_is_one_run_only_if_all_its_slots_follow_each_other(
     slots: list[int], zeros: list[int], run: int | None
 ) -> None:
-    assert ArenaWrite(np.array(slots, np.int32), np.array(zeros, np.int32)).run == run
+    assert ArenaWrite(np.array(slots, np.int32), np.array(zeros, np.int32)).run_start == run

@@ -30,7 +30,7 @@ def running_set(blocks: int, limit: int | None = None, size: int = 4, **settings
 
 
 def begin(running: RunningSet, job: Job) -> None:
-    job.keys = running.keys(job.tokens, None)
+    job.keys = running.compute_keys(job.tokens, None)
     running.begin(job, running.match(job))
 
 
@@ -51,8 +51,8 @@ def books(running: RunningSet) -> Any:
     state = [(j.state, j.reserved, j.max_new_tokens, j.num_computed_tokens) for j in jobs]
     return (
         cache.stats(),
-        cache.pools.obtainable(0),
-        cache.pools.obtainable(1),
+        cache.pools.obtainable_blocks(0),
+        cache.pools.obtainable_blocks(1),
         cache.pools.blocks,
         tables,
         maps,
@@ -76,7 +76,7 @@ def test_what_fits_can_begin_and_leaves_every_row_a_block(
             running.release_row(gone)
             running.release_blocks(gone)
         job = job_of(number, data.draw(PROMPTS))
-        job.keys = running.keys(job.tokens, None)
+        job.keys = running.compute_keys(job.tokens, None)
         match, rows = running.match(job), list(running.jobs)
         before = books(running)
         fits = running.fits(job, match)
@@ -88,11 +88,11 @@ def test_what_fits_can_begin_and_leaves_every_row_a_block(
         running.make_room(job, match)
         running.begin(job, match)
         running.cache.check_invariants()
-        assert job.running and running.jobs[-1] is job
+        assert job.is_running and running.jobs[-1] is job
         assert running.cache.tables.length(job.id) == job.num_computed_tokens < len(job.tokens)
         running.cache.append(job.id, len(job.tokens) - job.num_computed_tokens)
-        running.store(job, len(job.tokens))
-        running.cache.let_go_sources()
+        running.note_stored(job, len(job.tokens))
+        running.cache.release_copy_sources()
         assert all(one_block_more(running, row) for row in rows), "nobody must go for it"
 
 
@@ -104,18 +104,18 @@ def test_the_source_of_a_copy_counts_as_room_and_is_room_when_it_is_let_go() -> 
     for number, prompt in enumerate([[1, 0, 0, 0], [0] * 9]):
         begin(running, job := job_of(number, prompt))
         running.cache.append(job.id, len(prompt))
-        running.store(job, len(prompt))
+        running.note_stored(job, len(prompt))
     running.release_row(first := running.jobs[0])
     running.release_blocks(first)
     (row,) = running.jobs
     late = job_of(2, [1, 0, 0, 1, 0, 0, 0, 0, 0])
-    late.keys = running.keys(late.tokens, None)
+    late.keys = running.compute_keys(late.tokens, None)
     match = running.match(late)
     assert match is not None and match.partial_tokens == 3
     assert running.fits(late, match)
     assert len(running.begin(late, match)) == len(GROUPS)
     assert not one_block_more(running, row), "6 of 7 blocks belong to the rows, and the source is held"
-    running.cache.let_go_sources()
+    running.cache.release_copy_sources()
     assert one_block_more(running, row)
 
 
@@ -123,12 +123,12 @@ def test_room_that_is_wanted_only_is_given_up_for_who_needs_it() -> None:
     running = running_set(8, headroom=16)
     first = job_of(0, [1] * 4)
     begin(running, first)
-    assert running.cache.pools.obtainable(0) == 3, "a block, and four of headroom"
+    assert running.cache.pools.obtainable_blocks(0) == 3, "a block, and four of headroom"
     late = job_of(1, [2] * 20)
-    late.keys = running.keys(late.tokens, None)
+    late.keys = running.compute_keys(late.tokens, None)
     assert running.fits(late, None)
     running.make_room(late, None)
-    assert running.cache.pools.obtainable(0) == 7
+    assert running.cache.pools.obtainable_blocks(0) == 7
     running.begin(late, None)
     assert not running.fits(job_of(2, [3] * 4), None), "a block for it and one for each row are more than two"
 
@@ -138,9 +138,9 @@ def test_a_row_asks_for_the_headroom_of_others_before_it_asks_for_a_row() -> Non
     one, other = job_of(0, [1] * 4), job_of(1, [2] * 4)
     begin(running, one)
     begin(running, other)
-    assert running.cache.pools.obtainable(0) == 0
+    assert running.cache.pools.obtainable_blocks(0) == 0
     assert running.reserve(one, 16), "two blocks of headroom of each"
-    assert running.cache.pools.obtainable(0) == 1
+    assert running.cache.pools.obtainable_blocks(0) == 1
     assert running.reserve(one, 20) and not running.reserve(one, 24), "another row must go first"
     running.release_row(other)
     running.release_blocks(other)
@@ -153,7 +153,7 @@ def test_who_is_alone_and_refused_memory_ends_where_the_cache_is_full() -> None:
     begin(running, job)
     assert running.reserve(job, 17)
     assert running.cache.tables.capacity_tokens == 8 and job.max_new_tokens == 8 + 1 - 4
-    assert running.cache.pools.obtainable(0) == 0
+    assert running.cache.pools.obtainable_blocks(0) == 0
 
 
 def test_a_row_alone_that_still_has_no_room_raises() -> None:
@@ -188,7 +188,7 @@ def test_a_fork_shares_its_parents_full_blocks_and_computes_the_last_token() -> 
     parent, child = job_of(0, [1] * 10), job_of(1, [1] * 10)
     begin(running, parent)
     running.cache.append(parent.id, 10)
-    running.store(parent, 10)
+    running.note_stored(parent, 10)
     parent.state, child.fork_of = RequestState.DECODING, parent
     copies = running.begin(child, None)
     tables = [running.cache.tables.block_table(j.id, 0).tolist() for j in (parent, child)]
@@ -203,14 +203,14 @@ def test_whatever_gives_up_or_stores_is_a_change() -> None:
     begin(running, job := job_of(0, [1] * 8))
     seen = [running.changes]
     running.cache.append(job.id, 8)
-    running.store(job, 8)
+    running.note_stored(job, 8)
     seen.append(running.changes)
     running.release_row(job)
     seen.append(running.changes)
     running.release_blocks(job)
     seen.append(running.changes)
     assert seen == sorted(set(seen))
-    assert running.match(again := job_of(1, [1] * 8)) is not None and not again.running
+    assert running.match(again := job_of(1, [1] * 8)) is not None and not again.is_running
     assert running.cache.stats().used_blocks == 0 < running.cache.stats().cached_blocks
 
 
@@ -218,8 +218,8 @@ def test_without_sharing_nothing_has_a_name_and_nothing_stays() -> None:
     running = running_set(8, share_prefixes=False)
     begin(running, job := job_of(0, [1] * 8))
     running.cache.append(job.id, 8)
-    running.store(job, 8)
+    running.note_stored(job, 8)
     running.release_row(job)
     running.release_blocks(job)
-    assert running.keys([1] * 8, None) == [] and running.match(job) is None
+    assert running.compute_keys([1] * 8, None) == [] and running.match(job) is None
     assert running.cache.stats().cached_blocks == 0

@@ -21,7 +21,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
-from cortexmlx.kv.snapshots import Snapshots
+from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
@@ -79,7 +79,9 @@ class Watched:
     def open(self) -> None:
         """A new engine with the old one's store."""
         groups = [ALL, WINDOW][: len(self.blocks)]
-        self.cache = KVCache(BlockPools(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None))
+        self.cache = KVCache(
+            BlockPools(groups, self.blocks, SIZE, snapshots=SnapshotRegistry(6) if self.states else None)
+        )
         self.requested: list[DiskLoad] = []
         self.tier = self.cache.disk_tier = DiskTier(groups, SIZE, self.states, self.requested.append, b"model")
         self.pins = PinnedPrefixes(self.cache)
@@ -109,7 +111,7 @@ class Watched:
                         living[number % len(living)].id, FinishReason.CANCELLED, RequestState.CANCELLED
                     )
             case "relieve", critical:
-                self.scheduler.relieve(critical)
+                self.scheduler.relieve_memory(critical)
             case ("open again",):
                 self.drain()
                 self.open()
@@ -125,12 +127,12 @@ class Watched:
         """Run one step after all earlier disk loads were answered, then store all that is new."""
         while self.requested:
             load = self.requested.pop()
-            found = [key for key, tokens in load.wanted().items() if self.on_disk.get(key) == tokens]
+            found = [key for key, tokens in load.requested_pieces().items() if self.on_disk.get(key) == tokens]
             self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
             commit(self.scheduler, plan, [5] * len(plan.logit_segments))
-        for entry in self.tier.to_store():
+        for entry in self.tier.pop_entries():
             for group, _ in tuple(self.tier.unstored_pieces(entry)):
                 self.on_disk[self.tier.piece_key(entry.key, group)] = entry.tokens
                 self.tier.mark_stored(entry, group)

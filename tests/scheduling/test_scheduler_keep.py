@@ -20,13 +20,13 @@ def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
     stage = Stage(blocks=20, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
     job = stage.ask([1, 2, 3], max_tokens=400)
     used, lengths = set(), []
-    while not stage.scheduler.idle:
+    while not stage.scheduler.is_idle:
         stage.steps(1)
-        if job.running:
+        if job.is_running:
             used.add(stage.cache.stats().used_blocks)
             lengths.append(stage.cache.tables.length(job.id))
     stage.finish()
-    assert job.generated == 400 and max(lengths) == 24 and max(used) == 6
+    assert job.num_generated == 400 and max(lengths) == 24 and max(used) == 6
     shorter = [b for a, b in pairwise(lengths) if b < a]
     assert set(shorter) == {14} and min(used) < 6, "what is between is free while the row runs"
     assert stage.scheduler.dropped_tokens == len(job.dropped) == 11 * job.drops > 350
@@ -38,9 +38,9 @@ def test_an_answer_without_end_ends_when_it_is_told_to() -> None:
     bounded = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), max_request_tokens=100)
     other = bounded.ask([1, 2, 3], max_tokens=None)
     bounded.finish()
-    assert other.generated == 97
+    assert other.num_generated == 97
     stage.steps(500)
-    assert job.generated > 400 and job.state is RequestState.DECODING
+    assert job.num_generated > 400 and job.state is RequestState.DECODING
 
 
 def test_a_prompt_of_any_length_begins_with_what_it_keeps() -> None:
@@ -49,11 +49,11 @@ def test_a_prompt_of_any_length_begins_with_what_it_keeps() -> None:
     job = stage.ask(prompt, max_tokens=40)
     assert job.tokens == prompt[:2] + prompt[500 - len(job.tokens) + 2 :] and len(job.tokens) <= 24
     stage.steps(1)
-    assert job.num_computed_tokens == len(job.tokens) == job.prompt_kept
+    assert job.num_computed_tokens == len(job.tokens) == job.kept_prompt_length
     stage.finish()
     once, again = stage.ask(prompt, max_tokens=1), stage.ask(prompt, max_tokens=1)
     stage.finish()
-    assert again.cached == once.prompt_kept - 1, "what is kept of a prompt is found like any other"
+    assert again.cached == once.kept_prompt_length - 1, "what is kept of a prompt is found like any other"
 
 
 def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None:
@@ -68,7 +68,7 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     backoff.most_rows = backoff.rows = 2
     stage.scheduler._running.changes += 1
     stage.steps(3)
-    assert child.running and parent.running
+    assert child.is_running and parent.is_running
     stage.finish()
 
 
@@ -110,7 +110,7 @@ def test_a_row_goes_on_with_the_blocks_of_its_first_tokens() -> None:
     first = stage.cache.tables.block_table(job.id, 0)[:5].tolist()
     while job.drops < 3:
         stage.steps(1)
-        if job.running:
+        if job.is_running:
             assert stage.cache.tables.block_table(job.id, 0)[:5].tolist() == first
     stage.finish()
 
@@ -127,14 +127,14 @@ def test_answers_without_end_keep_nobody_of_their_client_waiting_for_ever(
     desk.step(200)
     assert all(job.finish_reason for job in late)
     desk.scheduler.check_invariants()
-    assert all(job.generated > 100 and job.finish_reason is None for job in endless), "they go on"
+    assert all(job.num_generated > 100 and job.finish_reason is None for job in endless), "they go on"
 
 
 def test_answers_without_end_take_turns() -> None:
     desk = Desk(max_rows=2, keep=KeepPolicy(2, 16), clock=count().__next__)
     endless = [desk.ask([i] * 5, max_tokens=None) for i in range(6)]
     desk.step(2000)
-    lengths = [job.generated for job in endless]
+    lengths = [job.num_generated for job in endless]
     assert min(lengths) > 500 and max(lengths) - min(lengths) <= 34 + 16, "a row's worth of tokens, and what it drops"
 
 
@@ -146,7 +146,7 @@ def test_an_answer_that_fits_a_row_goes_on_before_those_who_came_later() -> None
     late = desk.ask([7] * 3, max_tokens=5)
     while not late.turn:
         desk.step()
-    assert first.drops >= 2 and first.generated == 34
+    assert first.drops >= 2 and first.num_generated == 34
 
 
 def test_others_begin_when_a_client_with_all_rows_drops_tokens() -> None:

@@ -14,8 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.snapshots import Snapshots
+from cortexmlx.kv.sizing import max_row_blocks
+from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow
 from cortexmlx.scheduling import builder as placement
 from cortexmlx.scheduling.job import Job
@@ -89,9 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.worth_waiting = worth_waiting
         self.client_tokens = client_tokens
         self.allowed = first + more
-        self.origin = mock.patch.object(placement, "ORIGIN", origin)
+        self.origin = mock.patch.object(placement, "ORIGIN_UNIT", origin)
         self.origin.start()
-        most = [row_blocks(attention_window, block_size) for attention_window in reaches]
+        most = [max_row_blocks(attention_window, block_size) for attention_window in reaches]
         limits = [first + more if n is None else min(first + more, n + more_than_a_row) for n in most]
         cache = KVCache(
             BlockPools(
@@ -101,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_blocks=limits,
                 prefix=PrefixCache(block_size),
                 may_resize=lambda blocks: max(blocks) <= self.allowed,
-                snapshots=None if snapshots is None else Snapshots(snapshots),
+                snapshots=None if snapshots is None else SnapshotRegistry(snapshots),
             )
         )
         config = SchedulerConfig(
@@ -220,7 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         first = self.submit(prompt, params, seed, False, None, None, False)
         others = [self.submit(prompt, params, seed, False, first, None, False) for _ in range(1, answers)]
         self.steps(before)
-        self.scheduler.relieve(True)
+        self.scheduler.relieve_memory(True)
         self.steps(after)
         return multiple(first, *others)
 
@@ -246,7 +246,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         guessed = self.shadow.next_tokens(job, count)
         if wrong is not None and wrong < len(guessed):
             guessed[wrong] = (guessed[wrong] + 1) % VOCAB
-        self.scheduler.draft(job.id, guessed + more)
+        self.scheduler.set_drafts(job.id, guessed + more)
         assert all(0 <= token < VOCAB for token in job.drafts) and len(job.drafts) < TAIL_COLUMNS
 
     @rule(
@@ -260,16 +260,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         Memory may be `pressed` between drafts and their step.
         """
         for step in range(count):
-            for place, job in enumerate(self.scheduler.draftable):
+            for place, job in enumerate(self.scheduler.draftable_jobs):
                 self.draft(job, right[(place + step) % len(right)], None, more)
             if pressed:
-                self.scheduler.relieve(True)
+                self.scheduler.relieve_memory(True)
             self.step()
 
     @rule(job=jobs)
     def end_at_a_stop_string(self, job: Job) -> None:
         """The engine ends an answer itself when its text is complete."""
-        if job.generated:
+        if job.num_generated:
             self.scheduler.finish(job.id, FinishReason.STOP)
 
     @rule(count=st.integers(1, 20))
@@ -310,14 +310,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         return min(common // size * size, len(job.tokens) - 1)
 
     def share_is_taken(self, job: Job, share: int) -> bool:
-        held = sum(j.max_total_tokens for j in self.open if j.client == job.client and j.running)
+        held = sum(j.max_total_tokens for j in self.open if j.client == job.client and j.is_running)
         return held > 0 and held + job.max_total_tokens > share
 
     def nobody_jumped_the_queue(self, waiting: list[tuple[Job, int]], computing: list[Job], held: set[Job]) -> None:
         """Who begins comes before all of its client that wait on, but for those who let others pass. As the order is
         that of arrival up to a bounded head start, waiting is bounded. Turns of clients: `test_admission_model`.
         """
-        begun = [job for job, preemptions in waiting if job.running and job.preemptions == preemptions]
+        begun = [job for job, preemptions in waiting if job.is_running and job.preemptions == preemptions]
         for job, preemptions in waiting:
             if job.state in WAITS and job.preemptions == preemptions and job not in held:
                 passed = [b.id for b in begun if b.client == job.client and b.order > job.order]
@@ -338,7 +338,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(critical=st.sampled_from([False, True, True]))
     def memory_pressure(self, critical: bool) -> None:
-        self.scheduler.relieve(critical)
+        self.scheduler.relieve_memory(critical)
 
     @rule(share=st.sampled_from([0.0, 0.5, 1.0]))
     def the_system_refuses(self, share: float) -> None:

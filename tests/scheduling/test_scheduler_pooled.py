@@ -34,7 +34,7 @@ def test_a_text_ends_with_its_prompt_and_has_no_token() -> None:
     assert plan is not None and len(plan.logit_rows) == 0 and plan.sampling == ()
     assert plan.pooling is not None and plan.pooling.rows.tolist() == [9] and plan.pooling.weights.tolist() == [1.0]
     stage.shadow.commit()
-    assert job.state is RequestState.FINISHED and job.generated == 0 and stage.scheduler.idle
+    assert job.state is RequestState.FINISHED and job.num_generated == 0 and stage.scheduler.is_idle
     assert stage.cache.stats().cached_blocks == 0 and stage.cache.stats().used_blocks == 0
 
 
@@ -270,7 +270,7 @@ def test_clients_take_turns_with_texts() -> None:
     one = add_text(stage, [2] * 16, client="few")
     chat = stage.ask([3] * 8, 2)
     stage.steps(8)
-    assert one.state is RequestState.FINISHED and chat.generated
+    assert one.state is RequestState.FINISHED and chat.num_generated
     assert stage.scheduler.rows_waiting > 50
 
 

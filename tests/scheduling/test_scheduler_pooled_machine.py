@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.prefix import Entry, Node, PrefixCache
+from cortexmlx.kv.prefix import PrefixCache, PrefixEntry, PrefixNode
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.plan import StepPlan
@@ -33,11 +33,11 @@ THEMES = ([1, 2, 3, 4] * 12, [4, 4, 1] * 16, [0, 2] * 24)
 """Texts begin like each other, and like the prompts of chats."""
 
 
-def text(entry: Entry) -> list[int]:
+def text(entry: PrefixEntry) -> list[int]:
     """The tokens of a chain up to the end of an entry."""
     tokens: list[int] = []
-    node: Node = entry
-    while isinstance(node, Entry):
+    node: PrefixNode = entry
+    while isinstance(node, PrefixEntry):
         tokens[:0], node = node.tokens, node.parent
     return tokens
 
@@ -82,7 +82,7 @@ class PooledMachine(RuleBasedStateMachine):
 
         pools.drop_cached = dropped  # type: ignore[method-assign]
 
-    def of_chats(self) -> set[Entry]:
+    def of_chats(self) -> set[PrefixEntry]:
         return {entry for entry in self.cache.prefix.entries if not entry.transient}
 
     @rule(
@@ -137,7 +137,7 @@ class PooledMachine(RuleBasedStateMachine):
         if self.shadow.in_flight and (plan is None or before):
             self.commit()
         elif plan is None:
-            assert self.scheduler.idle, "there are requests but nothing to compute"
+            assert self.scheduler.is_idle, "there are requests but nothing to compute"
 
     def commit(self) -> None:
         plan = self.shadow.in_flight[0][0]
@@ -172,7 +172,7 @@ class PooledMachine(RuleBasedStateMachine):
     @rule(critical=st.booleans())
     def relieve(self, critical: bool) -> None:
         self.dropping = True
-        self.scheduler.relieve(critical)
+        self.scheduler.relieve_memory(critical)
         self.dropping = False
 
     @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
@@ -196,7 +196,7 @@ class PooledMachine(RuleBasedStateMachine):
         pools.max_blocks = tuple(
             max(have, most // 2) for have, most in zip(pools.blocks, pools.max_blocks, strict=True)
         )
-        self.scheduler.fit_cache()
+        self.scheduler.end_stuck_jobs()
         self.scheduler.ended.clear()
 
     @invariant()
@@ -227,9 +227,9 @@ class PooledMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         since, known = 0, -1
-        while not (self.scheduler.idle and not self.shadow.in_flight):
+        while not (self.scheduler.is_idle and not self.shadow.in_flight):
             self.one_step()
-            now = sum(s.job.generated for s in self.shadow.stories.values()) + sum(
+            now = sum(s.job.num_generated for s in self.shadow.stories.values()) + sum(
                 map(Counter.total, self.counted.values())
             )
             now += sum(job.num_computed_tokens for job in self.texts) + sum(

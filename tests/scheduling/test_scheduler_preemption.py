@@ -57,10 +57,10 @@ def test_the_oldest_is_never_preempted_and_the_youngest_goes_first(headroom: int
         crowd.add(prompt_of(8, i), 60)
     while not all(job.finish_reason for job in crowd.jobs):
         before = [job.preemptions for job in crowd.jobs]
-        running = [job for job in crowd.jobs if job.running]
+        running = [job for job in crowd.jobs if job.is_running]
         crowd.step()
         lost = [job for job, n in zip(crowd.jobs, before, strict=True) if job.preemptions > n]
-        stayed = [job for job in running if job not in lost and job.running]
+        stayed = [job for job in running if job not in lost and job.is_running]
         assert all(a.order < b.order for a in stayed for b in lost if b in running)
     assert crowd.scheduler.preemptions > 0 and crowd.jobs[0].preemptions == 0
     assert [len(j.output) for j in crowd.jobs] == [60] * 4
@@ -108,7 +108,7 @@ def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:
     crowd.step()
     long = crowd.add(prompt_of(85, 99), 5)
     steps = 0
-    while not long.generated:
+    while not long.num_generated:
         crowd.add(prompt_of(6, steps), 6)
         crowd.step()
         steps += 1

@@ -15,8 +15,8 @@ import pytest
 from cortexmlx.disk.tier import STATE
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.snapshots import Snapshots
+from cortexmlx.kv.sizing import max_row_blocks
+from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling import plan as step_memory
 from cortexmlx.scheduling.job import Job
@@ -50,7 +50,9 @@ class Mix:
         self.draw = draw = random.Random(f"{model} {seed}")
         size = draw.choice([2, 4, 8])
         most = draw.randrange(10, 30)
-        limits = [most if (row := row_blocks(r, size)) is None else min(most, row + draw.randrange(9)) for r in reaches]
+        limits = [
+            most if (row := max_row_blocks(r, size)) is None else min(most, row + draw.randrange(9)) for r in reaches
+        ]
         layers = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
         cache = KVCache(
             BlockPools(
@@ -58,7 +60,7 @@ class Mix:
                 [min(4, limit) for limit in limits],
                 size,
                 max_blocks=limits,
-                snapshots=None if snapshots is None else Snapshots(snapshots),
+                snapshots=None if snapshots is None else SnapshotRegistry(snapshots),
             )
         )
         self.disk = ShadowDisk(cache, number_after)
@@ -84,7 +86,7 @@ class Mix:
 
     def run(self, steps: int) -> None:
         """So many planned steps, then all that is left."""
-        while self.scheduler.steps < steps:
+        while self.scheduler.planned_steps < steps:
             self.once()
         self.rest()
         for job in self.open:
@@ -102,7 +104,7 @@ class Mix:
         elif chance < 0.27 and self.open:
             self.scheduler.finish(self.draw.choice(self.open).id, FinishReason.CANCELLED, RequestState.CANCELLED)
         elif chance < 0.30:
-            self.scheduler.relieve(self.draw.random() < 0.5)
+            self.scheduler.relieve_memory(self.draw.random() < 0.5)
         elif chance < 0.45 and not self.shadow.in_flight:
             self.disk.store(self.draw.randrange(1, 9), self.shadow.holds)
         elif chance < 0.55:
@@ -212,7 +214,7 @@ def play(model: str, steps: int, seeds: range, collisions: float | None = None) 
         mix = Mix(model, seed, collisions)
         mix.run(steps)
         seen += mix.seen
-        seen["steps"] += mix.scheduler.steps
+        seen["steps"] += mix.scheduler.planned_steps
     return seen
 
 
@@ -257,7 +259,7 @@ def flush_last(plan: StepPlan, memory: step_memory.StepMemory) -> None:
 
 @pytest.mark.parametrize(("order", "model"), [(copies_first, "full"), (flush_last, "full")])
 def test_another_order_is_noticed(order: Callable[[StepPlan, step_memory.StepMemory], None], model: str) -> None:
-    with mock.patch.object(step_memory, "prepare", order), pytest.raises(AssertionError):
+    with mock.patch.object(step_memory, "prepare_memory", order), pytest.raises(AssertionError):
         play(model, 300, range(12), collisions=1.0)
 
 
@@ -268,7 +270,7 @@ def test_a_copy_whose_source_may_be_evicted_at_once_is_noticed() -> None:
         try:
             return begin(self, *args)
         finally:
-            self.let_go_sources()
+            self.release_copy_sources()
 
     with mock.patch.object(KVCache, "allocate_for", forgetful), pytest.raises(AssertionError, match="not its own"):
         play("chunk", 300, range(12), collisions=1.0)

@@ -14,7 +14,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.listening import HttpServer, open_listener
 from support.clients.in_process import InProcess, in_process
 from support.engine.core_driver import finally_nothing_lost
 from support.models.calling import write_calling
@@ -26,7 +26,7 @@ Serve = Callable[..., str]
 @contextmanager
 def listening(application: Any) -> Iterator[str]:
     """Serve an application; yields its address."""
-    server = Listening(application, bound("127.0.0.1", 0))
+    server = HttpServer(application, open_listener("127.0.0.1", 0))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -14,9 +14,9 @@ import httpx2 as httpx
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.listening import HttpServer, open_listener
 from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, dictated, write_thinking
 from support.patience import PATIENCE
@@ -119,8 +119,9 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def thinking(thinker: Engine) -> Iterator[httpx.Client]:
     """A client of a model that thinks and answers, whatever it is asked."""
     params = dictated(thinker, "<think>one two</think>three")
-    listening = Listening(
-        app(thinker, ServerSettings(keys={"a": "ann", "b": "bob"}, defaults=Defaults(params))), bound("127.0.0.1", 0)
+    listening = HttpServer(
+        app(thinker, ServerSettings(keys={"a": "ann", "b": "bob"}, defaults=RequestDefaults(params))),
+        open_listener("127.0.0.1", 0),
     )
     thread = threading.Thread(target=listening.run)
     thread.start()
@@ -182,7 +183,7 @@ def test_a_model_without_thoughts_ignores_thinking(http: httpx.Client) -> None:
 
 def test_the_servers_own_defaults_make_one_answer(ask: Any) -> None:
     params = replace(SamplingParams(), n=2, logprobs=1)
-    with ask(defaults=Defaults(params)) as http:
+    with ask(defaults=RequestDefaults(params)) as http:
         for stream in (False, True):
             assert (
                 http.post("/v1/messages", json={"max_tokens": 2, "messages": USER, "stream": stream}).status_code == 200

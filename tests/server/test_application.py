@@ -168,8 +168,8 @@ def test_a_text_that_surely_is_too_long_is_refused_before_it_takes_memory(
 ) -> None:
     """On every path that makes tokens of a client's text: tokenized, 15 MiB take gigabytes."""
     made: list[int] = []
-    encode = shared.encode_with
-    monkeypatch.setattr(shared, "encode_with", lambda *of: made.append(len(of[1])) or encode(*of))
+    encode = shared.encode_without_gil
+    monkeypatch.setattr(shared, "encode_without_gil", lambda *of: made.append(len(of[1])) or encode(*of))
     for path, body in TOO_LONG.items():
         reply = http.post(path, json=body)
         assert reply.status_code == 400 and "at least" in reply.json()["error"]["message"], path

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai import chat_completions
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import app, generation
-from cortexmlx.server.generation import Mailbox
+from cortexmlx.server.generation import EventMailbox
 from cortexmlx.server.http import with_error_replies
 from cortexmlx.types.request import TokenEvent
 from support.engine.held import hold_long_answers
@@ -77,11 +77,11 @@ def test_many_streams_of_which_half_are_dropped_leave_nothing(serve: Any, engine
 def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    monkeypatch.setattr(generation, "MOST_WAITING", 4)
+    monkeypatch.setattr(generation, "MAX_QUEUED_EVENTS", 4)
 
     async def events() -> list[Any]:
-        asked = chat_completions.read(LONG, Defaults(SamplingParams()))
-        answer = generation.RequestAnswers(engine, Mailbox(asyncio.get_running_loop()), asked)
+        asked = chat_completions.read(LONG, RequestDefaults(SamplingParams()))
+        answer = generation.HttpRequestAnswers(engine, EventMailbox(asyncio.get_running_loop()), asked)
         await answer.submit(None, None)
         if gone:
             answer.close()
@@ -95,7 +95,7 @@ def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     if gone:
         assert not errors
     else:
-        assert len(told) == 6 and errors == [told[-1][1].error] and isinstance(errors[0], generation.SlowReader)
+        assert len(told) == 6 and errors == [told[-1][1].error] and isinstance(errors[0], generation.SlowClient)
     assert soon(lambda: idle(engine))
 
 
@@ -180,7 +180,7 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
 
 def test_events_that_come_together_wake_the_loop_once() -> None:
     async def read() -> None:
-        mailbox, got = Mailbox(asyncio.get_running_loop()), list[str]()
+        mailbox, got = EventMailbox(asyncio.get_running_loop()), list[str]()
 
         def put() -> None:
             for number in range(1000):
@@ -197,7 +197,7 @@ def test_events_that_come_together_wake_the_loop_once() -> None:
 
 def test_no_event_is_left_behind_while_the_loop_reads() -> None:
     async def read() -> None:
-        mailbox, got, done = Mailbox(asyncio.get_running_loop()), list[int](), asyncio.Event()
+        mailbox, got, done = EventMailbox(asyncio.get_running_loop()), list[int](), asyncio.Event()
 
         def take(event: TokenEvent) -> None:
             got.append(int(event.text))
@@ -220,6 +220,6 @@ def test_no_event_is_left_behind_while_the_loop_reads() -> None:
 
 def test_a_closed_loop_is_told_nothing() -> None:
     loop = asyncio.new_event_loop()
-    mailbox = Mailbox(loop)
+    mailbox = EventMailbox(loop)
     loop.close()
     mailbox.put(lambda event: None, TokenEvent("a"))

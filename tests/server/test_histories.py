@@ -12,13 +12,13 @@ import pytest
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.types.sampling_params import SamplingParams
 from support.histories import History, Maker
 
 READERS: dict[str, Any] = {"chat": chat_completions, "responses": responses, "messages": messages, "simple": simple}
-DEFAULTS = Defaults(SamplingParams(), seal=Seal(b"s", ""), known_vars=frozenset())
+DEFAULTS = RequestDefaults(SamplingParams(), seal=Seal(b"s", ""), known_vars=frozenset())
 
 
 def told(history: History, protocol: str) -> str:

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.server import http as server_http
-from cortexmlx.server.http import MOST_DEPTH, MOST_VALUES, Place, Places, RequestRefused, event, parse_json
+from cortexmlx.server.http import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    RequestLimiter,
+    RequestPermit,
+    RequestRefused,
+    parse_json,
+    server_sent_event,
+)
 from support.effort import examples
 from support.patience import PATIENCE, soon
 
@@ -42,8 +50,8 @@ def nested(depth: int) -> bytes:
 
 
 def test_a_body_is_nested_so_deep_and_no_deeper() -> None:
-    assert parse_json(nested(MOST_DEPTH))
-    for depth in (MOST_DEPTH + 1, 500, 5_000, 200_000):
+    assert parse_json(nested(MAX_DEPTH))
+    for depth in (MAX_DEPTH + 1, 500, 5_000, 200_000):
         with pytest.raises(InvalidRequest, match=r"nested more than 128 deep"):
             parse_json(nested(depth))
 
@@ -52,9 +60,9 @@ def test_a_body_has_so_many_values_and_no_more() -> None:
     def ids(count: int) -> bytes:
         return b'{"prompt":[' + b",".join([b"7"] * count) + b"]}"
 
-    assert len(parse_json(ids(MOST_VALUES - 3))["prompt"]) == MOST_VALUES - 3
+    assert len(parse_json(ids(MAX_VALUES - 3))["prompt"]) == MAX_VALUES - 3
     with pytest.raises(InvalidRequest, match="more than 262,144 values"):
-        parse_json(ids(MOST_VALUES + 1))
+        parse_json(ids(MAX_VALUES + 1))
 
 
 @pytest.mark.parametrize("call", [{"arguments": ""}, {"type": "tool_use", "input": ""}])
@@ -65,9 +73,9 @@ def test_values_in_the_arguments_of_calls_count_too(call: dict[str, str]) -> Non
     def calls(each: int) -> bytes:
         return json.dumps({"messages": [{"calls": [{**call, name: "{}," * each}] * 4}]}).encode()
 
-    assert parse_json(calls(MOST_VALUES // 8))
+    assert parse_json(calls(MAX_VALUES // 8))
     with pytest.raises(InvalidRequest, match="more than 262,144 values"):
-        parse_json(calls(MOST_VALUES // 8 + 1))
+        parse_json(calls(MAX_VALUES // 8 + 1))
 
 
 @pytest.mark.parametrize("text", [",,," * 200_000, '\\"{[,' * 100_000, "a: b, " * 100_000])
@@ -114,7 +122,7 @@ def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
 
 def test_an_event_is_one_line_for_clients_that_split_at_any_line_break() -> None:
     body = {"arguments": '{"text": "a\u2028b\u2029c\x85d\x0be\x1cf\r\n"}', "\u2028": "漢"}
-    [name, data] = event(body, "delta").decode().split("\n\n")[0].splitlines()
+    [name, data] = server_sent_event(body, "delta").decode().split("\n\n")[0].splitlines()
     assert name == "event: delta" and json.loads(data.removeprefix("data: ")) == body
 
 
@@ -125,12 +133,12 @@ SMALL: Any = {"prompt": "a", "max_tokens": 1}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\nContent-Length: 500\r\n\r\n{"
 
 
-async def taken(places: Places, client: str, most: int = 1000) -> list[Place]:
+async def taken(places: RequestLimiter, client: str, most: int = 1000) -> list[RequestPermit]:
     """Take places until there is none."""
-    found: list[Place] = []
+    found: list[RequestPermit] = []
     while len(found) < most:
         try:
-            found.append(places.take(client))
+            found.append(places.acquire(client))
         except RequestRefused as refused:
             assert refused.status == 429 and refused.headers == {"retry-after": "1"}
             break
@@ -143,7 +151,7 @@ async def taken(places: Places, client: str, most: int = 1000) -> list[Place]:
 )
 def test_one_client_leaves_places_for_each_other(most: int, clients: int, first: int, second: int) -> None:
     async def count() -> list[int]:
-        shared = Places(most, clients)
+        shared = RequestLimiter(most, clients)
         return [len(await taken(shared, name)) for name in "ab"]
 
     [mine, others] = asyncio.run(count())
@@ -157,22 +165,22 @@ def test_places_are_never_too_many_and_none_is_lost(seed: int) -> None:
     async def play() -> None:
         draw = random.Random(seed)
         most, names = draw.randrange(1, 20), "abcdefgh"[: draw.randrange(1, 8)]
-        shared, held = Places(most, len(names)), list[Place]()
+        shared, held = RequestLimiter(most, len(names)), list[RequestPermit]()
         for _ in range(300):
             if held and draw.random() < 0.4:
                 place = held.pop(draw.randrange(len(held)))
-                place.leave()
-                place.leave()
+                place.release()
+                place.release()
             else:
                 name = draw.choice(names if draw.random() < 0.5 else names[0])
                 mine = sum(each.client == name for each in held)
                 found = await taken(shared, name, 1)
                 assert found or mine >= most // (2 * len(names)), "its own share is free"
                 held += found
-            assert shared.open == len(held) <= most
+            assert shared.open_count == len(held) <= most
         for place in held:
-            place.leave()
-        assert shared.open == 0 and len(await taken(shared, names[0])) >= max(1, most // 2)
+            place.release()
+        assert shared.open_count == 0 and len(await taken(shared, names[0])) >= max(1, most // 2)
 
     asyncio.run(play())
 
@@ -190,7 +198,7 @@ def test_twenty_bodies_that_crawl_in_lock_out_nobody(serve: Any, monkeypatch: py
             line.sendall(HEAD)
         assert soon(lambda: len(answered(crawling)) == 8), "four places are kept for the other key"
         assert ask("one") == 429 and ask("two") == 200
-        monkeypatch.setattr(server_http, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(server_http, "SLOW_BODY_SECONDS", 0.0)
         assert ask("one") == 200
         assert soon(lambda: len(answered(crawling)) == 9)
         begins = sorted(line.recv(13) for line in answered(crawling))
@@ -218,7 +226,7 @@ def test_bodies_that_arrive_together_take_so_much_memory_and_no_more(
         assert soon(lambda: len(answered(crawling)) == 4)
         assert all(line.recv(13) == b"HTTP/1.1 429 " for line in answered(crawling))
         assert ask("one", large) == 429 and ask("one", json.dumps(SMALL)) == 200 and ask("two", large) == 200
-        monkeypatch.setattr(server_http, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(server_http, "SLOW_BODY_SECONDS", 0.0)
         assert ask("one", large) == 200
 
 

@@ -16,24 +16,24 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import CortexError
 from cortexmlx.server import app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.listening import HttpServer, open_listener
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
 
 def test_an_address_that_is_taken_or_none_is_said() -> None:
     in_use = "is in use: stop the other server, or give --port another"
-    with bound("127.0.0.1", 0) as taken, pytest.raises(CortexError, match=in_use):
-        bound("127.0.0.1", taken.getsockname()[1])
+    with open_listener("127.0.0.1", 0) as taken, pytest.raises(CortexError, match=in_use):
+        open_listener("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(CortexError, match=r"there is no address 'no\.such\.host\.invalid'"):
-        bound("no.such.host.invalid", 0)
+        open_listener("no.such.host.invalid", 0)
     with pytest.raises(CortexError, match=r"cannot listen on 192\.0\.2\.1"):
-        bound("192.0.2.1", 0)
+        open_listener("192.0.2.1", 0)
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
 def test_the_address_is_one_that_can_be_asked(engine: Engine, host: str, shown: str) -> None:
-    listening = Listening(app(engine), bound(host, 0))
+    listening = HttpServer(app(engine), open_listener(host, 0))
     thread = threading.Thread(target=listening.run)
     thread.start()
     try:
@@ -63,7 +63,7 @@ def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
     error in the log.
     """
     application = app(engine)
-    listening = Listening(application, bound("127.0.0.1", 0), grace=600.0)
+    listening = HttpServer(application, open_listener("127.0.0.1", 0), grace=600.0)
     listening._server.config.timeout_graceful_shutdown = None if twice else 0
     logged: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
@@ -134,8 +134,8 @@ def test_odd_requests_get_an_answer_and_the_server_goes_on(serve: Any, sent: byt
 def test_writing_to_a_client_that_has_gone_is_no_line_in_the_log(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with bound("127.0.0.1", 0) as listener:
-        Listening(app(engine), listener)
+    with open_listener("127.0.0.1", 0) as listener:
+        HttpServer(app(engine), listener)
     mine, theirs = socket.socketpair()
 
     async def write() -> None:

@@ -16,12 +16,12 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.listening import ConnectionLimits, Listening, bound, connections_that_fit
+from cortexmlx.server.listening import ConnectionLimits, HttpServer, allowed_connections, open_listener
 from support.patience import PATIENCE, soon
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n"
-Start = Callable[..., Listening]
+Start = Callable[..., HttpServer]
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def start(engine: Engine) -> Iterator[Start]:
     """Serve with limits on connections; settings of the server may be given, too."""
     with ExitStack() as stack:
 
-        def started(settings: dict[str, Any] | None = None, **limits: Any) -> Listening:
+        def started(settings: dict[str, Any] | None = None, **limits: Any) -> HttpServer:
             application = app(engine, ServerSettings(**settings or {}))
-            listening = Listening(application, bound("127.0.0.1", 0), limits=ConnectionLimits(**limits))
+            listening = HttpServer(application, open_listener("127.0.0.1", 0), limits=ConnectionLimits(**limits))
             thread = threading.Thread(target=listening.run)
             thread.start()
             stack.callback(thread.join, PATIENCE)
@@ -41,7 +41,7 @@ def start(engine: Engine) -> Iterator[Start]:
         yield started
 
 
-def connected(listening: Listening, receive_buffer: int | None = None) -> socket.socket:
+def connected(listening: HttpServer, receive_buffer: int | None = None) -> socket.socket:
     address = urlsplit(listening.url)
     client = socket.socket()
     if receive_buffer is not None:
@@ -204,7 +204,7 @@ def test_who_reads_nothing_of_a_stream_is_cut_and_its_request_cancelled(start: S
         client.sendall(head.encode() + body)
         assert soon(lambda: engine.stats().generated_tokens > before)
         assert soon(lambda: engine.stats().rows_running == 0)
-        assert soon(lambda: not listening.connections)
+        assert soon(lambda: not listening.open_connections)
 
 
 def test_a_bad_chunk_in_the_middle_of_a_body_is_400(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,14 +226,14 @@ def test_connections_are_as_many_as_files_may_be_open(monkeypatch: pytest.Monkey
     asked: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 300))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
-    assert connections_that_fit(1000) == 300 - 128 and asked == [(300, 300)]
-    assert connections_that_fit(100) == 100
+    assert allowed_connections(1000) == 300 - 128 and asked == [(300, 300)]
+    assert allowed_connections(100) == 100
 
     def refuse(which: int, limits: Any) -> None:
         raise ValueError
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert connections_that_fit(1000) == 256 - 128
+    assert allowed_connections(1000) == 256 - 128
 
 
 def test_ordinary_requests_on_one_connection_are_not_disturbed(start: Start) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cortexmlx import Engine, EngineClosed
-from cortexmlx.server.metrics import MOST_MODELS, OTHER, AnswerCounts, Histogram, Tally, exposition
+from cortexmlx.server.metrics import MAX_MODELS, OTHER, AnswerCounts, Histogram, ServerCounters, render_metrics
 from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.stats import DraftStats, SpeculationStats
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
@@ -46,8 +46,8 @@ def values(family: Metric, suffix: str = "") -> dict[Any, float]:
 
 
 @pytest.fixture
-def tally(engine: Engine) -> Tally:
-    tally = Tally(("/metrics",))
+def tally(engine: Engine) -> ServerCounters:
+    tally = ServerCounters(("/metrics",))
     done = engine.generate_batch(["one", "one two three", "a b c"], max_tokens=5)
     for completion in done:
         tally.count_answers("tiny", [completion], 0, 0)
@@ -55,8 +55,8 @@ def tally(engine: Engine) -> Tally:
     return tally
 
 
-def test_every_family_has_help_a_type_and_a_unit_by_the_rules(engine: Engine, tally: Tally) -> None:
-    text = exposition([("tiny", engine)], tally, 1e9)
+def test_every_family_has_help_a_type_and_a_unit_by_the_rules(engine: Engine, tally: ServerCounters) -> None:
+    text = render_metrics([("tiny", engine)], tally, 1e9)
     families = read(text)
     assert text.endswith(b"\n") and len(families) > 30
     for family in families.values():
@@ -69,8 +69,8 @@ def test_every_family_has_help_a_type_and_a_unit_by_the_rules(engine: Engine, ta
     assert values(families["cortexmlx_start_time_seconds"]) == {(): 1e9}
 
 
-def test_the_values_are_the_engines(engine: Engine, tally: Tally) -> None:
-    families, stats = read(exposition([("tiny", engine)], tally, 0.0)), engine.stats()
+def test_the_values_are_the_engines(engine: Engine, tally: ServerCounters) -> None:
+    families, stats = read(render_metrics([("tiny", engine)], tally, 0.0)), engine.stats()
     model = (("model", "tiny"),)
     for name, value in (
         ("cortexmlx_requests_running", stats.rows_running),
@@ -95,11 +95,11 @@ def test_the_values_are_the_engines(engine: Engine, tally: Tally) -> None:
     assert sum(steps.values()) == stats.steps == sum(stats.steps_by_reason.values())
 
 
-def test_drafts_are_counted_by_their_source(engine: Engine, tally: Tally) -> None:
+def test_drafts_are_counted_by_their_source(engine: Engine, tally: ServerCounters) -> None:
     drafts = SpeculationStats(9, 7, 3, {"suffix": DraftStats(7, 6), "forced": DraftStats(2, 1)})
     said: Any = Closed(engine)
     said.stats = lambda: replace(engine.stats(), speculation=drafts)
-    families = read(exposition([("tiny", said)], tally, 0.0))
+    families = read(render_metrics([("tiny", said)], tally, 0.0))
     for name, counts in (("drafted_tokens", (7, 2)), ("accepted_tokens", (6, 1))):
         found = values(families[f"cortexmlx_{name}"], "_total")
         assert tuple(found[("model", "tiny"), ("source", source)] for source in ("suffix", "forced")) == counts
@@ -113,8 +113,8 @@ def buckets(family: Metric) -> list[tuple[float, float]]:
 @pytest.mark.parametrize(
     "name", ["queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds", "request_seconds"]
 )
-def test_a_histogram_is_cumulative_and_ends_with_all(engine: Engine, tally: Tally, name: str) -> None:
-    family = read(exposition([("tiny", engine)], tally, 0.0))[f"cortexmlx_{name}"]
+def test_a_histogram_is_cumulative_and_ends_with_all(engine: Engine, tally: ServerCounters, name: str) -> None:
+    family = read(render_metrics([("tiny", engine)], tally, 0.0))[f"cortexmlx_{name}"]
     assert family.type == "histogram"
     found = buckets(family)
     assert found == sorted(found) and found[-1][0] == float("inf")
@@ -123,9 +123,9 @@ def test_a_histogram_is_cumulative_and_ends_with_all(engine: Engine, tally: Tall
 
 
 @pytest.mark.parametrize("name", [UGLY, "", "</script><script>", "ü", "a" * 5000])
-def test_any_name_of_a_model_is_read_as_it_is(engine: Engine, tally: Tally, name: str) -> None:
+def test_any_name_of_a_model_is_read_as_it_is(engine: Engine, tally: ServerCounters, name: str) -> None:
     tally.count_answers(name, (), 0, 1)
-    text = exposition([(name, engine)], tally, 0.0)
+    text = render_metrics([(name, engine)], tally, 0.0)
     families = read(text)
     said = name.replace("\udc80", "?")
     assert values(families["cortexmlx_up"]) == {(("model", said),): 1.0}
@@ -133,23 +133,23 @@ def test_any_name_of_a_model_is_read_as_it_is(engine: Engine, tally: Tally, name
     assert all(line.startswith((b"#", b"cortexmlx_")) for line in text.splitlines()), "no name breaks a line"
 
 
-def test_a_closed_engine_is_not_up_and_spoils_no_other(engine: Engine, tally: Tally) -> None:
+def test_a_closed_engine_is_not_up_and_spoils_no_other(engine: Engine, tally: ServerCounters) -> None:
     engines: Any = [("gone", Closed(engine)), ("tiny", engine)]
-    families = read(exposition(engines, tally, 0.0))
+    families = read(render_metrics(engines, tally, 0.0))
     assert values(families["cortexmlx_up"]) == {(("model", "gone"),): 0.0, (("model", "tiny"),): 1.0}
     assert list(values(families["cortexmlx_rows"])) == [(("model", "tiny"),)]
     assert values(families["cortexmlx_http_requests"], "_total") == {(("path", "/metrics"), ("status", "200")): 1.0}
 
 
 def test_without_engines_there_is_still_the_server() -> None:
-    families: Iterable[str] = read(exposition([], Tally(()), 5.0))
+    families: Iterable[str] = read(render_metrics([], ServerCounters(()), 5.0))
     assert "cortexmlx_start_time_seconds" in families
 
 
-def test_a_disk_tier_has_its_own(engine: Engine, tally: Tally, tmp_path: Any, folder: Any) -> None:
-    assert not any("disk" in name for name in read(exposition([("tiny", engine)], tally, 0.0)))
+def test_a_disk_tier_has_its_own(engine: Engine, tally: ServerCounters, tmp_path: Any, folder: Any) -> None:
+    assert not any("disk" in name for name in read(render_metrics([("tiny", engine)], tally, 0.0)))
     with Engine(str(folder), kv_memory="8MB", kv_store=str(tmp_path)) as stored:
-        families = read(exposition([("a", engine), ("b", stored)], tally, 0.0))
+        families = read(render_metrics([("a", engine), ("b", stored)], tally, 0.0))
         limit = stored.stats().kv_store
     assert limit is not None
     assert values(families["cortexmlx_disk_limit_bytes"]) == {(("model", "b"),): limit.bytes_limit}
@@ -189,13 +189,13 @@ def test_a_histogram_has_every_duration_at_most_its_bound(durations: list[float]
     ],
 )
 def test_paths_of_clients_are_no_labels(path: str, known: str) -> None:
-    tally = Tally(("/v1/completions", "/v1/models", "/"))
+    tally = ServerCounters(("/v1/completions", "/v1/models", "/"))
     tally.count_reply(LoggedRequest("GET", path, 404, 0.1, None), path)
     assert tally.snapshot()[0] == {(known, 404): 1}
 
 
 def test_answers_are_counted_by_model_and_reason() -> None:
-    tally = Tally(())
+    tally = ServerCounters(())
     two = answer(5, 0.2, 1.0)
     object.__setattr__(two, "others", (answer(1, 0.3, 0.3, FinishReason.LENGTH),))
     tally.count_answers("a", [two, answer(3, 0.1, 0.5)], 0, 0)
@@ -209,7 +209,7 @@ def test_answers_are_counted_by_model_and_reason() -> None:
 
 
 def test_what_was_taken_stays_as_it_was() -> None:
-    tally = Tally(())
+    tally = ServerCounters(())
     tally.count_answers("a", [answer(2, 0.1, 0.2)], 0, 0)
     before: dict[str, AnswerCounts] = tally.snapshot()[1]
     tally.count_answers("a", [answer(2, 0.1, 0.2)], 0, 0)
@@ -218,8 +218,8 @@ def test_what_was_taken_stays_as_it_was() -> None:
 
 
 def test_there_are_not_more_models_than_a_scraper_can_hold() -> None:
-    tally = Tally(())
-    for number in range(MOST_MODELS + 50):
+    tally = ServerCounters(())
+    for number in range(MAX_MODELS + 50):
         tally.count_answers(f"model {number}", [answer(1, 0.1, 0.1)], 0, 0)
     models = tally.snapshot()[1]
-    assert len(models) == MOST_MODELS + 1 and models[OTHER].reasons["stop"] == 50
+    assert len(models) == MAX_MODELS + 1 and models[OTHER].reasons["stop"] == 50

@@ -90,8 +90,8 @@ def test_the_context_does_not_change_once_it_is_known(factory: Factory) -> None:
     stated, open_ = factory.model("stated", context_length=70), factory.model("open")
     with ModelPool([stated, open_]) as made:
         assert (made.context_length("stated"), made.context_length("open")) == (70, None)
-        made.take("stated").release()
-        made.take("open").release()
+        made.acquire("stated").release()
+        made.acquire("open").release()
         assert (made.context_length("stated"), made.context_length("open")) == (70, 100)
 
 
@@ -169,7 +169,7 @@ def test_defaults_that_fail_close_the_engine(factory: Factory) -> None:
         raise InvalidRequest("the template reads no `x`")
 
     with ModelPool([factory.model("a", defaults=wrong)], tell=factory.said.append) as made:
-        wait = made.ask("a")
+        wait = made.request_model("a")
         assert soon(lambda: wait.settled)
         with pytest.raises(CannotLoad, match="it does not fit the server's options"):
             wait.lease()
@@ -295,10 +295,10 @@ def test_a_log_that_nobody_reads_any_more_ends_nothing(factory: Factory) -> None
 
     factory.fails["c"] = ModelCorrupt("damaged")
     with ModelPool([factory.model(name) for name in "abc"], memory=8, tell=broken) as made:
-        made.take("a").release()
+        made.acquire("a").release()
         with pytest.raises(ModelCorrupt):
-            made.take("c")
-        made.take("b").release()
+            made.acquire("c")
+        made.acquire("b").release()
         assert made.is_loaded("b")
 
 

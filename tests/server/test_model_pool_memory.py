@@ -15,7 +15,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.server import ModelPool, ServedModel
-from cortexmlx.system.machine import give_back_freed
+from cortexmlx.system.machine import release_freed_memory
 from support.models.tiny import write_tiny
 from support.patience import soon
 
@@ -56,7 +56,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
     store, seen, before = tmp_path / "store", [], set(threading.enumerate())
     gc.collect()
-    give_back_freed()  # what other tests of this process have freed, and malloc keeps
+    release_freed_memory()  # what other tests of this process have freed, and malloc keeps
     begin = resident()
 
     def load(on_progress: Any) -> Engine:
@@ -67,7 +67,7 @@ def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
 
     with ModelPool([ServedModel("large", load, 5), ServedModel("other", load, 5)], memory=8) as pool:
         for turn, name in enumerate(("large", "other", "large")):
-            lease = pool.take(name)
+            lease = pool.acquire(name)
             answer = lease.engine.generate(list(range(1, 60)), SamplingParams(max_tokens=2, ignore_eos=True))
             assert answer.usage.completion_tokens == 2
             full, active = resident(), mx.get_active_memory()
@@ -80,7 +80,7 @@ def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
         assert soon(lambda: len(threads(before)) == len(set(threads(before))) == 4), threads(before)  # of one store
     gc.collect()
     assert mx.get_active_memory() < active - 100 * MIB
-    give_back_freed()
+    release_freed_memory()
     assert resident() < begin + 60 * MIB  # less than a model
     assert not [each() for each in seen if each() is not None]
     held = [str(tmp_path), str(large)]

@@ -19,9 +19,9 @@ from anthropic.pagination import SyncPage
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.residency import FIRST_SECONDS
 from cortexmlx.server.settings import LoggedRequest
 from support.models.calling import write_calling
@@ -71,7 +71,7 @@ def start() -> Iterator[Callable[..., httpx.Client]]:
     with ExitStack() as stack:
 
         def serve(served: Any, **options: Any) -> httpx.Client:
-            listening = Listening(app(served, ServerSettings(**options)), bound("127.0.0.1", 0), grace=1.0)
+            listening = HttpServer(app(served, ServerSettings(**options)), open_listener("127.0.0.1", 0), grace=1.0)
             thread = threading.Thread(target=listening.run)
             thread.start()
             client = httpx.Client(base_url=listening.url, timeout=PATIENCE, trust_env=False)
@@ -245,7 +245,7 @@ def test_waiting_is_bounded_by_the_timeout_and_by_max_open(pool: ModelPool, load
 
 def test_what_a_body_does_not_set_is_the_models_own(loads: Loads, start: Any) -> None:
     def at_most(tokens: int) -> Any:
-        return lambda engine: Defaults(SamplingParams(max_tokens=tokens, ignore_eos=True))
+        return lambda engine: RequestDefaults(SamplingParams(max_tokens=tokens, ignore_eos=True))
 
     models = [loads.model("one", defaults=at_most(3)), loads.model("two", defaults=at_most(5))]
     with ModelPool(models) as pool:

@@ -111,5 +111,5 @@ def test_a_pool_lists_the_adapters_of_models_that_are_not_loaded(engine: Engine)
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
         assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["one", "two", "one:sql"]
-        assert not pool.loaded() and asked(http, "two:sql").status_code == 404 and not pool.loaded()
+        assert not pool.loaded_engines() and asked(http, "two:sql").status_code == 404 and not pool.loaded_engines()
         assert asked(http, "one:sql").json()["model"] == "one:sql" and made.asked == ["sql"]

@@ -25,7 +25,7 @@ import cortexmlx.server
 from cortexmlx import Engine
 from cortexmlx.errors import EngineClosed
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.monitoring import MOST_REQUESTS, LiveState, SharedResult, live, page
+from cortexmlx.server.monitoring import MAX_LISTED_REQUESTS, LiveState, SharedResult, live_state, page_response
 from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 from support.patience import PATIENCE, soon
@@ -218,7 +218,7 @@ class Looks:
 
 def test_it_has_the_engines_numbers_and_blocks(engine: Engine) -> None:
     engine.generate(SECRET, max_tokens=9)
-    found = body(live([("tiny", engine)], whole=True))
+    found = body(live_state([("tiny", engine)], whole=True))
     [model], stats, blocks = found["models"], engine.stats(), engine.blocks()
     assert model["name"] == "tiny" and model["open"] and model["longest"] == engine.longest_request
     assert model["generated_tokens"] == stats.generated_tokens and model["rows"] == stats.max_rows
@@ -230,13 +230,13 @@ def test_it_has_the_engines_numbers_and_blocks(engine: Engine) -> None:
 def test_open_requests_are_numbers_without_texts_and_clients(engine: Engine) -> None:
     handle = engine.submit(SECRET, max_tokens=3000, ignore_eos=True, client="somebody")
     next(iter(handle))
-    found = live([("tiny", engine)], whole=True)
+    found = live_state([("tiny", engine)], whole=True)
     [[state, prompt, cached, computed, answer, most]] = body(found)["models"][0]["requests"]
     assert state == "decoding" and prompt == engine.count_tokens(SECRET) and most == 3000
     assert cached <= prompt <= computed and 1 <= answer < most
     assert b"secret" not in found.plain and b"somebody" not in found.plain
-    many = [engine.submit("x", max_tokens=3000, ignore_eos=True) for _ in range(MOST_REQUESTS + 9)]
-    assert len(body(live([("tiny", engine)], whole=True))["models"][0]["requests"]) == MOST_REQUESTS
+    many = [engine.submit("x", max_tokens=3000, ignore_eos=True) for _ in range(MAX_LISTED_REQUESTS + 9)]
+    assert len(body(live_state([("tiny", engine)], whole=True))["models"][0]["requests"]) == MAX_LISTED_REQUESTS
     for each in (handle, *many):
         each.cancel()
         each.result()
@@ -245,14 +245,14 @@ def test_open_requests_are_numbers_without_texts_and_clients(engine: Engine) -> 
 def test_a_hundred_thousand_blocks_are_compact(engine: Engine) -> None:
     states = bytes(BlockState(each % 5) for each in range(100_000))
     looks: Any = Looks(engine, states)
-    found = live([("tiny", looks)], whole=True)
+    found = live_state([("tiny", looks)], whole=True)
     assert bytes(map(int, body(found)["models"][0]["blocks"]["groups"][0]["states"])) == states
     assert len(found.plain) < 110_000 and len(found.gzipped) < 5_000
 
 
 def test_any_name_is_json(engine: Engine) -> None:
     for name in ('</script><img onerror="x">', "a\nb", "half \udc80", ""):
-        assert body(live([(name, engine)], whole=True))["models"][0]["name"] == name
+        assert body(live_state([(name, engine)], whole=True))["models"][0]["name"] == name
 
 
 # However many ask, one call runs at a time, and errors are shared, too.
@@ -269,14 +269,14 @@ def test_all_who_ask_at_once_get_one_result() -> None:
 
     async def ask() -> None:
         shared = SharedResult(make, every=3600.0)
-        asked = [asyncio.create_task(shared.take()) for _ in range(200)]
+        asked = [asyncio.create_task(shared.get()) for _ in range(200)]
         await asyncio.sleep(0)
         asked[0].cancel()
         asked[7].cancel()
         go.set()
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert results.count(0) == 198 and calls == [0]
-        assert await shared.take() == 0, "the next call is not due"
+        assert await shared.get() == 0, "the next call is not due"
 
     asyncio.run(ask())
 
@@ -290,10 +290,10 @@ def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
         raise EngineClosed("closed")
 
     async def ask(shared: SharedResult[None], times: int) -> None:
-        errors = await asyncio.gather(*(shared.take() for _ in range(times)), return_exceptions=True)
+        errors = await asyncio.gather(*(shared.get() for _ in range(times)), return_exceptions=True)
         assert len(errors) == times and all(isinstance(error, EngineClosed) for error in errors)
         with pytest.raises(EngineClosed):
-            await shared.take()
+            await shared.get()
 
     asyncio.run(ask(SharedResult(make, every=3600.0), 20))
     assert calls == 1
@@ -310,13 +310,13 @@ def test_callers_who_have_all_gone_leave_no_complaint() -> None:
     async def ask() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
         shared = SharedResult(make, every=0.0)
-        asked = asyncio.create_task(shared.take())
+        asked = asyncio.create_task(shared.get())
         await asyncio.sleep(0)
         asked.cancel()
         assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], asyncio.CancelledError)
         go.set()
         with pytest.raises(EngineClosed):
-            await shared.take()
+            await shared.get()
         del shared
 
     asyncio.run(ask())
@@ -360,7 +360,7 @@ def inline() -> Inline:
 
 
 def policy() -> dict[str, str]:
-    rules = (rule.partition(" ") for rule in page().headers["content-security-policy"].split("; "))
+    rules = (rule.partition(" ") for rule in page_response().headers["content-security-policy"].split("; "))
     return {name: value for name, _, value in rules}
 
 
@@ -375,7 +375,7 @@ def test_nothing_else_is_loaded_and_nobody_may_frame_it() -> None:
     assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == rules["form-action"] == "'none'"
     assert rules["connect-src"] == "'self'" and rules["img-src"] == "data:"
     assert not any("unsafe" in value or "http" in value or "*" in value for value in rules.values())
-    headers = page().headers
+    headers = page_response().headers
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
     assert headers["referrer-policy"] == "no-referrer" and headers["content-type"] == "text/html; charset=utf-8"
 

@@ -15,9 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from cortexmlx import Engine
-from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.monitoring import live
-from cortexmlx.server.monitoring import page as the_page
+from cortexmlx.server.listening import HttpServer, open_listener
+from cortexmlx.server.monitoring import live_state
+from cortexmlx.server.monitoring import page_response as the_page
 from cortexmlx.stats import BlockMap, GroupBlocks
 from support.browser import browser
 from support.patience import PATIENCE, soon
@@ -177,13 +177,13 @@ class Fake:
         routes.append(Route("/v1/chat/completions", self._chat, methods=["POST"]))
         self._application = Starlette(routes=routes)
         self._thread: threading.Thread | None = None
-        self.listening = Listening(self._application, bound("127.0.0.1", 0), grace=1)
+        self.listening = HttpServer(self._application, open_listener("127.0.0.1", 0), grace=1)
         self.start()
 
     def start(self, port: int | None = None) -> None:
         """Serve, or serve again on a port."""
         if port is not None:
-            self.listening = Listening(self._application, bound("127.0.0.1", port), grace=1)
+            self.listening = HttpServer(self._application, open_listener("127.0.0.1", port), grace=1)
         self._thread = threading.Thread(target=self.listening.run)
         self._thread.start()
 
@@ -201,7 +201,7 @@ class Fake:
         for name in ("info", "stats", "longest_request"):
             setattr(looks, name, getattr(self._engine, name))
         looks.blocks = lambda: BlockMap(16, (GroupBlocks(2, None, 1024, len(self.states), self.states),))
-        return Response(live([(name, looks) for name in self.names], whole=True).plain)
+        return Response(live_state([(name, looks) for name in self.names], whole=True).plain)
 
     async def _chat(self, request: Request) -> Response:
         async def events() -> Any:

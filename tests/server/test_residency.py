@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cortexmlx.server.residency import (
     FIRST_SECONDS,
     MOST_SECONDS,
+    LoadBackoff,
     LoadModel,
+    ModelState,
+    ModelTicket,
     Residency,
-    Retries,
-    State,
-    Ticket,
     UnloadModel,
 )
 
@@ -37,14 +37,14 @@ class Requests(RuleBasedStateMachine):
         self.budget = held + max((self.sizes[name] for name in NAMES if name not in kept), default=0) + more
         self.residency = Residency(self.sizes, self.budget, kept, idle)
         self.now = 0.0
-        self.running: dict[int, Ticket] = {}
-        self.waiting: dict[int, Ticket] = {}
+        self.running: dict[int, ModelTicket] = {}
+        self.waiting: dict[int, ModelTicket] = {}
         self.loaded: set[str] = set()
         self.failed: set[str] = set()
         self.used: dict[str, float] = {}
         self.change: LoadModel | UnloadModel | None = None
 
-    def granted(self, tickets: list[Ticket]) -> None:
+    def granted(self, tickets: list[ModelTicket]) -> None:
         for ticket in tickets:
             assert ticket.model in self.loaded - self.failed
             self.running[ticket.number] = self.waiting.pop(ticket.number)
@@ -52,9 +52,9 @@ class Requests(RuleBasedStateMachine):
     @rule(name=names)
     def ask(self, name: str) -> None:
         at_once = self.residency.would_grant(name)
-        ticket = self.residency.ask(name)
+        ticket = self.residency.add_request(name)
         self.waiting[ticket.number] = ticket
-        self.granted(self.residency.grant())
+        self.granted(self.residency.grant_requests())
         assert at_once == (ticket.number in self.running)
 
     @precondition(lambda self: self.running or self.waiting)
@@ -67,17 +67,17 @@ class Requests(RuleBasedStateMachine):
         if self.running.pop(ticket.number, None):
             self.used[ticket.model] = self.now
         self.waiting.pop(ticket.number, None)
-        self.residency.leave(ticket, self.now)
-        self.residency.leave(ticket, self.now)
-        self.granted(self.residency.grant())
+        self.residency.end_request(ticket, self.now)
+        self.residency.end_request(ticket, self.now)
+        self.granted(self.residency.grant_requests())
 
     @precondition(lambda self: self.loaded)
     @rule(data=strategies.data())
     def fail(self, data: Any) -> None:
         name = data.draw(strategies.sampled_from(sorted(self.loaded)))
-        self.residency.fail(name)
+        self.residency.mark_failed(name)
         self.failed.add(name)
-        self.granted(self.residency.grant())
+        self.granted(self.residency.grant_requests())
 
     @rule(seconds=strategies.floats(0, 20))
     def pass_time(self, seconds: float) -> None:
@@ -85,7 +85,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule()
     def act(self) -> None:
-        action = self.residency.begin(self.now)
+        action = self.residency.begin_action(self.now)
         if self.change is not None:
             assert action is None
             return
@@ -108,20 +108,20 @@ class Requests(RuleBasedStateMachine):
     def finish(self, fails: bool) -> None:
         change, self.change = self.change, None
         if isinstance(change, UnloadModel):
-            self.residency.unloaded()
+            self.residency.finish_unload()
         elif isinstance(change, LoadModel):
             mine = [ticket for ticket in self.waiting.values() if ticket.model == change.model]
             if fails:
-                assert self.residency.failed() == mine
+                assert self.residency.fail_load() == mine
                 for ticket in mine:
                     del self.waiting[ticket.number]
             else:
                 self.loaded.add(change.model)
                 self.used[change.model] = self.now
-                tickets = self.residency.loaded(self.now)
+                tickets = self.residency.finish_load(self.now)
                 assert tickets == mine
                 self.granted(tickets)
-        self.granted(self.residency.grant())
+        self.granted(self.residency.grant_requests())
 
     @precondition(lambda self: self.waiting)
     @rule(others=strategies.lists(names, min_size=1, max_size=4), long=strategies.integers(1, 3))
@@ -147,16 +147,16 @@ class Requests(RuleBasedStateMachine):
     def it_counts_as_here(self) -> None:
         if not hasattr(self, "residency"):
             return
-        assert set(self.residency.waiting) == set(self.waiting.values())
+        assert set(self.residency.waiting_requests) == set(self.waiting.values())
         for name in NAMES:
-            assert self.residency.users(name) == sum(t.model == name for t in self.running.values())
-            assert (self.residency.state(name) is State.LOADED) == (name in self.loaded)
+            assert self.residency.user_count(name) == sum(t.model == name for t in self.running.values())
+            assert (self.residency.state_of_model(name) is ModelState.LOADED) == (name in self.loaded)
 
     @invariant()
     def it_is_never_over_budget(self) -> None:
         if hasattr(self, "residency"):
             there = self.loaded | ({self.change.model} if self.change is not None else set())
-            assert self.residency.memory == sum(self.sizes[name] for name in there) <= self.budget
+            assert self.residency.used_memory == sum(self.sizes[name] for name in there) <= self.budget
 
     @invariant()
     def something_is_done_for_those_who_wait(self) -> None:
@@ -174,131 +174,138 @@ TestRequests = Requests.TestCase
 TestRequests.settings = settings(deadline=None, stateful_step_count=40)
 
 
-def _take(residency: Residency, model: str, now: float = 0.0) -> Ticket:
+def _take(residency: Residency, model: str, now: float = 0.0) -> ModelTicket:
     """Ask for a model that can be had without others' ends, and load it."""
-    ticket = residency.ask(model)
-    if ticket in residency.grant():
+    ticket = residency.add_request(model)
+    if ticket in residency.grant_requests():
         return ticket
-    while (action := residency.begin(now)) is not None:
+    while (action := residency.begin_action(now)) is not None:
         if isinstance(action, LoadModel):
-            assert ticket in residency.loaded(now)
+            assert ticket in residency.finish_load(now)
             return ticket
-        residency.unloaded()
+        residency.finish_unload()
     raise AssertionError(f"{model} cannot be had")
 
 
 def test_the_least_recently_used_model_makes_room() -> None:
     residency = Residency({"a": 4, "b": 4, "c": 4}, budget=8)
     first, second = _take(residency, "a"), _take(residency, "b")
-    residency.leave(first, 5.0)
-    residency.leave(second, 4.0)
+    residency.end_request(first, 5.0)
+    residency.end_request(second, 4.0)
     _take(residency, "c", 6.0)
-    assert [residency.state(name) for name in "abc"] == [State.LOADED, State.UNLOADED, State.LOADED]
+    assert [residency.state_of_model(name) for name in "abc"] == [
+        ModelState.LOADED,
+        ModelState.UNLOADED,
+        ModelState.LOADED,
+    ]
 
 
 def test_a_small_model_stays_where_a_large_one_makes_all_the_room() -> None:
     residency = Residency({"small": 1, "large": 9, "new": 9}, budget=10)
-    residency.leave(_take(residency, "small"), 1.0)
-    residency.leave(_take(residency, "large"), 2.0)
+    residency.end_request(_take(residency, "small"), 1.0)
+    residency.end_request(_take(residency, "large"), 2.0)
     _take(residency, "new", 3.0)
-    assert residency.state("small") is State.LOADED and residency.state("large") is State.UNLOADED
+    assert (
+        residency.state_of_model("small") is ModelState.LOADED
+        and residency.state_of_model("large") is ModelState.UNLOADED
+    )
 
 
 def test_requests_for_a_model_that_makes_room_wait_behind() -> None:
     residency = Residency({"a": 5, "b": 5}, budget=8)
     running = _take(residency, "a")
-    needs_room = residency.ask("b")
-    later = residency.ask("a")
-    assert residency.grant() == [] and residency.begin(0.0) is None
-    residency.leave(running, 1.0)
-    assert residency.grant() == [] and residency.begin(1.0) == UnloadModel("a")
-    residency.unloaded()
-    assert residency.begin(1.0) == LoadModel("b") and residency.loaded(1.0) == [needs_room]
-    assert residency.begin(1.0) is None
-    residency.leave(needs_room, 2.0)
-    assert residency.begin(2.0) == UnloadModel("b")
-    residency.unloaded()
-    assert residency.begin(2.0) == LoadModel("a") and residency.loaded(2.0) == [later]
+    needs_room = residency.add_request("b")
+    later = residency.add_request("a")
+    assert residency.grant_requests() == [] and residency.begin_action(0.0) is None
+    residency.end_request(running, 1.0)
+    assert residency.grant_requests() == [] and residency.begin_action(1.0) == UnloadModel("a")
+    residency.finish_unload()
+    assert residency.begin_action(1.0) == LoadModel("b") and residency.finish_load(1.0) == [needs_room]
+    assert residency.begin_action(1.0) is None
+    residency.end_request(needs_room, 2.0)
+    assert residency.begin_action(2.0) == UnloadModel("b")
+    residency.finish_unload()
+    assert residency.begin_action(2.0) == LoadModel("a") and residency.finish_load(2.0) == [later]
 
 
 def test_who_leaves_holds_up_nobody() -> None:
     residency = Residency({"a": 5, "b": 5}, budget=8)
     _take(residency, "a")
-    needs_room, later = residency.ask("b"), residency.ask("a")
-    assert residency.grant() == []
-    residency.leave(needs_room, 1.0)
-    assert residency.grant() == [later]
+    needs_room, later = residency.add_request("b"), residency.add_request("a")
+    assert residency.grant_requests() == []
+    residency.end_request(needs_room, 1.0)
+    assert residency.grant_requests() == [later]
 
 
 def test_who_came_first_does_not_wait_for_who_came_later() -> None:
     residency = Residency({"a": 5, "b": 5}, budget=8)
     _take(residency, "a")
-    needs_room, middle, last = residency.ask("b"), residency.ask("a"), residency.ask("b")
-    assert residency.grant() == []
-    residency.leave(needs_room, 1.0)
-    assert residency.grant() == [middle] and residency.waiting == (last,)
+    needs_room, middle, last = residency.add_request("b"), residency.add_request("a"), residency.add_request("b")
+    assert residency.grant_requests() == []
+    residency.end_request(needs_room, 1.0)
+    assert residency.grant_requests() == [middle] and residency.waiting_requests == (last,)
 
 
 def test_an_idle_model_makes_room_before_one_in_use() -> None:
     residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
     _take(residency, "a")
-    residency.leave(_take(residency, "b"), 9.0)
+    residency.end_request(_take(residency, "b"), 9.0)
     _take(residency, "c", 9.0)
-    assert residency.state("a") is State.LOADED and residency.state("b") is State.UNLOADED
+    assert residency.state_of_model("a") is ModelState.LOADED and residency.state_of_model("b") is ModelState.UNLOADED
 
 
 def test_ends_do_not_change_who_makes_room() -> None:
     residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
     first, second, third = _take(residency, "a"), _take(residency, "a"), _take(residency, "b")
-    residency.ask("c")
-    residency.leave(first, 1.0)
+    residency.add_request("c")
+    residency.end_request(first, 1.0)
     assert not residency.would_grant("a") and residency.would_grant("b")
-    residency.leave(second, 2.0)
-    assert residency.begin(2.0) == UnloadModel("a") and residency.users("b") == 1
+    residency.end_request(second, 2.0)
+    assert residency.begin_action(2.0) == UnloadModel("a") and residency.user_count("b") == 1
     assert third.model == "b"
 
 
 def test_idle_models_are_unloaded_but_not_kept_ones() -> None:
     residency = Residency({"a": 1, "b": 1}, kept="b", idle=10.0)
-    assert residency.due() is None
+    assert residency.next_idle_unload() is None
     first, second = _take(residency, "a"), _take(residency, "b")
-    assert residency.due() is None
-    residency.leave(first, 5.0)
-    residency.leave(second, 5.0)
-    assert residency.due() == 15.0 and residency.begin(14.9) is None
-    assert residency.begin(15.0) == UnloadModel("a") and residency.state("a") is State.UNLOADING
-    residency.unloaded()
-    assert residency.begin(1e9) is None and residency.state("b") is State.LOADED
+    assert residency.next_idle_unload() is None
+    residency.end_request(first, 5.0)
+    residency.end_request(second, 5.0)
+    assert residency.next_idle_unload() == 15.0 and residency.begin_action(14.9) is None
+    assert residency.begin_action(15.0) == UnloadModel("a") and residency.state_of_model("a") is ModelState.UNLOADING
+    residency.finish_unload()
+    assert residency.begin_action(1e9) is None and residency.state_of_model("b") is ModelState.LOADED
 
 
 # A model whose load failed is tried again later, and later still each time.
 
 
 def test_each_failure_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
-    retries, cause, now = Retries(), OSError("damaged"), 100.0
-    assert retries.refusal("a", now) is None
+    retries, cause, now = LoadBackoff(), OSError("damaged"), 100.0
+    assert retries.current_failure("a", now) is None
     waits = []
     for _ in range(9):
-        seconds = retries.failed("a", cause, now)
-        assert retries.refusal("a", now) == (cause, seconds) and retries.refusal("b", now) is None
-        assert retries.refusal("a", now + seconds - 0.5) == (cause, 0.5)
+        seconds = retries.record_failure("a", cause, now)
+        assert retries.current_failure("a", now) == (cause, seconds) and retries.current_failure("b", now) is None
+        assert retries.current_failure("a", now + seconds - 0.5) == (cause, 0.5)
         now += seconds
-        assert retries.refusal("a", now) is None
+        assert retries.current_failure("a", now) is None
         waits.append(seconds)
     assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS] and waits[-1] == MOST_SECONDS
     assert waits == sorted(waits)
 
 
 def test_a_request_that_was_served_forgets_the_failures() -> None:
-    retries = Retries()
-    retries.failed("a", OSError(), 0.0)
-    retries.failed("a", OSError(), 0.0)
-    assert not retries.serves("a")
-    retries.served("a")
-    assert retries.serves("a")
-    assert retries.refusal("a", 0.0) is None
-    assert retries.failed("a", OSError(), 0.0) == FIRST_SECONDS
-    assert not retries.serves("a")
-    retries.served("a")
-    retries.unloaded("a")
-    assert not retries.serves("a") and retries.refusal("a", 0.0) is None
+    retries = LoadBackoff()
+    retries.record_failure("a", OSError(), 0.0)
+    retries.record_failure("a", OSError(), 0.0)
+    assert not retries.has_served("a")
+    retries.record_success("a")
+    assert retries.has_served("a")
+    assert retries.current_failure("a", 0.0) is None
+    assert retries.record_failure("a", OSError(), 0.0) == FIRST_SECONDS
+    assert not retries.has_served("a")
+    retries.record_success("a")
+    retries.record_unload("a")
+    assert not retries.has_served("a") and retries.current_failure("a", 0.0) is None

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import FormRefused, InvalidRequest, StructuredOutputError
-from cortexmlx.server.generation import PROTOCOLS, RequestAnswers
+from cortexmlx.server.generation import PROTOCOLS, HttpRequestAnswers
 from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.types.request import TokenEvent
 from support.patience import soon
@@ -132,7 +132,7 @@ def test_no_failure_tells_what_is_inside(http: httpx.Client, monkeypatch: pytest
         replies = [http.post(path, json=body) for path, body in (BODIES | tokens).items()]
     assert {reply.status_code for reply in replies} == ({400} if failure in FAILURES[2:4] else {500})
     with monkeypatch.context() as patched:
-        patched.setattr(RequestAnswers, "events", begin_and_fail)
+        patched.setattr(HttpRequestAnswers, "events", begin_and_fail)
         replies += [http.post(path, json={**body, "stream": True}) for path, body in BODIES.items()]
     for reply in replies:
         assert error_in(reply)["message"]

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cortexmlx import Engine
 from cortexmlx.protocols.request import Request
-from cortexmlx.protocols.responses.reader import Details
+from cortexmlx.protocols.responses.reader import ResponseDetails
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.server.stored_responses import OVERHEAD, ClientResponses, StoredResponses
+from cortexmlx.server.stored_responses import RESPONSE_OVERHEAD, ClientResponses, StoredResponses
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
 from support.open_responses import RESPONSE, faults
@@ -34,18 +34,20 @@ def body_of(number: int, text: str) -> Any:
 
 def asked(text: str, previous: Any = None, store: bool = True) -> Request:
     item = {"type": "message", "role": "user", "content": text, "status": "completed"}
-    return Request(("",), SamplingParams(), details=Details(items=(item,), previous=previous, store=store))
+    return Request(
+        ("",), SamplingParams(), details=ResponseDetails(input_items=(item,), previous=previous, store=store)
+    )
 
 
 def add(kept: ClientResponses, number: int, text: str = "a", previous: int | None = None, store: bool = True) -> str:
-    before = None if previous is None else kept.response(f"resp_{previous:032x}")
+    before = None if previous is None else kept.find_response(f"resp_{previous:032x}")
     body = body_of(number, text)
-    kept.keep(asked(text, before, store), body)
+    kept.store(asked(text, before, store), body)
     return str(body["id"])
 
 
 def texts(kept: ClientResponses, id: str) -> list[str] | None:
-    found = kept.response(id)
+    found = kept.find_response(id)
     return None if found is None else [item["content"] for item in found.items()]
 
 
@@ -78,19 +80,19 @@ class StoreMachine(RuleBasedStateMachine):
         store=st.sampled_from([True] * 5 + [False]),
     )
     def answer(self, client: str, length: int, back: int, store: bool) -> None:
-        kept, text = self.stored.of(client), "x" * length
+        kept, text = self.stored.for_client(client), "x" * length
         previous = self.ids[-back] if 0 < back <= len(self.ids) else None
-        before = None if previous is None else kept.response(previous)
+        before = None if previous is None else kept.find_response(previous)
         said = (self.touch(client, previous) if previous else None) or []
         assert (before is not None) == bool(said)
         body = body_of(len(self.ids), text)
-        kept.keep(asked(text, before, store), body)
+        kept.store(asked(text, before, store), body)
         self.ids.append(body["id"])
         if not store:
             return
         number = body["id"].removeprefix("resp_")
         item = {"id": f"in_{number}_0", **asked(text).details.items[0]}  # type: ignore[attr-defined]
-        size = OVERHEAD + sum(len(json.dumps(each, separators=(",", ":"))) for each in (item, *body["output"]))
+        size = RESPONSE_OVERHEAD + sum(len(json.dumps(each, separators=(",", ":"))) for each in (item, *body["output"]))
         earlier = self.turns[client].get(previous or "", []) if said else []
         self.turns[client][body["id"]] = [*earlier, (body["id"], size)]
         self.model[client][body["id"]] = [*said, text, text]
@@ -101,13 +103,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), data=st.data())
     def read(self, client: str, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(self.ids))
-        assert texts(self.stored.of(client), id) == self.touch(client, id)
+        assert texts(self.stored.for_client(client), id) == self.touch(client, id)
 
     @precondition(lambda self: self.ids)
     @rule(client=st.sampled_from(CLIENTS), data=st.data())
     def delete(self, client: str, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(self.ids))
-        assert self.stored.of(client).delete(id) == (self.model[client].pop(id, None) is not None)
+        assert self.stored.for_client(client).delete(id) == (self.model[client].pop(id, None) is not None)
 
     @precondition(lambda self: self.ids)
     @rule(client=st.sampled_from(CLIENTS), data=st.data())
@@ -115,13 +117,13 @@ class StoreMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(self.ids))
         number, mine = id.removeprefix("resp_"), id in self.model[client]
         for item in (f"msg_{number}", f"in_{number}_0"):
-            found = self.stored.of(client).item(item)
+            found = self.stored.for_client(client).find_item(item)
             assert (found is not None and found["id"] == item) == mine
 
     @invariant()
     def within_bounds_and_in_order(self) -> None:
         for client in CLIENTS:
-            kept = self.stored.of(client)
+            kept = self.stored.for_client(client)
             assert list(kept) == list(self.model[client])
             assert kept.size == self.size(client) <= MOST_BYTES and len(kept) <= MOST
 
@@ -144,9 +146,9 @@ def test_what_continues_a_deleted_response_keeps_its_items(kept: ClientResponses
 
 def test_a_response_that_went_while_it_was_continued_is_held_again(kept: ClientResponses) -> None:
     first = add(kept, 1, "a")
-    previous = kept.response(first)
+    previous = kept.find_response(first)
     kept.delete(first)
-    kept.keep(asked("b", previous), body_of(2, "b"))
+    kept.store(asked("b", previous), body_of(2, "b"))
     assert texts(kept, f"resp_{2:032x}") == ["a", "a", "b", "b"]
     kept.delete(f"resp_{2:032x}")
     assert kept.size == 0
@@ -189,8 +191,8 @@ NOBODYS: list[Callable[[str], str]] = [
 @pytest.mark.parametrize("id", NOBODYS)
 def test_an_id_that_was_never_given_finds_nothing(kept: ClientResponses, id: Callable[[str], str]) -> None:
     add(kept, 0xABC)
-    assert kept.item(id(f"{0xABC:032x}")) is None
-    assert kept.response(id("msg")) is None
+    assert kept.find_item(id(f"{0xABC:032x}")) is None
+    assert kept.find_response(id("msg")) is None
 
 
 def test_half_a_surrogate_is_kept(kept: ClientResponses) -> None:

@@ -10,9 +10,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.fitting import Fitting
-from cortexmlx.models.tokenizers.templates import render
-from cortexmlx.server.transcripts import TranscriptReading, TranscriptTable
+from cortexmlx.models.tokenizers.fitting import ConversationFitter
+from cortexmlx.models.tokenizers.templates import render_template
+from cortexmlx.server.transcripts import TranscriptMemory, TranscriptTable
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
@@ -76,8 +76,8 @@ def sent_back(done: Completion) -> Message:
     return {"role": "assistant", "content": done.text, **({"tool_calls": calls} if calls else {})}
 
 
-def asked(table: TranscriptTable, messages: Sequence[Message], client: str = "") -> tuple[TranscriptReading, list[int]]:
-    reader, reading = Reader(), TranscriptReading(table, client, messages, PARAMS)
+def asked(table: TranscriptTable, messages: Sequence[Message], client: str = "") -> tuple[TranscriptMemory, list[int]]:
+    reader, reading = Reader(), TranscriptMemory(table, client, messages, PARAMS)
     return reading, reading.tokens(reader, reader.render(reading.messages), reader.render)
 
 
@@ -127,11 +127,11 @@ def test_true_is_no_number_and_an_order_is_not_a_difference() -> None:
         function = {"name": "f", "arguments": arguments}
         return {"role": "assistant", "content": "a", "tool_calls": [{"id": "call0", "function": function}]}
 
-    same = TranscriptReading(table, "", [USER, message({"y": [{"b": 2.0, "a": None}], "x": 1})], PARAMS).messages[1]
+    same = TranscriptMemory(table, "", [USER, message({"y": [{"b": 2.0, "a": None}], "x": 1})], PARAMS).messages[1]
     [kept] = same["tool_calls"]  # type: ignore[misc, str-unpack]
     assert list(kept["function"]["arguments"]) == ["x", "y"], "in the order that was written"  # type: ignore[index]
     other = message({"x": True, "y": [{"a": None, "b": 2.0}]})
-    assert TranscriptReading(table, "", [USER, other], PARAMS).messages[1] is other
+    assert TranscriptMemory(table, "", [USER, other], PARAMS).messages[1] is other
 
 
 def test_a_client_may_put_in_what_is_a_default() -> None:
@@ -139,7 +139,7 @@ def test_a_client_may_put_in_what_is_a_default() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string"}, "all": {"type": "boolean", "default": False}}}
     params = SamplingParams(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
     table, reader = TranscriptTable(1 << 20), Reader()
-    first = TranscriptReading(table, "", [USER], params)
+    first = TranscriptMemory(table, "", [USER], params)
     prompt = first.tokens(reader, reader.render([USER]), reader.render)
     said = completion([2, 3], "ab")
     first.remember(said)
@@ -147,7 +147,7 @@ def test_a_client_may_put_in_what_is_a_default() -> None:
     for put, same in ((False, True), (True, False), (0, False), (None, False)):
         message: Any = sent_back(said)
         message["tool_calls"][0]["function"]["arguments"] = {"all": put, "x": "ab"}
-        reading = TranscriptReading(table, "", [USER, message, TOOL], params)
+        reading = TranscriptMemory(table, "", [USER, message, TOOL], params)
         more = reading.tokens(reader, reader.render(reading.messages), reader.render)
         assert (more[: len(written)] == written) == same, put
         assert (reading.messages[1] is message) != same
@@ -158,7 +158,7 @@ def test_a_template_that_cannot_render_the_part_is_no_error() -> None:
     first, _ = asked(table, [USER])
     said = completion([2, 3], "ab")
     first.remember(said)
-    reading = TranscriptReading(table, "", [USER, sent_back(said), TOOL], PARAMS)
+    reading = TranscriptMemory(table, "", [USER, sent_back(said), TOOL], PARAMS)
 
     def refuse(messages: object) -> str:
         raise InvalidRequest("roles must alternate")
@@ -230,7 +230,7 @@ def after(
 ) -> tuple[str, str]:
     """What the tokens of `messages` say after an answer to `first` that was `written` so, and what they should."""
     table = TranscriptTable(1 << 20)
-    reading = TranscriptReading(table, "", first, PARAMS)
+    reading = TranscriptMemory(table, "", first, PARAMS)
     reading.tokens(reader, reader.render(first), reader.render)
     ids = (*map(ord, written), END)
     answer = {"text": written, **answer}
@@ -238,7 +238,7 @@ def after(
     said = Completion(token_ids=ids, finish_reason=FinishReason.STOP, usage=usage, timings=timings, **answer)
     reader.token_bytes = lambda token: b">" if token == END else chr(token).encode()  # type: ignore[method-assign]
     reading.remember(said)
-    more = TranscriptReading(table, "", messages, PARAMS)
+    more = TranscriptMemory(table, "", messages, PARAMS)
     text = reader.render(more.messages)
     return "".join(map(chr, more.tokens(reader, text, reader.render))), text
 
@@ -287,16 +287,16 @@ def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> 
 
         def render(self, messages: Sequence[Message]) -> str:
             def written(said: Any) -> str:
-                return render(KIMI, said, None, {"add_generation_prompt": True})
+                return render_template(KIMI, said, None, {"add_generation_prompt": True})
 
-            text = Fitting(written).rendered([dict(each) for each in messages], written)
+            text = ConversationFitter(written).render([dict(each) for each in messages], written)
             assert isinstance(text, str)
             return text
 
     reader = Kimi()
     for counted, own in (("0", True), ("7", False)):
         table = TranscriptTable(1 << 20)
-        first = TranscriptReading(table, "", [USER], PARAMS)
+        first = TranscriptMemory(table, "", [USER], PARAMS)
         first.tokens(reader, reader.render([USER]), reader.render)
         call = f"functions.f:{counted}<|tool_call_argument_begin|>" + '{"x":  1}'  # with two spaces
         raw = f"<think></think><|tool_calls_section_begin|><|tool_call_begin|>{call}<|tool_call_end|>"
@@ -305,6 +305,6 @@ def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> 
         ids, usage, timings = (*reader.encode(raw), END), Usage(1, 1), Timings(0, 0, 0, 0, 0)
         done = Completion("", ids, FinishReason.TOOL_CALLS, usage, timings, raw_text=raw, tool_calls=calls)
         first.remember(done)
-        again = TranscriptReading(table, "", [USER, sent_back(done), {**TOOL, "tool_call_id": "call_1"}], PARAMS)
+        again = TranscriptMemory(table, "", [USER, sent_back(done), {**TOOL, "tool_call_id": "call_1"}], PARAMS)
         text = "".join(map(chr, again.tokens(reader, reader.render(again.messages), reader.render)))
         assert text.count("functions.f:0") == 2 and ('"x":  1' in text) is own

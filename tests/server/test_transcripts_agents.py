@@ -13,7 +13,7 @@ import pytest
 from server.conftest import listening
 
 from cortexmlx import Engine
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
 from support.engine.core_driver import soon
 from support.models import tool_templates
@@ -63,7 +63,7 @@ def agent(
 ) -> Iterator[Callable[[Any], Any]]:
     write_thinking(folder, template, TOKENS, **{**config, "max_position_embeddings": 4096})
     with Engine(str(folder), kv_memory="16MB", max_rows=rows, block_size=BLOCK, kv_store=store) as engine:
-        defaults = Defaults(dictated(engine, *answers))
+        defaults = RequestDefaults(dictated(engine, *answers))
         settings["transcripts_folder"] = store
         with listening(app(engine, ServerSettings(defaults=defaults, **settings))) as url:
             web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)

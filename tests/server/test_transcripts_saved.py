@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.disk.folder import remove_transcripts
-from cortexmlx.server.transcripts import Remembered, RememberedAnswer, SavedTranscripts, TranscriptTable
+from cortexmlx.server.transcripts import RememberedAnswer, RememberedTurn, SavedTranscripts, TranscriptTable
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.effort import THOROUGH, examples
@@ -28,29 +28,31 @@ ANSWERED = st.builds(
 )
 CUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3).map(tuple)
 REMEMBERED = st.builds(
-    Remembered,
+    RememberedTurn,
     st.builds(Transcript, st.text(), TOKENS, CUTS),
     st.integers(0, 9),
     ANSWERED,
     st.lists(ANSWERED, max_size=2).map(tuple),
 )
-ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
+ONE = RememberedTurn(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
 
 
-def keep(folder: Path, *kept: tuple[str, Remembered], identity: str = "model") -> None:
+def keep(folder: Path, *kept: tuple[str, RememberedTurn], identity: str = "model") -> None:
     shelf = SavedTranscripts(folder, identity)
     for client, each in kept:
         shelf.put(client, each)
     shelf.close()
 
 
-def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[str, Remembered]]:
+def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[str, RememberedTurn]]:
     return SavedTranscripts(folder, identity).read(most)
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=3))
 @settings(max_examples=examples(40) if THOROUGH else 8, deadline=None)
-def test_what_was_kept_is_read(tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, Remembered]]) -> None:
+def test_what_was_kept_is_read(
+    tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, RememberedTurn]]
+) -> None:
     folder = tmp_path_factory.mktemp("store")
     keep(folder, *kept)
     assert {each.id: (client, each) for client, each in read(folder)} == {e.id: (c, e) for c, e in kept}
@@ -83,7 +85,7 @@ def test_a_folder_with_a_new_secret_forgets(tmp_path: Path) -> None:
 
 
 def test_what_is_too_much_or_too_old_goes(tmp_path: Path) -> None:
-    others = [Remembered(ONE.read, number, ONE.answered) for number in range(4)]
+    others = [RememberedTurn(ONE.transcript, number, ONE.answer) for number in range(4)]
     keep(tmp_path, *(("key", each) for each in others))
     for age, each in enumerate(reversed(others)):
         when = time.time() - age * 60
@@ -99,7 +101,7 @@ def test_what_is_too_much_or_too_old_goes(tmp_path: Path) -> None:
 
 def test_models_on_one_folder_have_a_bound_each(tmp_path: Path) -> None:
     keep(tmp_path, ("key", ONE))
-    others = [Remembered(ONE.read, number, ONE.answered) for number in range(4)]
+    others = [RememberedTurn(ONE.transcript, number, ONE.answer) for number in range(4)]
     keep(tmp_path, *(("key", each) for each in others), identity="another")
     size = (tmp_path / f"{ONE.id}.transcript").stat().st_size
     assert len(read(tmp_path, 2 * size + 8, identity="another")) == 2
@@ -110,19 +112,19 @@ def test_a_slow_disk_keeps_nothing_waiting_that_the_table_has_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, written = threading.Event(), threading.Event(), []
-    usual = SavedTranscripts._write
+    usual = SavedTranscripts._write_file
 
-    def slow(self: SavedTranscripts, client: str, remembered: Remembered) -> None:
+    def slow(self: SavedTranscripts, client: str, remembered: RememberedTurn) -> None:
         begun.set()
         go_on.wait(PATIENCE)
         written.append(remembered)
         usual(self, client, remembered)
 
-    monkeypatch.setattr(SavedTranscripts, "_write", slow)
+    monkeypatch.setattr(SavedTranscripts, "_write_file", slow)
     shelf = SavedTranscripts(tmp_path, "model")
     shelf.put("key", ONE)
     begun.wait(PATIENCE)
-    others = [Remembered(ONE.read, number, ONE.answered) for number in range(100)]
+    others = [RememberedTurn(ONE.transcript, number, ONE.answer) for number in range(100)]
     for each in others:
         shelf.put("key", each)
     for each in others[1:]:
@@ -137,13 +139,13 @@ def test_a_slow_disk_keeps_nothing_waiting_that_the_table_has_forgotten(
 def test_a_table_goes_on_where_another_ended(tmp_path: Path) -> None:
     shelf = SavedTranscripts(tmp_path, "model")
     table = TranscriptTable(LOTS, shelf)
-    table.keep("key", ONE)
-    longer = Remembered(Transcript("abc", (1, 2, 3)), 2, ONE.answered)
-    table.keep("key", longer, instead_of=ONE)
+    table.add("key", ONE)
+    longer = RememberedTurn(Transcript("abc", (1, 2, 3)), 2, ONE.answer)
+    table.add("key", longer, instead_of=ONE)
     shelf.close()
     again = TranscriptTable(LOTS, SavedTranscripts(tmp_path, "model"))
-    assert again.nearest("key", "abcd", []) == longer and again.all() == [("key", longer)]
-    assert again.nearest("another", "abcd", []) is None
+    assert again.find_closest("key", "abcd", []) == longer and again.all() == [("key", longer)]
+    assert again.find_closest("another", "abcd", []) is None
 
 
 def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_what_cannot_be_read_now_is_not_removed(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.server.transcripts.open_plain", no_more)
+        patched.setattr("cortexmlx.server.transcripts.open_regular_file", no_more)
         assert shelf.read(LOTS) == []
     assert shelf.read(LOTS) == [("key", ONE)]
 

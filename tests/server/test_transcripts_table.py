@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cortexmlx.server import transcripts as tables
-from cortexmlx.server.transcripts import Remembered, RememberedAnswer, TranscriptTable, TranscriptTables
+from cortexmlx.server.transcripts import RememberedAnswer, RememberedTurn, TranscriptTable, TranscriptTables
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.effort import examples
@@ -26,9 +26,9 @@ def encode(text: str) -> list[int]:
     return [ord(each) for each in text]
 
 
-def remembered(text: str, calls: tuple[str, ...] = ()) -> Remembered:
+def remembered(text: str, calls: tuple[str, ...] = ()) -> RememberedTurn:
     made = tuple(ToolCall(id, "f", "{}") for id in calls)
-    return Remembered(Transcript().read(text, encode), 1, RememberedAnswer("z", "", made, "z", (1,), "$"))
+    return RememberedTurn(Transcript().with_prompt(text, encode), 1, RememberedAnswer("z", "", made, "z", (1,), "$"))
 
 
 class Kept(RuleBasedStateMachine):
@@ -36,18 +36,18 @@ class Kept(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost: list[Remembered] = []
+        self.lost: list[RememberedTurn] = []
         self.shelf: dict[str, str] = {}
         self.table = TranscriptTable(MOST, self)
-        self.model: list[tuple[str, Remembered]] = []
+        self.model: list[tuple[str, RememberedTurn]] = []
 
-    def read(self, most: int) -> list[tuple[str, Remembered]]:
+    def read(self, most: int) -> list[tuple[str, RememberedTurn]]:
         return []
 
-    def put(self, client: str, remembered: Remembered) -> None:
+    def put(self, client: str, remembered: RememberedTurn) -> None:
         self.shelf[remembered.id] = client
 
-    def remove(self, remembered: Remembered) -> None:
+    def remove(self, remembered: RememberedTurn) -> None:
         del self.shelf[remembered.id]
         self.lost.append(remembered)
 
@@ -56,7 +56,7 @@ class Kept(RuleBasedStateMachine):
     @rule(target=entries, client=CLIENTS, text=TEXTS, calls=st.lists(st.sampled_from("pqr"), max_size=2))
     def keep(self, client: str, text: str, calls: list[str]) -> Any:
         each = remembered(text, tuple(calls))
-        self.table.keep(client, each)
+        self.table.add(client, each)
         self._kept(client, each)
         return client, each
 
@@ -64,18 +64,18 @@ class Kept(RuleBasedStateMachine):
     def continue_one(self, old: Any, more: str) -> Any:
         client, before = old
         each = remembered(before.read.text + "z" + more)
-        self.table.keep(client, each, before)
+        self.table.add(client, each, before)
         self.model = [(c, e) for c, e in self.model if e is not before]
         self._kept(client, each)
         return client, each
 
     @rule(entry=entries)
     def use(self, entry: Any) -> None:
-        self.table.use(*entry)
+        self.table.mark_used(*entry)
         if any(each is entry[1] for _, each in self.model):
             self.model = [(c, e) for c, e in self.model if e is not entry[1]] + [entry]
 
-    def _kept(self, client: str, each: Remembered) -> None:
+    def _kept(self, client: str, each: RememberedTurn) -> None:
         self.model.append((client, each))
         while sum(e.size for _, e in self.model) > MOST:
             sizes = {name: sum(e.size for c, e in self.model if c == name) for name, _ in self.model}
@@ -95,14 +95,14 @@ class Kept(RuleBasedStateMachine):
         for client in ("", "a", "b"):
             own = [e for c, e in self.model if c == client]
             for call in "pqr":
-                answers = [e.answered for e in own for each in e.answered.calls if each.id == call]
-                assert Counter(self.table.answer_of(client, call)) == Counter(answers)
+                answers = [e.answer for e in own for each in e.answer.calls if each.id == call]
+                assert Counter(self.table.answers_with_call(client, call)) == Counter(answers)
 
     @rule(client=CLIENTS, text=TEXTS)
     def look(self, client: str, text: str) -> None:
         own = [e for c, e in self.model if c == client]
-        common = [_common(e.read.text, text) for e in own]
-        found = self.table.nearest(client, text, [])
+        common = [_common(e.transcript.text, text) for e in own]
+        found = self.table.find_closest(client, text, [])
         if not max(common, default=0):
             assert found is None
         else:
@@ -123,39 +123,39 @@ def test_the_nearest_of_many_is_found_without_a_look_at_all(monkeypatch: pytest.
     table, kept = TranscriptTable(1 << 30), [remembered(text.format(n=n * 7919 % 5003)) for n in range(5003)]
     looked: list[Any] = []
     for each in kept:
-        table.keep("a", each)
-    compare, answers = tables.common_length, Remembered.answer_in
+        table.add("a", each)
+    compare, answers = tables.common_length, RememberedTurn.match_score
     monkeypatch.setattr(tables, "common_length", lambda *of: looked.append(of) or compare(*of))
-    monkeypatch.setattr(Remembered, "answer_in", lambda *of: looked.append(of) or answers(*of))
+    monkeypatch.setattr(RememberedTurn, "match_score", lambda *of: looked.append(of) or answers(*of))
     for said in ("z$ and on", "", " other"):
         looked.clear()
-        found = table.nearest("a", kept[7].read.text + said, ())
+        found = table.find_closest("a", kept[7].transcript.text + said, ())
         assert found is kept[7] or (text == "Hi" and found is kept[-1])
-        assert len(looked) < 3 * tables.MOST_COMPARED
+        assert len(looked) < 3 * tables.MAX_COMPARED
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
     table = TranscriptTable(MOST)
-    table.keep("a", remembered("x" * MOST))
+    table.add("a", remembered("x" * MOST))
     assert table.all() == [] and table.size == 0
 
 
 # Each model has a table of its own, on disk if there is a folder that can be used.
 
 
-ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
+ONE = RememberedTurn(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
 
 
 def test_each_model_has_its_own() -> None:
     tables = TranscriptTables(1 << 20)
-    table = tables.of("one")
-    assert table is not None and table is tables.of("one") and table is not tables.of("another")
-    assert TranscriptTables(0).of("one") is None
+    table = tables.for_model("one")
+    assert table is not None and table is tables.for_model("one") and table is not tables.for_model("another")
+    assert TranscriptTables(0).for_model("one") is None
 
 
 def test_a_folder_that_cannot_be_used_is_told_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    table = TranscriptTables(1 << 20, tmp_path / "file").of("one")
+    table = TranscriptTables(1 << 20, tmp_path / "file").for_model("one")
     assert table is not None and "not kept on disk" in caplog.text
-    table.keep("key", ONE)
+    table.add("key", ONE)
     assert table.all() == [("key", ONE)]

@@ -74,7 +74,7 @@ def test_the_tokens_are_those_without_any_cache(engine: Engine, uncached: Engine
         ours, judge = both(act)
         assert ours == judge
     assert contents(talks[0]) == contents(talks[1])
-    assert all(talk.tokens == len(talk.tokens and talk._begin(talk._messages).prompt) for talk in talks)
+    assert all(talk.tokens == len(talk.tokens and talk._begin_turn(talk._messages).prompt) for talk in talks)
 
 
 def test_undo_regenerate_and_a_fork_compute_only_what_is_new(engine: Engine) -> None:

@@ -68,10 +68,10 @@ def test_it_knows_what_was_handed_out_of_the_first_of_its_answers() -> None:
         TokenEvent("c", 4),
     ):
         asked.handle.push(event)
-    assert reply._so_far == ("", "")
+    assert reply._read_so_far == ("", "")
     for _ in range(3):
         next(reply)
-    assert reply._so_far == ("a", "so") and reply._turn is TURN
+    assert reply._read_so_far == ("a", "so") and reply._turn is TURN
 
 
 def test_cancelling_keeps_what_there_is() -> None:

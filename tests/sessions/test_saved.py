@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions import saved as files
-from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed
+from cortexmlx.sessions.saved import SavedConversation, SavedModel, copy_messages
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -193,14 +193,14 @@ def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_found_again_from_any_folder(name: str, path: str, found: str) -> None:
-    assert SavedModel(name, path, "f00").found_as == found
+    assert SavedModel(name, path, "f00").reopen_name == found
 
 
 def test_messages_are_copied_and_checked() -> None:
     given = [{"role": "user", "content": "one"}]
-    kept = listed(given)
+    kept = copy_messages(given)
     given[0]["content"] = "two"
     assert kept == ({"role": "user", "content": "one"},)
     for wrong in ("text", {"content": "x"}, {"role": 1}):
         with pytest.raises(InvalidRequest, match="a message is a map"):
-            listed([wrong])  # type: ignore[list-item]
+            copy_messages([wrong])  # type: ignore[list-item]

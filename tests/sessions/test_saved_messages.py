@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import ConversationFileError
-from cortexmlx.sessions.saved import messages_in
+from cortexmlx.sessions.saved import parse_foreign_messages
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 
@@ -52,12 +52,12 @@ def test_messages_of_the_openai_api_are_loaded_in_every_form(text: str, tmp_path
 def test_a_line_may_have_what_python_takes_for_the_end_of_one() -> None:
     said = [{"role": "user", "content": "one\u2028two\x85three"}, {"role": "assistant", "content": "four"}]
     lines = "\r\n".join(json.dumps(message, ensure_ascii=False) for message in said)
-    assert messages_in(Path("talk.jsonl"), lines) == (None, tuple(said))
+    assert parse_foreign_messages(Path("talk.jsonl"), lines) == (None, tuple(said))
 
 
 def test_one_message_on_a_line_is_a_conversation_of_one() -> None:
     said = {"role": "user", "content": "Hello"}
-    assert messages_in(Path("talk.jsonl"), json.dumps(said) + "\n") == (None, (said,))
+    assert parse_foreign_messages(Path("talk.jsonl"), json.dumps(said) + "\n") == (None, (said,))
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_a_saved_conversation_is_no_list_of_messages(tmp_path: Path) -> None:
     talk = engine.conversation()
     talk.ask("one")
     talk.save(tmp_path / "talk.json")
-    assert messages_in(tmp_path, (tmp_path / "talk.json").read_text()) is None
+    assert parse_foreign_messages(tmp_path, (tmp_path / "talk.json").read_text()) is None

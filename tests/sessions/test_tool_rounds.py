@@ -122,9 +122,9 @@ def test_a_choice_that_requires_a_call_is_for_the_first_round(engine: Engine) ->
     rounds = ToolRounds(SamplingParams(tools=[weather], tool_choice="required"), [weather], max_rounds=2)
     assert rounds.params.tool_choice == "required"
     answer = talk.ask("?", dictated(engine, "No."))
-    rounds.results(answer, None)
+    rounds.run_calls(answer, None)
     assert rounds.params.tool_choice == "auto"
-    rounds.results(answer, None)
+    rounds.run_calls(answer, None)
     assert rounds.params.tool_choice == "none"
 
 

@@ -15,12 +15,12 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.sessions.turn import (
     Transcript,
     Turn,
-    anchor_of,
-    place_that_leaves,
-    said_tokens,
-    text_or_none,
-    with_so_far,
-    without_answer,
+    answer_tokens,
+    drop_last_answer,
+    find_anchor,
+    first_message_that_fits,
+    text_renderer,
+    with_partial_answer,
 )
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import FinishReason
@@ -34,7 +34,7 @@ from cortexmlx.types.sampling_params import SamplingParams
 def test_the_first_place_that_leaves_room(answer: int, longest: int, place: int) -> None:
     """Ten tokens each, the last question twenty."""
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant", "user")]
-    assert place_that_leaves(answer, longest, messages, lambda begin: 10 * (5 - begin) + 10, 0) == place
+    assert first_message_that_fits(answer, longest, messages, lambda begin: 10 * (5 - begin) + 10, 0) == place
 
 
 @given(
@@ -54,12 +54,12 @@ def test_it_is_what_trying_every_place_finds(roles: list[str], answer: int, long
     allowed = [begin] + [i for i in range(begin + 1, len(roles)) if roles[i] == "user"]
     fitting = [i for i in allowed if tokens(i) + answer <= longest]
     expected = fitting[0] if fitting else allowed[-1] if tokens(allowed[-1]) < longest else begin
-    assert place_that_leaves(answer, longest, messages, tokens, begin) == expected
+    assert first_message_that_fits(answer, longest, messages, tokens, begin) == expected
 
 
 def test_an_answer_is_left_out_to_be_written_again() -> None:
     said = ({"role": "user"}, {"role": "assistant"})
-    assert without_answer(said) == said[:1] == without_answer(said[:1]) and without_answer(()) == ()
+    assert drop_last_answer(said) == said[:1] == drop_last_answer(said[:1]) and drop_last_answer(()) == ()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_turn_with_what_there_is_of_its_answer(
 ) -> None:
     reader: Any = SimpleNamespace(thoughts=Thoughts("<think>", "</think>"), reads_thoughts_field=apart)
     question = {"role": "user", "content": "?"}
-    said = with_so_far(Turn((question,), Transcript(), [1], opened), text, thinking, reader)
+    said = with_partial_answer(Turn((question,), Transcript(), [1], opened), text, thinking, reader)
     assert said[0] == question and [m["content"] for m in said[1:]] == [content] * (content is not None)
     assert [m.get("reasoning_content") for m in said[1:]] == ["hm" if apart and thinking else None] * (len(said) - 1)
 
@@ -90,16 +90,16 @@ def completion(reason: FinishReason, *tokens: int, cut: str | None = None) -> An
 
 def test_the_token_that_ends_an_answer_is_not_said() -> None:
     plain, stopping = SamplingParams(), SamplingParams(stop=("x",), stop_token_ids=(8,))
-    assert said_tokens(completion(FinishReason.STOP, 1, 2, 9), plain, {9}) == ((1, 2), True)
-    assert said_tokens(completion(FinishReason.TOOL_CALLS, 1, 9), plain, {9}) == ((1,), True)
-    assert said_tokens(completion(FinishReason.STOP, 1, 8), stopping, {9}) == ((1,), True)
-    assert said_tokens(completion(FinishReason.STOP, 1, 2), stopping, {9}) == (None, False), "a stop string cut it"
-    assert said_tokens(completion(FinishReason.STOP, 1, 2), plain, {9}) == ((1, 2), False)
-    assert said_tokens(completion(FinishReason.LENGTH, 1, 9), plain, {9}) == ((1, 9), False)
-    assert said_tokens(completion(FinishReason.CANCELLED), plain, {9}) == ((), False)
+    assert answer_tokens(completion(FinishReason.STOP, 1, 2, 9), plain, {9}) == ((1, 2), True)
+    assert answer_tokens(completion(FinishReason.TOOL_CALLS, 1, 9), plain, {9}) == ((1,), True)
+    assert answer_tokens(completion(FinishReason.STOP, 1, 8), stopping, {9}) == ((1,), True)
+    assert answer_tokens(completion(FinishReason.STOP, 1, 2), stopping, {9}) == (None, False), "a stop string cut it"
+    assert answer_tokens(completion(FinishReason.STOP, 1, 2), plain, {9}) == ((1, 2), False)
+    assert answer_tokens(completion(FinishReason.LENGTH, 1, 9), plain, {9}) == ((1, 9), False)
+    assert answer_tokens(completion(FinishReason.CANCELLED), plain, {9}) == ((), False)
     for reason in FinishReason:
         held = completion(reason, 1, 9, cut="x")  # it was found in what was held back until the end
-        assert said_tokens(held, stopping, {9}) == (None, False), "a stop string cut it, whatever ended it"
+        assert answer_tokens(held, stopping, {9}) == (None, False), "a stop string cut it, whatever ended it"
 
 
 def test_the_anchor_is_where_the_template_leaves_thoughts_out_in_the_next_turn() -> None:
@@ -121,8 +121,8 @@ def test_the_anchor_is_where_the_template_leaves_thoughts_out_in_the_next_turn()
         for place, each in enumerate(messages) if known else ():
             if each["role"] == "assistant":
                 written = each["thought"].removeprefix("<") + each["content"]
-                read = read.read(again(messages[:place]), encode).wrote(written, encode(written))
-        return anchor_of(read.read(again(messages), encode), messages, thoughts, again, encode)
+                read = read.with_prompt(again(messages[:place]), encode).with_answer(written, encode(written))
+        return find_anchor(read.with_prompt(again(messages), encode), messages, thoughts, again, encode)
 
     user, tool, system = ({"role": role, "content": role[0]} for role in ("user", "tool", "system"))
     called = {"role": "assistant", "content": "c", "thought": "<t>", "tool_calls": [{}]}
@@ -134,8 +134,8 @@ def test_the_anchor_is_where_the_template_leaves_thoughts_out_in_the_next_turn()
     assert anchor([user], "user") == anchor(loop, "nobody") == 0, "the end"
     assert anchor([called, tool], "user") == 0, "no question"
     assert anchor(loop, "user", known=False) == len("uua"), "no cut is there"
-    read = Transcript().read("u", encode)
-    assert anchor_of(read, loop, thoughts, lambda messages: None, encode) == 0, "it cannot be rendered"
+    read = Transcript().with_prompt("u", encode)
+    assert find_anchor(read, loop, thoughts, lambda messages: None, encode) == 0, "it cannot be rendered"
 
 
 def test_the_anchor_is_where_the_template_moves_the_tools_away_from() -> None:
@@ -156,18 +156,18 @@ def test_the_anchor_is_where_the_template_moves_the_tools_away_from() -> None:
 
     first, second = {"role": "user", "content": "first"}, {"role": "user", "content": "second"}
     said, again = {"role": "assistant", "content": "at"}, {"role": "assistant", "content": "s"}
-    read = Transcript().read(render([first, said, second]), encode)
-    assert anchor_of(read, [first, said, second], None, render, encode) == len("first") + 1, "`at` is a token"
-    read = Transcript().read(render([first, again, second]), encode)
-    assert anchor_of(read, [first, again, second], None, render, encode) == len("first"), "`s[` is not there any more"
-    read = Transcript().read("first", encode)
-    assert anchor_of(read, [first], None, lambda said: "".join(e["content"] for e in said), encode) == 0, "the end"
+    read = Transcript().with_prompt(render([first, said, second]), encode)
+    assert find_anchor(read, [first, said, second], None, render, encode) == len("first") + 1, "`at` is a token"
+    read = Transcript().with_prompt(render([first, again, second]), encode)
+    assert find_anchor(read, [first, again, second], None, render, encode) == len("first"), "`s[` is not there any more"
+    read = Transcript().with_prompt("first", encode)
+    assert find_anchor(read, [first], None, lambda said: "".join(e["content"] for e in said), encode) == 0, "the end"
 
 
 def test_a_template_that_refuses_is_none() -> None:
     def refuse(messages: object) -> str:
         raise InvalidRequest("roles must alternate")
 
-    assert text_or_none(refuse)([]) is None
-    assert text_or_none(lambda messages: [1, 2])([]) is None
-    assert text_or_none(lambda messages: "text")([]) == "text"
+    assert text_renderer(refuse)([]) is None
+    assert text_renderer(lambda messages: [1, 2])([]) is None
+    assert text_renderer(lambda messages: "text")([]) == "text"

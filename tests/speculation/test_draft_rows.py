@@ -82,7 +82,7 @@ def test_it_guesses_what_the_model_alone_would_answer(
     for job in story.jobs:
         model.end(job)
     model.rows.check_invariants()
-    assert model.rows.count == 0
+    assert model.rows.num_rows == 0
     model.release()
 
 
@@ -178,7 +178,7 @@ def test_what_the_draft_model_does_not_know_is_not_followed(tmp_path: Path) -> N
     known, strange = job_of(1, tokens_of(10)), job_of(2, [*tokens_of(10), VOCAB - 1])
     assert [guess is None for guess in guesses(model, [known, strange])] == [False, True]
     known.tokens.append(VOCAB - 8)
-    assert guesses(model, [known]) == [None] and model.rows.count == 0
+    assert guesses(model, [known]) == [None] and model.rows.num_rows == 0
     model.release()
 
 
@@ -187,7 +187,7 @@ def test_texts_end_at_the_context_of_the_draft_model(tmp_path: Path) -> None:
     job = job_of(1, tokens_of(28))
     assert guesses(model, [job]) != [None]
     job.tokens.append(3)
-    assert guesses(model, [job]) == [None] and model.rows.count == 0
+    assert guesses(model, [job]) == [None] and model.rows.num_rows == 0
     model.release()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.speculation.drafter import Draft, ForcedDrafter
+from cortexmlx.speculation.drafter import ForcedDrafter, TokenDraft
 from support.scheduling.requests import job_of
 
 
@@ -11,6 +11,6 @@ def test_it_drafts_the_run_of_each_job_as_far_as_is_asked_for() -> None:
     runs = {0: (7, 8, 9), 1: (), 2: (5,)}
     drafter = ForcedDrafter()
     for number, run in runs.items():
-        drafter.follow(JobId(number), lambda run=run: run)
+        drafter.add_job(JobId(number), lambda run=run: run)
     jobs = [job_of(number, [1, 2]) for number in runs]
-    assert drafter.propose(jobs, 2) == [Draft((7, 8), certain=True), None, Draft((5,), certain=True)]
+    assert drafter.propose(jobs, 2) == [TokenDraft((7, 8), certain=True), None, TokenDraft((5,), certain=True)]

@@ -7,18 +7,18 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.speculation.suffix import ORDER, WAYS, PlaceTable, new_hash_key, offset_of, text_of
+from cortexmlx.speculation.suffix import KEY_TOKENS, WAYS, PlaceTable, new_hash_key, place_offset, place_text_number
 
 KEY = (0x67D4EB2F, 0x565667B1)
 
 
 def found(table: PlaceTable, first: int, second: int) -> list[tuple[int, int]]:
-    return [(text_of(place), offset_of(place)) for place in table.after(KEY, first, second) if place]
+    return [(place_text_number(place), place_offset(place)) for place in table.find_places(KEY, first, second) if place]
 
 
 def test_a_place_is_found_by_the_two_tokens_before_it() -> None:
     table = PlaceTable()
-    table.add(KEY, 7, array("i", [5, 6, 9]), 2)
+    table.add_place(KEY, 7, array("i", [5, 6, 9]), 2)
     assert found(table, 5, 6) == [(7, 2)]
     assert found(table, 6, 5) == [] and found(table, 6, 9) == []
 
@@ -26,11 +26,11 @@ def test_a_place_is_found_by_the_two_tokens_before_it() -> None:
 def test_the_newest_places_are_kept_and_come_first() -> None:
     table = PlaceTable()
     text = array("i", [1, 2] * (WAYS + 3))
-    for offset in range(ORDER, len(text)):
-        table.add(KEY, 3, text, offset)
+    for offset in range(KEY_TOKENS, len(text)):
+        table.add_place(KEY, 3, text, offset)
     newest = [(3, offset) for offset in range(2, len(text), 2)][::-1][:WAYS]
     assert found(table, 1, 2) == newest
-    table.add_range(KEY, 4, text, ORDER, len(text))
+    table.add_places(KEY, 4, text, KEY_TOKENS, len(text))
     assert found(table, 1, 2) == [(4, offset) for _, offset in newest]
 
 
@@ -39,21 +39,21 @@ def test_a_range_is_added_as_its_places_one_after_the_other(data: st.DataObject)
     one, many, pairs, key = PlaceTable(), PlaceTable(), set(), new_hash_key()
     some = st.sampled_from([1, 2, 70000, 250000, 2**31 - 1])
     for number in range(1, 4):
-        text = array("i", data.draw(st.lists(some, min_size=ORDER, max_size=60)))
-        begin = data.draw(st.integers(ORDER, len(text)))
+        text = array("i", data.draw(st.lists(some, min_size=KEY_TOKENS, max_size=60)))
+        begin = data.draw(st.integers(KEY_TOKENS, len(text)))
         end = data.draw(st.integers(begin, len(text)))
-        many.add_range(key, number, text, begin, end)
+        many.add_places(key, number, text, begin, end)
         for offset in range(begin, end):
-            one.add(key, number, text, offset)
+            one.add_place(key, number, text, offset)
             pairs.add((text[offset - 2], text[offset - 1]))
-    assert all(one.after(key, *pair) == many.after(key, *pair) for pair in pairs)
+    assert all(one.find_places(key, *pair) == many.find_places(key, *pair) for pair in pairs)
 
 
 def test_the_table_takes_the_same_memory_whatever_is_in_it() -> None:
     table = PlaceTable()
     before = table.nbytes
     text = array("i", range(100_000))
-    table.add_range(KEY, 1, text, ORDER, len(text))
+    table.add_places(KEY, 1, text, KEY_TOKENS, len(text))
     assert table.nbytes == before < 5 << 20
 
 
@@ -68,7 +68,7 @@ def test_each_key_spreads_places_over_other_sets() -> None:
     sets = []
     for key in (KEY, (0x71374491, 0x428A2F99)):
         table = PlaceTable()
-        table.add_range(key, 1, text, ORDER, len(text))
-        assert sum(table.after(key, a, a + 1)[0] != 0 for a in range(19_000)) == 19_000
+        table.add_places(key, 1, text, KEY_TOKENS, len(text))
+        assert sum(table.find_places(key, a, a + 1)[0] != 0 for a in range(19_000)) == 19_000
         sets.append(table._next.nonzero()[0])
     assert len(sets[0]) > 10_000 and len(set(sets[0]) & set(sets[1])) < 0.6 * len(sets[0])

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.speculation.costs import CAP, FILL, Purse
+from cortexmlx.speculation.costs import BUDGET_CAP, BUDGET_REFILL, LossBudget
 
 STEPS = st.lists(
     st.tuples(st.floats(0, 30), st.floats(0, 1), st.integers(1, 40)),
@@ -18,36 +18,36 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_within_any_tokens_no_more_is_lost_than_was_allowed(steps: list[tuple[float, float, int]]) -> None:
-    purse = Purse()
+    purse = LossBudget()
     lost: list[tuple[float, int]] = []
     for worst, truth, tokens in steps:
         if purse.allows(worst):
-            purse.put(-worst * (2 * truth - 1))
+            purse.add(-worst * (2 * truth - 1))
             lost.append((worst * (2 * truth - 1), tokens))
         else:
             lost.append((0.0, tokens))
-        purse.fill(tokens)
-        assert -1e-9 <= purse.level <= CAP
+        purse.refill(tokens)
+        assert -1e-9 <= purse.level <= BUDGET_CAP
     for begin in range(len(lost)):
         window = lost[begin:]
         for end in range(1, len(window) + 1):
             sum_lost, tokens = (sum(each) for each in zip(*window[:end], strict=True))
-            assert sum_lost <= CAP + FILL * tokens + 1e-6
+            assert sum_lost <= BUDGET_CAP + BUDGET_REFILL * tokens + 1e-6
 
 
 def test_a_thousand_tokens_lose_three_percent_at_most() -> None:
-    assert CAP + 1000 * FILL < 30
+    assert BUDGET_CAP + 1000 * BUDGET_REFILL < 30
 
 
 def test_an_empty_purse_allows_a_try_again_after_some_tokens() -> None:
-    purse = Purse()
-    purse.put(-purse.level)
+    purse = LossBudget()
+    purse.add(-purse.level)
     assert not purse.allows(1.0)
-    purse.fill(round(1.01 / FILL))
+    purse.refill(round(1.01 / BUDGET_REFILL))
     assert purse.allows(1.0) and not purse.allows(1.1)
 
 
 def test_what_was_won_is_not_saved_without_end() -> None:
-    purse = Purse()
-    purse.put(1000.0)
-    assert purse.level == pytest.approx(CAP)
+    purse = LossBudget()
+    purse.add(1000.0)
+    assert purse.level == pytest.approx(BUDGET_CAP)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.speculation.drafter import Draft
+from cortexmlx.speculation.drafter import TokenDraft
 from support.effort import examples
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.requests import job_of
@@ -36,7 +36,7 @@ def prose(rows: int, tokens: int, chance: float = 0.3, right: float = 0.35) -> S
     def guess(job: Job, budget: int) -> tuple[list[int], int] | None:
         if luck.random() > chance:
             return None
-        return [token * (luck.random() < right) for token in texts[job.id][job.generated :][:budget]], 0
+        return [token * (luck.random() < right) for token in texts[job.id][job.num_generated :][:budget]], 0
 
     return Scripted(guess)
 
@@ -133,13 +133,13 @@ def test_nobody_is_asked_where_even_right_guesses_do_not_pay() -> None:
 
 
 def test_drafts_of_others_are_left_alone_and_counted() -> None:
-    """`Scheduler.draft` is for everybody."""
+    """`Scheduler.set_drafts` is for everybody."""
     texts = texts_of(1, 100)
     figures = Figures(CPU, [Scripted(lambda job, budget: None)])
     figures.add(0, texts[0])
     while figures.scheduler.jobs:
-        for job in figures.scheduler.draftable:
-            figures.scheduler.draft(job.id, texts[0][job.generated :][:6])
+        for job in figures.scheduler.draftable_jobs:
+            figures.scheduler.set_drafts(job.id, texts[0][job.num_generated :][:6])
         figures.step()
     assert len(figures.times) < 60
     assert figures.verified > 10 and figures.speculation.counts["scripted"].drafted == 0
@@ -157,13 +157,13 @@ def test_certain_drafts_are_verified_whatever_the_purse_says() -> None:
     text = texts_of(1, 300)[0]
 
     class Forced(Scripted):
-        def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
-            rests = [text[job.generated : job.generated + budget] for job in jobs]
-            return [Draft(rest, certain=True) if rest else None for rest in rests]
+        def propose(self, jobs: Sequence[Job], budget: int) -> list[TokenDraft | None]:
+            rests = [text[job.num_generated : job.num_generated + budget] for job in jobs]
+            return [TokenDraft(rest, certain=True) if rest else None for rest in rests]
 
     figures = Figures(CPU, [Forced(lambda job, budget: None)])
     figures.add(0, text)
-    figures.speculation.ledger.purse.put(-100.0)
+    figures.speculation.ledger.purse.add(-100.0)
     figures.until_one_ends()
     assert figures.rate > 3 * plain("cpu", 1, 800).rate
 
@@ -189,15 +189,15 @@ def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: 
     the step failed.
     """
     text = texts_of(1, 100)[0]
-    figures = Figures(CPU, [Scripted(lambda job, budget: (text[job.generated :][:budget], 0))])
+    figures = Figures(CPU, [Scripted(lambda job, budget: (text[job.num_generated :][:budget], 0))])
     job = job_of(0, [1, 2, 3], max_tokens=100, keep=KeepPolicy(2, 6))
     speculation = figures.speculation
-    speculation._ask([job])
-    assert len(speculation._guesses[job.id].left) == MOST_DRAFTS + 1
+    speculation._update_guesses([job])
+    assert len(speculation._guesses[job.id].remaining) == MOST_DRAFTS + 1
     for token in text[: 4 + more]:
-        job.take(token)
-        job.drop()
-    speculation._judge(job)
+        job.append_token(token)
+        job.drop_tokens()
+    speculation._check_guess(job)
     assert (job.id in speculation._guesses) is (4 + more <= MOST_DRAFTS)
     assert speculation.chances.streak(job.id) == (4 + more if more < 40 else 0)
 
@@ -206,33 +206,33 @@ def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: 
 @pytest.mark.parametrize("pending", [0, 1, 2])
 def test_a_guess_is_worth_what_comes_after_the_tokens_in_flight(pending: int, certain: bool) -> None:
     class Sure(Scripted):
-        def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
-            return [Draft(range(budget), certain=certain) for _ in jobs]
+        def propose(self, jobs: Sequence[Job], budget: int) -> list[TokenDraft | None]:
+            return [TokenDraft(range(budget), certain=certain) for _ in jobs]
 
     speculation = Figures(CPU, [Sure(lambda job, budget: None)]).speculation
     job = job_of(0, [1, 2, 3])
-    speculation._ask([job])
-    job.num_planned_outputs = job.generated + pending
-    every = [1.0] * MOST_DRAFTS if certain else speculation.chances.of(job.id, ("scripted", 0), MOST_DRAFTS)
-    assert speculation._chances(job) == every[pending:]
+    speculation._update_guesses([job])
+    job.num_planned_outputs = job.num_generated + pending
+    every = [1.0] * MOST_DRAFTS if certain else speculation.chances.estimate(job.id, ("scripted", 0), MOST_DRAFTS)
+    assert speculation._guess_chances(job) == every[pending:]
 
 
 def test_a_guess_that_was_wrong_is_forgotten() -> None:
     speculation = Figures(CPU, [Scripted(lambda job, budget: (range(budget), 0))]).speculation
     job = job_of(0, [1, 2, 3])
-    speculation._ask([job])
-    job.take(0)
-    job.take(7)
-    speculation._judge(job)
+    speculation._update_guesses([job])
+    job.append_token(0)
+    job.append_token(7)
+    speculation._check_guess(job)
     assert job.id not in speculation._guesses and speculation.chances.streak(job.id) == 0
 
 
 def test_rows_that_fail_together_leave_no_chances() -> None:
     texts = texts_of(3, 200)
     figures = ran(CPU, texts, adversary(texts, [Act(200, 3)]))
-    assert figures.speculation.chances.rows
+    assert figures.speculation.chances.num_rows
     figures.speculation.forget()
-    assert not figures.speculation.chances.rows
+    assert not figures.speculation.chances.num_rows
 
 
 # -- drafters that take time ------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Slow(Scripted):
     """A drafter whose guesses take time, each token of which is right with some chance."""
 
     name = "model"
-    wants_drained = True
+    needs_drained_pipeline = True
 
     def __init__(self, texts: Sequence[Sequence[int]], right: float, seconds: float) -> None:
         super().__init__(lambda job, budget: None)
@@ -250,18 +250,18 @@ class Slow(Scripted):
         self._texts, self._right, self._seconds = texts, right, seconds
         self._random = random.Random(5)
 
-    def seconds_for(self, rows: int, tokens: int) -> float | None:
+    def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """See `SlowDrafter`."""
         return self._seconds * tokens if self.asked else None
 
-    def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
+    def propose(self, jobs: Sequence[Job], budget: int) -> list[TokenDraft | None]:
         """See `Drafter`."""
         assert self.figures is not None
-        assert all(job.num_planned_outputs == job.generated for job in jobs), "something is in flight"
+        assert all(job.num_planned_outputs == job.num_generated for job in jobs), "something is in flight"
         self.asked += len(jobs)
         self.figures.now += self._seconds * budget
-        rests = [self._texts[job.id][job.generated :][:budget] for job in jobs]
-        return [Draft([t * (self._random.random() < self._right) for t in rest]) for rest in rests]
+        rests = [self._texts[job.id][job.num_generated :][:budget] for job in jobs]
+        return [TokenDraft([t * (self._random.random() < self._right) for t in rest]) for rest in rests]
 
 
 @pytest.mark.parametrize(

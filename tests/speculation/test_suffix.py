@@ -14,10 +14,10 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.speculation.suffix import (
     EARLIER,
     INDEXED_AT_ONCE,
-    LONGEST,
-    NEAR,
-    ORDER,
+    KEY_TOKENS,
+    LONGEST_MATCH,
     OWN,
+    RESUME_DISTANCE,
     RESUMED,
     WAYS,
     PlaceTable,
@@ -41,7 +41,7 @@ def likeness(drafter: SuffixDrafter, job: Job) -> int:
 def say(drafter: SuffixDrafter, job: Job, tokens: Sequence[int]) -> None:
     for token in tokens:
         drafter.propose([job], 4)
-        job.take(token)
+        job.append_token(token)
 
 
 def ended(drafter: SuffixDrafter, job: Job) -> None:
@@ -67,9 +67,9 @@ def test_the_longest_match_wins_and_then_the_newest() -> None:
 
 def test_other_tokens_with_the_same_hash_are_no_match() -> None:
     drafter, table = SuffixDrafter(), PlaceTable()
-    key = drafter.texts.shelf(None).hash_key
-    table.add(key, 1, array("i", [1, 2, 3]), 2)
-    other = next(token for token in range(3, 1 << 20) if any(table.after(key, 1, token)))
+    key = drafter.texts.client_texts(None).hash_key
+    table.add_place(key, 1, array("i", [1, 2, 3]), 2)
+    other = next(token for token in range(3, 1 << 20) if any(table.find_places(key, 1, token)))
     assert guess(drafter, job_of(0, [1, 2, 3, 1, other])) == []
 
 
@@ -78,7 +78,7 @@ def test_a_long_prompt_keeps_nobody_elses_new_tokens_from_being_found() -> None:
     long = job_of(0, list(range(20 * INDEXED_AT_ONCE)), client="a", salt="a")
     job = job_of(1, [1, 2, 3, 4], client="b", salt="b")
     for token in (8, 5, 6, 7, 1, 5, 6):
-        job.take(token)
+        job.append_token(token)
         (_, draft) = drafter.propose([long, job], 2)
     assert draft is not None and list(draft.tokens) == [7, 1]
 
@@ -105,10 +105,10 @@ def test_a_draft_ends_where_the_known_text_ends() -> None:
 def test_a_row_follows_its_place_and_turns_to_another_when_it_was_wrong() -> None:
     drafter, job = SuffixDrafter(), job_of(0, [1, 2, 3, 4, 5, 6, 9, 9, 4, 7, 1, 2])
     assert guess(drafter, job) == [3, 4, 5, 6]
-    job.take(3)
+    job.append_token(3)
     assert guess(drafter, job) == [4, 5, 6, 9]
     for token in (4, 9, 4):
-        job.take(token)
+        job.append_token(token)
     assert guess(drafter, job) == [7, 1, 2, 3]
 
 
@@ -116,7 +116,7 @@ def test_a_place_in_its_own_text_is_followed_into_what_it_said_since() -> None:
     drafter, job = SuffixDrafter(), job_of(0, [5, 6, 5, 6])
     assert guess(drafter, job) == [5, 6]
     for token in (5, 6, 5):
-        job.take(token)
+        job.append_token(token)
         assert guess(drafter, job, 1) == [11 - token]
 
 
@@ -130,7 +130,7 @@ def test_after_an_edit_it_resumes_where_the_text_was_left() -> None:
     assert guess(drafter, job, 2) == [3, 4] and likeness(drafter, job) == RESUMED
     say(drafter, job, [3])
     assert likeness(drafter, job) == RESUMED + 1
-    say(drafter, job, [*range(200, 200 + NEAR), 1, 2])
+    say(drafter, job, [*range(200, 200 + RESUME_DISTANCE), 1, 2])
     assert likeness(drafter, job) == OWN, "that was long ago"
 
 
@@ -173,7 +173,7 @@ def test_a_fork_begins_with_its_parents_text(cache: bool) -> None:
     say(drafter, parent, [1, 2])
     fork = job_of(1, prompt, cache=cache, fork_of=parent)
     drafter.propose([fork], 4)
-    assert len(drafter._rows[fork.id].text.tokens) == LONGEST
+    assert len(drafter._rows[fork.id].text.tokens) == LONGEST_MATCH
     drafter.end(parent)
     say(drafter, fork, [1, 2])
     assert guess(drafter, fork, 2) == [3, 4] and likeness(drafter, fork) == OWN
@@ -194,15 +194,15 @@ def test_tokens_that_were_dropped_are_still_a_source() -> None:
     drafter, job = SuffixDrafter(), job_of(0, [1, 2, 3, 4, 5, 6, 7, 8], keep=keep)
     drafter.propose([job], 4)
     for token in (10, 11, 12):
-        job.take(token)
-    assert job.drop() and 3 not in job.tokens
+        job.append_token(token)
+    assert job.drop_tokens() and 3 not in job.tokens
     assert guess(drafter, job) == []
     for token in (3, 4):
-        job.take(token)
+        job.append_token(token)
     assert guess(drafter, job, 3) == [5, 6, 7]
     for token in range(20, 40):  # nothing was asked meanwhile, and several cuts were made
-        job.take(token)
-        job.drop()
+        job.append_token(token)
+        job.drop_tokens()
     drafter.propose([job], 4)
     assert list(drafter._rows[job.id].text.tokens) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 3, 4, *range(20, 40)]
 
@@ -244,7 +244,7 @@ def test_another_job_of_the_same_number_after_forgetting_is_another_text() -> No
 
 def alike(text: Sequence[int], row: Sequence[int], place: int) -> int:
     length = 0
-    while length < min(place, len(row), LONGEST) and text[place - 1 - length] == row[-1 - length]:
+    while length < min(place, len(row), LONGEST_MATCH) and text[place - 1 - length] == row[-1 - length]:
         length += 1
     return length
 
@@ -258,7 +258,7 @@ def test_a_search_finds_what_a_search_of_all_texts_finds(texts: list[list[int]])
         ended(drafter, job_of(number, text))
     row = texts[-1]
     places = [
-        (text, place) for text in texts for place in range(ORDER, len(text)) if text[place - 2 : place] == row[-2:]
+        (text, place) for text in texts for place in range(KEY_TOKENS, len(text)) if text[place - 2 : place] == row[-2:]
     ]
     newest = places[::-1][:WAYS]
     expected = max(newest, key=lambda found: alike(found[0], row, found[1]), default=None)
@@ -286,8 +286,8 @@ def test_drafts_go_on_from_earlier_places_of_the_same_client(data: st.DataObject
         elif act == "say":
             for token in data.draw(st.lists(tokens, min_size=1, max_size=5)):
                 _, job = data.draw(st.sampled_from(running))
-                job.take(token)
-                job.drop()
+                job.append_token(token)
+                job.drop_tokens()
         else:
             whose, job = running.pop(data.draw(st.integers(0, len(running) - 1)))
             drafter.end(job)

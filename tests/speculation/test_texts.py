@@ -7,88 +7,88 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.speculation.suffix import LONGEST, Shelf, Text, Texts
+from cortexmlx.speculation.suffix import LONGEST_MATCH, ClientTexts, RowText, TextStore
 
 
-def stored(shelf: Shelf) -> int:
+def stored(shelf: ClientTexts) -> int:
     return sum(len(text.tokens) for text in shelf.texts.values())
 
 
-def begin(texts: Texts, shelf: Shelf, tokens: list[int]) -> Text:
-    return texts.begin(shelf, array("i", tokens))[0]
+def begin(texts: TextStore, shelf: ClientTexts, tokens: list[int]) -> RowText:
+    return texts.add(shelf, array("i", tokens))[0]
 
 
 def test_rows_of_one_prompt_store_it_once() -> None:
-    texts, prompt = Texts(), list(range(1000))
-    shelf = texts.shelf(None)
+    texts, prompt = TextStore(), list(range(1000))
+    shelf = texts.client_texts(None)
     rows = [begin(texts, shelf, prompt) for _ in range(16)]
-    assert stored(shelf) == 1000 + 15 * LONGEST
-    assert all(list(row.tokens) == prompt[-LONGEST:] and row.begin == 1000 - LONGEST for row in rows[1:])
+    assert stored(shelf) == 1000 + 15 * LONGEST_MATCH
+    assert all(list(row.tokens) == prompt[-LONGEST_MATCH:] and row.begin == 1000 - LONGEST_MATCH for row in rows[1:])
 
 
 def test_the_next_turn_stores_what_is_new() -> None:
-    texts, turn = Texts(), list(range(500))
-    shelf = texts.shelf(None)
+    texts, turn = TextStore(), list(range(500))
+    shelf = texts.client_texts(None)
     for more in range(10):
         row = begin(texts, shelf, turn)
         row.tokens.extend(range(1000 * more + 600, 1000 * more + 700))
         turn = [*turn, *range(1000 * more + 600, 1000 * more + 700), *range(1000 * more + 800, 1000 * more + 820)]
-        texts.end(None, row)
-    assert stored(shelf) == 500 + 10 * 100 + 9 * (20 + LONGEST)
+        texts.finish(None, row)
+    assert stored(shelf) == 500 + 10 * 100 + 9 * (20 + LONGEST_MATCH)
 
 
 def test_an_answer_that_was_given_before_is_not_stored_again() -> None:
-    texts = Texts()
-    shelf = texts.shelf(None)
+    texts = TextStore()
+    shelf = texts.client_texts(None)
     first, second, third = (begin(texts, shelf, [1, 2, 3]) for _ in range(3))
     for row, answer in ((first, [4, 5, 6]), (second, [4, 5]), (third, [4, 7])):
         row.tokens.extend(answer)
-        texts.end(None, row)
+        texts.finish(None, row)
     assert list(shelf.texts) == [third.number, first.number]
-    following, path = texts.begin(shelf, array("i", [1, 2, 3, 4, 7, 8]))
+    following, path = texts.add(shelf, array("i", [1, 2, 3, 4, 7, 8]))
     assert path == {first.number: 4, third.number: 5} and following.branch == 5
 
 
 def test_clients_texts_are_apart() -> None:
-    texts = Texts()
-    begin(texts, texts.shelf("a"), [1, 2, 3])
-    assert begin(texts, texts.shelf("b"), [1, 2, 3]).branch == 0
-    assert begin(texts, texts.shelf(None), [1, 2, 3]).branch == 0
-    assert begin(texts, texts.shelf("a"), [1, 2, 3]).branch == 3
+    texts = TextStore()
+    begin(texts, texts.client_texts("a"), [1, 2, 3])
+    assert begin(texts, texts.client_texts("b"), [1, 2, 3]).branch == 0
+    assert begin(texts, texts.client_texts(None), [1, 2, 3]).branch == 0
+    assert begin(texts, texts.client_texts("a"), [1, 2, 3]).branch == 3
 
 
 def test_the_client_who_asked_last_keeps_its_texts_longest() -> None:
-    texts = Texts(most=500)
+    texts = TextStore(most=500)
     for client in ("a", "b", "a", "c"):
-        texts.end(client, begin(texts, texts.shelf(client), list(range(ord(client), ord(client) + 70))))
+        texts.finish(client, begin(texts, texts.client_texts(client), list(range(ord(client), ord(client) + 70))))
     assert list(texts.shelves) == ["a", "c"]
 
 
 def test_a_client_loses_the_text_that_was_used_least_recently() -> None:
-    texts = Texts(most_of_client=600)
-    shelf = texts.shelf(None)
+    texts = TextStore(most_of_client=600)
+    shelf = texts.client_texts(None)
     for first in (1, 2, 3):
-        texts.end(None, begin(texts, shelf, [first] * 60))
+        texts.finish(None, begin(texts, shelf, [first] * 60))
     begin(texts, shelf, [1] * 60 + [9])
-    texts.end(None, begin(texts, shelf, [4] * 60))
+    texts.finish(None, begin(texts, shelf, [4] * 60))
     assert [text.tokens[0] for text in shelf.texts.values() if not text.live] == [3, 1, 4]
 
 
 def test_a_text_outlives_those_that_branch_off_it() -> None:
-    texts = Texts(most_of_client=520)
-    shelf = texts.shelf(None)
+    texts = TextStore(most_of_client=520)
+    shelf = texts.client_texts(None)
     root = begin(texts, shelf, list(range(50)))
-    texts.end(None, root)
+    texts.finish(None, root)
     for branch in (100, 200, 300, 400):
-        texts.end(None, begin(texts, shelf, [*range(50), branch]))
+        texts.finish(None, begin(texts, shelf, [*range(50), branch]))
         assert root.number in shelf.texts
 
 
 @given(st.data())
 def test_texts_are_found_again_and_stay_within_their_bounds(data: st.DataObject) -> None:
     """Any row's tokens are those of the texts that it begins with, and of its own; nothing is left of what is gone."""
-    texts = Texts(most=1500, most_of_client=800)
-    live: list[tuple[str, Text, list[int]]] = []
+    texts = TextStore(most=1500, most_of_client=800)
+    live: list[tuple[str, RowText, list[int]]] = []
     said: list[list[int]] = [[1]]
     for _ in range(data.draw(st.integers(1, 25))):
         salt = data.draw(st.sampled_from("ab"))
@@ -97,10 +97,10 @@ def test_texts_are_found_again_and_stay_within_their_bounds(data: st.DataObject)
             answer = data.draw(st.lists(st.integers(1, 3), max_size=40))
             text.tokens.extend(answer)
             said.append(row + answer)
-            texts.end(salt, text)
+            texts.finish(salt, text)
         else:
             row = [*data.draw(st.sampled_from(said)), *data.draw(st.lists(st.integers(1, 3), max_size=40))]
-            text, path = texts.begin(texts.shelf(salt), array("i", row))
+            text, path = texts.add(texts.client_texts(salt), array("i", row))
             at = 0
             for number, end in path.items():
                 known = texts.shelves[salt].texts[number]
@@ -118,5 +118,5 @@ def test_texts_are_found_again_and_stay_within_their_bounds(data: st.DataObject)
                 parent = shelf.texts.get(text.parent)
                 assert parent is None or text.live or order.index(parent.number) > order.index(text.number)
     for salt, text, _ in live:
-        texts.end(salt, text)
+        texts.finish(salt, text)
     assert all(not text.live for shelf in texts.shelves.values() for text in shelf.texts.values())

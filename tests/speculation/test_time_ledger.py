@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.speculation.costs import FILL, START, UNSEEN
+from cortexmlx.speculation.costs import BUDGET_REFILL, BUDGET_START, MOST_UNSEEN_STEPS
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
 
@@ -18,9 +18,9 @@ def running(machine: Machine, right: int, rows: int = 1, chance: int = 1) -> Fig
     """Rows that decode, with guesses of which `right` tokens are right, at each `chance`-th token."""
 
     def guess(job: Job, budget: int) -> tuple[list[int], int] | None:
-        if job.generated % chance:
+        if job.num_generated % chance:
             return None
-        text = TEXTS[job.id][job.generated : job.generated + budget]
+        text = TEXTS[job.id][job.num_generated : job.num_generated + budget]
         return [token if place < right else 0 for place, token in enumerate(text)], 0
 
     figures = Figures(machine, [Scripted(guess)])
@@ -36,7 +36,7 @@ def test_a_decode_step_is_known_by_its_share_of_the_time_however_it_is_counted(m
     for _ in range(60):
         figures.step()
     costs = figures.speculation.ledger.costs
-    decode = costs.decode(rows)
+    decode = costs.decode_time(rows)
     assert decode is not None
     assert decode * costs.unit == pytest.approx(machine.decode(rows), rel=0.06)
 
@@ -47,18 +47,18 @@ def test_verifying_steps_cost_what_the_machine_says_and_a_switch_little(machine:
     for _ in range(600):
         figures.step()
     ledger = figures.speculation.ledger
-    decode = ledger.costs.decode(1)
+    decode = ledger.costs.decode_time(1)
     assert decode is not None and figures.verified > 20
     tokens = max(ledger.costs._verifying[1])
-    cost = ledger.costs.verify(1, tokens - 1, decode)[-1] * ledger.costs.unit
+    cost = ledger.costs.verify_times(1, tokens - 1, decode)[-1] * ledger.costs.unit
     assert cost == pytest.approx(machine.mixed(tokens), rel=0.15)
-    assert ledger.switch < 0.3
+    assert ledger.switch_cost < 0.3
 
 
 def test_a_long_run_of_verifying_steps_stops_now_and_then_to_see_what_decoding_costs() -> None:
     figures = running(GPU, 16)
     ledger = figures.speculation.ledger
-    while ledger._unseen <= UNSEEN:
+    while ledger._unseen <= MOST_UNSEEN_STEPS:
         figures.step()
     before, decoded = figures.verified, 0
     for _ in range(30):
@@ -88,7 +88,7 @@ def test_the_purse_counts_all_that_was_lost() -> None:
     figures, plain = ran(CPU, texts, adversary(texts, [Act(1500, 1, when="pending")])), ran(CPU, texts, None)
     lost = figures.now - plain.now
     purse = figures.speculation.ledger.purse
-    filled = START + 1500 * FILL - purse.level
+    filled = BUDGET_START + 1500 * BUDGET_REFILL - purse.level
     assert lost / 0.0495 == pytest.approx(filled, abs=6)
     assert purse.level >= -1
 
@@ -96,12 +96,12 @@ def test_the_purse_counts_all_that_was_lost() -> None:
 def test_prices_are_unknown_before_a_decode_step_was_seen() -> None:
     figures = running(CPU, 16)
     ledger = figures.speculation.ledger
-    assert ledger.prices(1, 4, pending=False) is None
+    assert ledger.estimate_prices(1, 4, pending=False) is None
     for _ in range(4):
         figures.step()
-    prices = ledger.prices(1, 4, pending=True)
+    prices = ledger.estimate_prices(1, 4, pending=True)
     assert prices is not None and prices.can_pay
-    drained = ledger.prices(1, 4, pending=False)
+    drained = ledger.estimate_prices(1, 4, pending=False)
     assert drained is not None and all(a < b for a, b in zip(drained.costs, prices.costs, strict=True))
 
 
@@ -114,8 +114,8 @@ def test_wrong_drafts_are_taken_out_of_the_purse_by_what_they_cost() -> None:
     before, verified = ledger.purse.level, 0
     while verified < 4:
         drained = not figures._in_flight
-        for job in figures.scheduler.draftable if drained else ():
-            figures.scheduler.draft(job.id, [0] * 15)
+        for job in figures.scheduler.draftable_jobs if drained else ():
+            figures.scheduler.set_drafts(job.id, [0] * 15)
             verified += 1
         figures.step()
     for _ in range(6):
@@ -135,13 +135,13 @@ def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verifie
         figures.step()
     before, drains = ledger.purse.level, 5
     for _ in range(drains):
-        (job,) = figures.scheduler.draftable
-        while job.num_planned_outputs == job.generated:
+        (job,) = figures.scheduler.draftable_jobs
+        while job.num_planned_outputs == job.num_generated:
             figures.step()
-        figures.scheduler.draft(job.id, [0] * 15)
-        ledger.begin(pending=True)
+        figures.scheduler.set_drafts(job.id, [0] * 15)
+        ledger.begin_verifying(pending=True)
         for _ in range(6):
             figures.step()
     assert figures.verified == 0
-    assert ledger.switch == pytest.approx(0.4, abs=0.25)
-    assert before - ledger.purse.level == pytest.approx(drains * ledger.switch, abs=1)
+    assert ledger.switch_cost == pytest.approx(0.4, abs=0.25)
+    assert before - ledger.purse.level == pytest.approx(drains * ledger.switch_cost, abs=1)

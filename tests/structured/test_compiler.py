@@ -17,9 +17,9 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured import compiler as deep_stack
-from cortexmlx.structured.calls.format import CallFormat, Calls
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.calls.json_formats import Hermes, Llama
-from cortexmlx.structured.compiler import MOST_KEPT, STACK_BYTES, GrammarCompiler, on_deep_stack, source_of
+from cortexmlx.structured.compiler import MOST_KEPT, STACK_BYTES, GrammarCompiler, grammar_source, run_on_deep_stack
 from cortexmlx.structured.matcher import MOST_ITEMS
 from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput, Thoughts
 from cortexmlx.structured.tools import Tool
@@ -54,7 +54,7 @@ def test_threads_share_one_vocabulary(compiler: GrammarCompiler) -> None:
         try:
             for number in range(begin, begin + 20):
                 grammar = compiler.compile(StructuredOutput.choice([f"x{number % 7}"]))
-                assert not grammar.matcher().take(X)
+                assert not grammar.make_matcher().accept(X)
         except BaseException as error:
             failed.append(error)
 
@@ -128,12 +128,12 @@ def test_a_choice_may_have_as_many_texts_as_are_promised(compiler: GrammarCompil
     texts = [f"{number:05}" for number in range(MOST_CHOICES)]
     grammar = compiler.compile(StructuredOutput.choice(texts))
     for text in (texts[0], texts[-1]):
-        matcher = grammar.matcher()
-        ended = [matcher.take(token) for token in compiler._vocabulary.encode(text)]  # type: ignore[union-attr]
+        matcher = grammar.make_matcher()
+        ended = [matcher.accept(token) for token in compiler._vocabulary.encode(text)]  # type: ignore[union-attr]
         assert ended == [False] * (len(ended) - 1) + [True] and not matcher.error
-    matcher = grammar.matcher()
+    matcher = grammar.make_matcher()
     for token in compiler._vocabulary.encode("99999"):  # type: ignore[union-attr]
-        if matcher.take(token):
+        if matcher.accept(token):
             break
     assert matcher.error
 
@@ -204,11 +204,11 @@ def test_a_tokenizer_without_bytes_of_tokens_is_refused(
 
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     """The end token is written `<end>`, and no answer may contain it, not even in a string."""
-    table = compiler._table()
+    table = compiler._token_table()
     (end,) = table.ends & table.special
     grammar = compiler.compile(StructuredOutput.regex(".*<end>.*"))
-    matcher = grammar.matcher()
-    assert matcher.take(end) and matcher.error
+    matcher = grammar.make_matcher()
+    assert matcher.accept(end) and matcher.error
     assert json.loads(StructuredOutput.json().definition) == {"type": "object"}
 
 
@@ -216,8 +216,8 @@ def test_nothing_is_left_of_a_compiler_that_was_used(tiny: Any) -> None:
     """llguidance is no part of what Python's garbage collector sees: a cycle through it would never be freed."""
     tokenizer = SharedTokenizer(load_model(tiny("llama")).tokenizer)
     compiler, seen = GrammarCompiler(tokenizer, 300), weakref.ref(tokenizer)
-    matcher = compiler.compile(StructuredOutput.json({"type": "object"})).matcher(forced_tokens=True)
-    assert not matcher.take(compiler._tokenizer.encode("{", False)[0])
+    matcher = compiler.compile(StructuredOutput.json({"type": "object"})).make_matcher(forced_tokens=True)
+    assert not matcher.accept(compiler._tokenizer.encode("{", False)[0])
     del tokenizer, compiler, matcher
     gc.collect()
     assert seen() is None
@@ -234,18 +234,18 @@ def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: Gra
     broken = {"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/nowhere"}]}
 
     def takes(tool: Tool, arguments: str) -> bool:
-        grammar = compiler.compile(None, None, Calls(Hermes(), (tool,), "required"))
-        matcher = grammar.matcher()
+        grammar = compiler.compile(None, None, AllowedCalls(Hermes(), (tool,), "required"))
+        matcher = grammar.make_matcher()
         assert len(grammar.notes) == 1 and tool.name in grammar.notes[0]
         text = f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}'
-        return not any(matcher.take(token) for token in compiler._tokenizer.encode(text, False)) and not matcher.error
+        return not any(matcher.accept(token) for token in compiler._tokenizer.encode(text, False)) and not matcher.error
 
     odd = Tool.named("odd", "", schema)
     assert takes(odd, '{"a": "x", "b": "yes"}') and takes(odd, '{"a": 5, "b": "yes"}')
     assert not takes(odd, '{"a": "x", "b": "no"}') and not takes(odd, '{"c": "x"}')
     assert takes(Tool.named("loose", "", broken), '{"anything": [1]}')
     with pytest.raises(InvalidRequest, match="the tool 'odd' cannot be enforced"):
-        compiler.compile(None, None, Calls(Hermes(), (Tool.named("odd", "", schema, True),), "required"))
+        compiler.compile(None, None, AllowedCalls(Hermes(), (Tool.named("odd", "", schema, True),), "required"))
 
 
 # The grammars that llguidance gets: the answer's own, and what may come before it.
@@ -330,7 +330,7 @@ def follows(tokenizer: Any, source: str, text: str) -> bool | None:
 def test_thoughts_are_free_and_the_answer_is_not(
     thoughts: Thoughts | None, whole: list[str], part: list[str], wrong: list[str], tokenizer: Any
 ) -> None:
-    source = source_of(FORM, thoughts, False, SPECIALS)
+    source = grammar_source(FORM, thoughts, False, SPECIALS)
     assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
     assert [follows(tokenizer, source, text) for text in part] == [False] * len(part)
     assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
@@ -341,7 +341,7 @@ def test_a_special_token_that_is_spelled_out_closes_no_thoughts(thoughts: Though
     """Who reads the text would take it for one, and everything after it for the answer."""
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, source_of(FORM, thoughts, False, SPECIALS), log_level=0)
+    matcher = LLMatcher(tokenizer, grammar_source(FORM, thoughts, False, SPECIALS), log_level=0)
     begun = list(b"hm <|done|")
     assert matcher.try_consume_tokens([*begun, *b">"]) == len(begun)
     assert matcher.consume_tokens(ids(thoughts.close + '{"a":1}')) and matcher.is_accepting()
@@ -350,9 +350,9 @@ def test_a_special_token_that_is_spelled_out_closes_no_thoughts(thoughts: Though
 def test_a_tokenizer_that_drops_a_space_may_write_one(tokenizer: Any) -> None:
     """The first token of an answer often begins with it, and its text has none."""
     for thoughts in (None, Thoughts("<think>", "</think>")):
-        source = source_of(FORM, thoughts, True, SPECIALS)
+        source = grammar_source(FORM, thoughts, True, SPECIALS)
         assert follows(tokenizer, source, ' {"a":1}') and follows(tokenizer, source, '{"a":1}')
-    assert follows(tokenizer, source_of(FORM, None, False, SPECIALS), ' {"a":1}') is None
+    assert follows(tokenizer, grammar_source(FORM, None, False, SPECIALS), ' {"a":1}') is None
 
 
 @pytest.mark.parametrize(
@@ -377,13 +377,13 @@ def test_a_tokenizer_that_drops_a_space_may_write_one(tokenizer: Any) -> None:
 )
 def test_forms(form: StructuredOutput, whole: list[str], wrong: list[str], tokenizer: Any) -> None:
     for thoughts in (None, Thoughts("<think>", "</think>")):
-        source = source_of(form, thoughts, False, SPECIALS)
+        source = grammar_source(form, thoughts, False, SPECIALS)
         assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
         assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
 
 
 def test_blanks_between_the_parts_of_json_are_bounded(tokenizer: Any) -> None:
-    source = source_of(FORM, None, False, SPECIALS)
+    source = grammar_source(FORM, None, False, SPECIALS)
     assert follows(tokenizer, source, '{"a": ' + "1}") and follows(tokenizer, source, '{"a":\n' + " " * 40 + "1}")
     for blanks in ("  ", "\n\n", " \n", "\n" + " " * 41, "\t"):
         assert follows(tokenizer, source, '{"a":' + blanks + "1}") is None
@@ -409,10 +409,10 @@ def test_calls_come_after_thoughts_and_after_a_dropped_space(
     format: CallFormat, call: Callable[[int], str], after_thoughts: str, tokenizer: Any
 ) -> None:
     """What looks like a call in the thoughts is none, and need not fit a schema."""
-    calls = Calls(format, TOOLS)
+    calls = AllowedCalls(format, TOOLS)
     for drops_space in (False, True):
-        source = source_of(None, TAGGED, drops_space, SPECIALS, calls)
-        begun = source_of(None, Thoughts("<think>", "</think>", begun=True), drops_space, SPECIALS, calls)
+        source = grammar_source(None, TAGGED, drops_space, SPECIALS, calls)
+        begun = grammar_source(None, Thoughts("<think>", "</think>", begun=True), drops_space, SPECIALS, calls)
         whole = [call(1), f"<think>{call(-1)}</think>{call(1)}", f"<think>so</think>{after_thoughts}", "plain text"]
         assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
         assert follows(tokenizer, begun, f"{call(-1)}</think>{call(2)}") is True
@@ -420,13 +420,13 @@ def test_calls_come_after_thoughts_and_after_a_dropped_space(
         assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
         for open_, own in (("<think>", source), ("", begun)):
             assert follows(tokenizer, own, f"{open_}hm, {call(-1)}") is True, "an answer may end within its thoughts"
-        required = source_of(None, TAGGED, drops_space, SPECIALS, Calls(format, TOOLS, "required"))
+        required = grammar_source(None, TAGGED, drops_space, SPECIALS, AllowedCalls(format, TOOLS, "required"))
         assert not follows(tokenizer, required, f"<think>{call(1)}"), "unless a call is required"
         assert follows(tokenizer, source, " " + call(1)) is True or not drops_space
 
 
 def test_a_form_or_calls_come_after_thoughts(tokenizer: Any) -> None:
-    source = source_of(FORM, TAGGED, False, SPECIALS, Calls(Hermes(), TOOLS))
+    source = grammar_source(FORM, TAGGED, False, SPECIALS, AllowedCalls(Hermes(), TOOLS))
     for text in ('<think>hm</think>{"a":1}', f"<think>hm</think>{hermes_call(1)}", '{"a": 1}'):
         assert follows(tokenizer, source, text) is True
     assert not follows(tokenizer, source, "<think>hm"), "a form is asked for"
@@ -447,7 +447,7 @@ def test_it_runs_elsewhere_and_the_size_is_that_thread_s_only(monkeypatch: pytes
 
     before = threading.stack_size()
     monkeypatch.setattr(threading.Thread, "start", noted)
-    assert on_deep_stack(threading.get_ident) != threading.get_ident()
+    assert run_on_deep_stack(threading.get_ident) != threading.get_ident()
     assert (sizes, threading.stack_size()) == ([STACK_BYTES], before)
 
 
@@ -456,7 +456,7 @@ def test_what_is_raised_there_is_raised_here() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError, match="x"):
-        on_deep_stack(fail)
+        run_on_deep_stack(fail)
 
 
 def test_without_such_a_thread_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,5 +465,5 @@ def test_without_such_a_thread_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> 
 
     before = threading.stack_size()
     monkeypatch.setattr(deep_stack.threading.Thread, "start", refuse)
-    assert on_deep_stack(threading.get_ident) == threading.get_ident()
+    assert run_on_deep_stack(threading.get_ident) == threading.get_ident()
     assert threading.stack_size() == before

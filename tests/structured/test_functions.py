@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.functions import MOST_RESULT, arun, described, run
+from cortexmlx.structured.functions import MOST_RESULT, call_function, call_function_async, describe_function
 
 
 class Place(pydantic.BaseModel):
@@ -44,7 +44,7 @@ def search(
 
 
 def test_a_functions_hints_and_docstring_are_the_schema() -> None:
-    name, description, schema = described(search)
+    name, description, schema = describe_function(search)
     assert (name, description) == ("search", "Search for pages.")
     properties = schema["properties"]
     assert schema["required"] == ["query", "where"] and schema["additionalProperties"] is False
@@ -62,7 +62,7 @@ def test_a_functions_hints_and_docstring_are_the_schema() -> None:
 
 
 def test_arguments_are_the_types_that_the_function_asks_for() -> None:
-    assert run(search, '{"query": "é", "where": {"city": "Rome"}, "tags": ["a"]}') == "é Rome web 10 ['a']"
+    assert call_function(search, '{"query": "é", "where": {"city": "Rome"}, "tags": ["a"]}') == "é Rome web 10 ['a']"
 
 
 class Counter:
@@ -108,10 +108,10 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_everything_that_can_be_called_by_names(
     function: Callable[..., object], name: str, arguments: str, result: str
 ) -> None:
-    assert described(function)[0] == name
-    assert run(function, arguments) == result
+    assert describe_function(function)[0] == name
+    assert call_function(function, arguments) == result
     if not isinstance(getattr(function, "__self__", None), Counter):  # it counts
-        assert asyncio.run(arun(function, arguments)) == result
+        assert asyncio.run(call_function_async(function, arguments)) == result
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -149,26 +149,26 @@ cycle.append(cycle)
     ],
 )
 def test_whatever_comes_of_a_call_is_a_text(function: Callable[..., object], arguments: str, says: str) -> None:
-    result = run(function, arguments)
+    result = call_function(function, arguments)
     assert result.startswith(says)
-    assert asyncio.run(arun(function, arguments)) == result
+    assert asyncio.run(call_function_async(function, arguments)) == result
 
 
 def test_a_long_result_is_cut_and_says_so() -> None:
-    result = run(lambda: "x" * (MOST_RESULT + 5), "{}")
+    result = call_function(lambda: "x" * (MOST_RESULT + 5), "{}")
     assert result == "x" * MOST_RESULT + f"\n[cut: the result has {MOST_RESULT + 5:,} characters]"
 
 
 def test_an_interrupt_is_no_result() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(raising(KeyboardInterrupt()), "{}")
+        call_function(raising(KeyboardInterrupt()), "{}")
 
 
 def test_a_coroutine_is_awaited_where_a_loop_runs_already() -> None:
     """As in a notebook, where `ask` is called without await."""
 
     async def notebook() -> str:
-        return run(later, '{"number": 7}')
+        return call_function(later, '{"number": 7}')
 
     assert asyncio.run(notebook()) == '{"number":7}'
 
@@ -197,4 +197,4 @@ def unwritable(x: type(sys)) -> None: ...  # type: ignore[valid-type]
 )
 def test_what_cannot_be_a_tool_is_named(function: Callable[..., object], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        described(function)
+        describe_function(function)

@@ -48,7 +48,7 @@ def test_random_walks(seed: int, grammars: list[Grammar]) -> None:
     ended = 0
     while ended < 20:
         while len(walks) < 5:
-            walks.append(chance.choice(grammars).matcher())
+            walks.append(chance.choice(grammars).make_matcher())
         asked: list[tuple[Matcher, list[int]]] = []
         expected: list[np.ndarray | None] = []
         for matcher in walks:
@@ -61,7 +61,7 @@ def test_random_walks(seed: int, grammars: list[Grammar]) -> None:
                     expected.append(None)
                     break
                 token = chance.choice(ids(allowed(copy)))
-                if copy.take(token):
+                if copy.accept(token):
                     break
                 drafts.append(token)
                 expected.append(allowed(copy).copy())
@@ -73,7 +73,7 @@ def test_random_walks(seed: int, grammars: list[Grammar]) -> None:
         row = 0
         for matcher, drafts in asked:
             assert not matcher.error
-            if matcher.take(chance.choice(ids(masks[row]))):
+            if matcher.accept(chance.choice(ids(masks[row]))):
                 assert not matcher.error
                 walks.remove(matcher)
                 ended += 1
@@ -81,17 +81,17 @@ def test_random_walks(seed: int, grammars: list[Grammar]) -> None:
 
 
 def test_matchers_of_one_grammar_do_not_share_their_place(grammars: list[Grammar]) -> None:
-    one, other = grammars[2].matcher(), grammars[2].matcher()
+    one, other = grammars[2].make_matcher(), grammars[2].make_matcher()
     red = ids(fill_masks([(one, [])])[0])
-    assert not one.take(red[0])
+    assert not one.accept(red[0])
     assert ids(fill_masks([(other, [])])[0]) == red != ids(fill_masks([(one, [])])[0])
     assert other.fresh and not one.fresh
 
 
 def test_a_refused_token_ends_the_answer_with_an_error(grammars: list[Grammar]) -> None:
-    matcher = grammars[0].matcher()
+    matcher = grammars[0].make_matcher()
     assert not matcher.error
-    assert matcher.take(0) and "\n" not in matcher.error and matcher.error
+    assert matcher.accept(0) and "\n" not in matcher.error and matcher.error
 
 
 ENDLESS = {
@@ -109,11 +109,11 @@ ENDLESS = {
 def test_a_forced_text_without_end_is_cut_and_then_an_error(forced_tokens: bool, tiny: Any) -> None:
     compiler = GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
     grammar = compiler.compile(StructuredOutput.json(ENDLESS))
-    endless, other = grammar.matcher(forced_tokens), grammar.matcher(forced_tokens)
+    endless, other = grammar.make_matcher(forced_tokens), grammar.make_matcher(forced_tokens)
     for token in compiler._vocabulary.encode('{"n":1'):  # type: ignore[union-attr]
-        assert not endless.take(token) and not other.take(token)
+        assert not endless.accept(token) and not other.accept(token)
     text = b"".join(compiler._vocabulary.table.pieces[t] for t in endless.inner.compute_ff_tokens())  # type: ignore[union-attr]
     assert text.startswith(b',"a":{"a":{"a":{') and 1_000 < len(text) < 2 * MOST_ITEMS
     masks = fill_masks([(endless, [])])
-    assert endless.take(ids(masks[0])[0]) and f"limit {MOST_ITEMS}" in endless.error
+    assert endless.accept(ids(masks[0])[0]) and f"limit {MOST_ITEMS}" in endless.error
     assert not other.error

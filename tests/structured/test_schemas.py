@@ -22,15 +22,15 @@ from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.matcher import Grammar, fill_masks
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.schemas import (
-    PLAIN,
-    adapter_of,
+    SIMPLE_ESCAPES,
     allowed_escapes,
     check_multiples,
-    close,
+    close_objects,
     close_plain_objects,
     close_where_safe,
-    closed_schema_of,
-    target_of,
+    closed_type_schema,
+    resolve_pointer,
+    type_adapter,
 )
 from support.schemas.case import Case
 from support.schemas.composed import COMPOSED
@@ -77,11 +77,11 @@ def allowed(mask: np.ndarray) -> set[int]:
 
 def taken(grammar: Grammar, tokens: list[int]) -> bool:
     """Whether every token of an answer may be chosen, and the answer may end after them."""
-    matcher = grammar.matcher()
+    matcher = grammar.make_matcher()
     for place, token in enumerate(tokens):
         if token not in allowed(fill_masks([(matcher, [])])[0]):
             return False
-        ended = matcher.take(token)
+        ended = matcher.accept(token)
         assert not matcher.error
         if ended:
             return place == len(tokens) - 1
@@ -121,7 +121,7 @@ def walk(case: Case, model: Model, chance: random.Random, forced_tokens: bool) -
     """Follow a valid document to a random place, and then choose tokens at random until the answer is whole. Return its
     text; None if it becomes too long.
     """
-    matcher = model.grammar(case.schema).matcher(forced_tokens)
+    matcher = model.grammar(case.schema).make_matcher(forced_tokens)
     known = [model.tokens(compact(document)) for document in case.valid]
     usual = {token for tokens in known for token in tokens}
     begun = chance.choice(known)
@@ -139,7 +139,7 @@ def walk(case: Case, model: Model, chance: random.Random, forced_tokens: bool) -
             kind = chance.choice((may, may, model.closing, usual) if len(written) < LONG else (model.closing, usual))
             token = chance.choice(sorted(may & kind or may & usual or may))
         written.append(token)
-        if matcher.take(token):
+        if matcher.accept(token):
             assert not matcher.error
             break
     else:
@@ -293,7 +293,7 @@ def test_what_is_no_object_or_wrong_is_left_to_the_compiler(schema: Any) -> None
 
 
 def test_all_objects_of_a_type_are_closed() -> None:
-    assert close({"allOf": [A, B]}) == {"allOf": [shut(A), shut(B)]}
+    assert close_objects({"allOf": [A, B]}) == {"allOf": [shut(A), shut(B)]}
 
 
 names = st.sampled_from("ab")
@@ -339,19 +339,19 @@ class Outer:
 
 def test_every_object_with_named_properties_is_closed() -> None:
     """Also where properties are called like keywords, whose values are no schemas."""
-    schema = closed_schema_of(Outer)
+    schema = closed_type_schema(Outer)
     assert isinstance(schema, dict)
     inner = schema["$defs"]["Inner"]
     assert schema["additionalProperties"] is False and inner["additionalProperties"] is False
     assert list(schema["properties"]) == ["inner", "default"]
     assert inner["properties"]["properties"]["additionalProperties"] == {"type": "integer"}
-    assert adapter_of(Outer).validate_json('{"inner": []}') == Outer([])
+    assert type_adapter(Outer).validate_json('{"inner": []}') == Outer([])
 
 
 @pytest.mark.parametrize("kind", [print, object(), open, 5])
 def test_what_has_no_schema_is_refused_in_one_line(kind: object) -> None:
     with pytest.raises(ValueError) as refused:
-        closed_schema_of(kind)
+        closed_type_schema(kind)
     assert str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -375,7 +375,7 @@ LETTER: dict[str, Any] = {"properties": {"a": {"type": "null"}}}
     ],
 )
 def test_beside_other_properties_each_has_its_plain_name(schema: dict[str, Any]) -> None:
-    assert allowed_escapes(schema) == PLAIN
+    assert allowed_escapes(schema) == SIMPLE_ESCAPES
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ SCHEMA = {"$defs": {"a/b": {"type": "null"}, "c~d e": 7}, "anyOf": [{"x": 1}, Tr
     ],
 )
 def test_what_a_reference_leads_to(reference: object, target: object) -> None:
-    assert target_of(reference, SCHEMA) == target
+    assert resolve_pointer(reference, SCHEMA) == target
 
 
 # `multipleOf` is bounded by what it costs to compile.

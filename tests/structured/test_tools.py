@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from cortexmlx import InvalidRequest, SamplingParams
-from cortexmlx.structured.functions import run
-from cortexmlx.structured.tools import MOST_TOOLS, Tool, ToolCall, check_choice, checked_tools, result_message
+from cortexmlx.structured.functions import call_function
+from cortexmlx.structured.tools import MOST_TOOLS, Tool, ToolCall, check_tool_choice, read_tools, result_message
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -128,7 +128,7 @@ def test_what_is_no_tool_is_refused_by_name(value: Any, says: str) -> None:
 )
 def test_what_is_no_list_of_tools_is_refused(value: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        checked_tools(value)
+        read_tools(value)
     assert says in str(refused.value)
 
 
@@ -163,9 +163,9 @@ def test_a_function_is_a_tool() -> None:
         },
     }
     assert tool.function is forecast
-    assert run(forecast, '{"city": "Rome"}') == '{"city":"Rome","days":3,"unit":"C"}'
-    assert run(forecast, '{"city": "Rome", "days": "x"}').startswith("Error: days: ")
-    assert run(forecast, '{"town": "Rome"}').startswith("Error: ")
+    assert call_function(forecast, '{"city": "Rome"}') == '{"city":"Rome","days":3,"unit":"C"}'
+    assert call_function(forecast, '{"city": "Rome", "days": "x"}').startswith("Error: days: ")
+    assert call_function(forecast, '{"town": "Rome"}').startswith("Error: ")
 
 
 def test_a_function_without_type_hints_is_refused_by_name() -> None:
@@ -177,12 +177,12 @@ def test_a_function_without_type_hints_is_refused_by_name() -> None:
 
 
 def test_a_choice_fits_the_tools() -> None:
-    tools = checked_tools([WEATHER])
+    tools = read_tools([WEATHER])
     for choice in ("auto", "none", "required", "weather"):
-        check_choice(choice, tools)
+        check_tool_choice(choice, tools)
     for choice, offered in (("now", tools), ("", tools), (None, tools), ("required", ()), ("weather", ())):
         with pytest.raises(InvalidRequest) as refused:
-            check_choice(choice, offered)
+            check_tool_choice(choice, offered)
         assert refused.value.field == "tool_choice"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.autotune.job import Candidate, Job
+from cortexmlx.autotune.job import Candidate, TuningJob
 
 
 @dataclass
@@ -47,6 +47,6 @@ class Clock:
         return Candidate(name, prepare, times)
 
 
-def job_of(candidates: Sequence[Candidate], key: str = "a job") -> Job:
+def job_of(candidates: Sequence[Candidate], key: str = "a job") -> TuningJob:
     """A job of these candidates."""
-    return Job(key, f"the label of {key}", "every batch", tuple(candidates))
+    return TuningJob(key, f"the label of {key}", "every batch", tuple(candidates))

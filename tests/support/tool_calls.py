@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from cortexmlx.structured.calls.format import CallFormat, Calls
-from cortexmlx.structured.calls.reader import WIDEST
-from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
+from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS
+from cortexmlx.structured.compiler import grammar_source
 from cortexmlx.structured.tools import Tool
 
 Call = tuple[str, dict[str, Any]]
@@ -148,9 +148,9 @@ class Read(NamedTuple):
 
 def read(format: CallFormat, pieces: Sequence[str], streamed: bool = True) -> Read:
     """What the parser of a format makes of an answer that comes in pieces."""
-    parser = Calls(format, TOOLS).parser("key", streamed)
+    parser = AllowedCalls(format, TOOLS).make_parser("key", streamed)
     assert parser is not None
-    told = [*map(parser.feed, pieces), parser.rest()]
+    told = [*map(parser.feed, pieces), parser.finish()]
     calls = parser.calls
     assert len({call.id for call in calls}) == len(calls)
     deltas = [delta for _, deltas in told for delta in deltas]
@@ -170,7 +170,7 @@ def every_cut(text: str) -> Iterator[list[str]]:
 
 def said(case: Case) -> str:
     """The text of a case, as a parser tells it: without the blanks before its calls."""
-    return case.text[: max(len(case.text.rstrip()), len(case.text) - WIDEST)]
+    return case.text[: max(len(case.text.rstrip()), len(case.text) - MOST_TAG_BLANKS)]
 
 
 _kept: dict[Any, Any] = {}
@@ -189,7 +189,7 @@ def _grammar(format: CallFormat, choice: str, parallel: bool) -> Any:
 
     key = type(format), str(vars(format)), choice, parallel
     if key not in _kept:
-        source = source_of(None, None, False, {}, Calls(format, TOOLS, choice, parallel))
+        source = grammar_source(None, None, False, {}, AllowedCalls(format, TOOLS, choice, parallel))
         _kept[key] = LLMatcher(_bytes(), source, log_level=0)
         assert not _kept[key].get_error(), _kept[key].get_error()
     return _kept[key]

@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.system.developer_parts import DEVELOPER_PARTS, developer_part
+from cortexmlx.system.developer_parts import DEVELOPER_PARTS, import_developer_part
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_part_that_is_missing_is_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidRequest, match=r"^the cost sheet needs the kernel simulator.*pip install -e"):
-        developer_part(module, "the cost sheet")
+        import_developer_part(module, "the cost sheet")
 
 
 def test_the_simulator_as_a_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_another_module_that_is_missing_is_not_hidden(monkeypatch: pytest.Monkey
     (tmp_path / "needs_more.py").write_text("import a_package_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_missing"):
-        developer_part("needs_more", "a test")
+        import_developer_part("needs_more", "a test")
 
 
 FROM_THE_WHEEL = """

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.system.files import in_place_of
+from cortexmlx.system.files import write_atomically
 
 
 def write(path: Path, text: str, **options: bool) -> None:
-    with in_place_of(path, **options) as file:  # type: ignore[arg-type]
+    with write_atomically(path, **options) as file:  # type: ignore[arg-type]
         file.write(text.encode())
 
 
@@ -27,7 +27,7 @@ def mode(path: Path) -> int:
 def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
-    with in_place_of(path) as file:
+    with write_atomically(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_text() == "old" and len(os.listdir(tmp_path)) == 2
@@ -71,7 +71,7 @@ def test_whatever_fails_leaves_what_was_there_and_nothing_else(
     def fail(*_: object) -> None:
         raise error
 
-    with pytest.raises(type(error)), in_place_of(path) as file:
+    with pytest.raises(type(error)), write_atomically(path) as file:
         file.write(b"half")
         fail()
     for name in ("fsync", "fchmod"):
@@ -107,16 +107,16 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_process_left_that_died_is_written_over(tmp_path: Path) -> None:
     path, beside = tmp_path / "a", tmp_path / "a.new"
-    died = "import os, sys; from pathlib import Path; from cortexmlx.system.files import in_place_of\n"
-    died += "with in_place_of(Path(sys.argv[1]), beside=Path(sys.argv[2])): os._exit(9)"
+    died = "import os, sys; from pathlib import Path; from cortexmlx.system.files import write_atomically\n"
+    died += "with write_atomically(Path(sys.argv[1]), beside=Path(sys.argv[2])): os._exit(9)"
     assert subprocess.run([sys.executable, "-c", died, str(path), str(beside)], check=False).returncode == 9
     assert os.listdir(tmp_path) == ["a.new"]
-    with in_place_of(path, beside=beside) as file:
+    with write_atomically(path, beside=beside) as file:
         file.write(b"new")
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["a"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("theirs")
     beside.symlink_to(elsewhere)
-    with in_place_of(path, beside=beside) as file:
+    with write_atomically(path, beside=beside) as file:
         file.write(b"newer")
     assert elsewhere.read_text() == "theirs", "a link that lies there is not followed"

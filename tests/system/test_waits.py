@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.core.as_completed import AsCompleted
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.system.waits import take_from, wait_until
+from cortexmlx.system.waits import take_next, wait_until
 from cortexmlx.types.request import RequestId
 from support.patience import PATIENCE
 
@@ -39,7 +39,7 @@ def _completed() -> Any:
 
 @pytest.mark.parametrize(
     "wait",
-    [_never, lambda: take_from(queue.SimpleQueue()), lambda: _handle().wait(), lambda: _handle().result(), _completed],
+    [_never, lambda: take_next(queue.SimpleQueue()), lambda: _handle().wait(), lambda: _handle().result(), _completed],
     ids=["condition", "queue", "event", "result", "as_completed"],
 )
 def test_a_signal_that_interrupts_no_lock_ends_a_wait(wait: Callable[[], object]) -> None:
@@ -90,6 +90,6 @@ def test_items_are_taken_in_order() -> None:
     items: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(3):
         items.put(number)
-    assert [take_from(items) for _ in range(3)] == [0, 1, 2]
+    assert [take_next(items) for _ in range(3)] == [0, 1, 2]
     threading.Timer(0.3, items.put, [7]).start()
-    assert take_from(items) == 7
+    assert take_next(items) == 7

@@ -1,1 +1,1 @@
-"""What adapters per request cost, and what they save."""
+"""What LoRA adapters per request cost, and what they save."""

@@ -1,6 +1,6 @@
-"""The cost of adapters per request: pairs of the same rows with and without them, in one run.
+"""Measures the cost of adapters per request: pairs of runs of the same rows with and without adapters.
 
-    python -m cortexmlx.bench.studies.adapters.cost [MODEL] [PAIRS]
+python -m cortexmlx.bench.studies.adapters.cost [MODEL] [PAIRS]
 
 One engine has no adapters, the other has 16 of rank 16: eight for seven targets, and eight for two. A model with an
 adapter merged into its weights has the shapes of one without any, so it takes the same time. A ratio is the CPU time of
@@ -24,14 +24,14 @@ from cortexmlx.bench.studies.adapters.random_adapters import ATTENTION, SEVEN, l
 
 ROWS, TOKENS, PROMPTS, PROMPT, RANK, ADAPTERS = 16, 32, 4, 512, 16, 8
 
-Names = Sequence[str | None]
-Work = Callable[[Engine, Names], float]
-SEVENS: Names = [f"seven {number}" for number in range(ADAPTERS)]
-TWOS: Names = [f"two {number}" for number in range(ADAPTERS)]
+AdapterNames = Sequence[str | None]
+TimedWork = Callable[[Engine, AdapterNames], float]
+SEVENS: AdapterNames = [f"seven {number}" for number in range(ADAPTERS)]
+TWOS: AdapterNames = [f"two {number}" for number in range(ADAPTERS)]
 
 
-def decode(engine: Engine, adapters: Names) -> float:
-    """Return the CPU seconds of 16 answers, of which row i has adapter `adapters[i % len(adapters)]`."""
+def time_decode(engine: Engine, adapters: AdapterNames) -> float:
+    """Return the CPU seconds of 16 answers. Row i has adapter `adapters[i % len(adapters)]`."""
     began = time.process_time()
     handles = [
         engine.submit(
@@ -49,7 +49,7 @@ def decode(engine: Engine, adapters: Names) -> float:
     return time.process_time() - began
 
 
-def prefill(engine: Engine, adapters: Names) -> float:
+def time_prefill(engine: Engine, adapters: AdapterNames) -> float:
     """Return the CPU seconds of some prompts, one after the other."""
     began = time.process_time()
     prompt = [1 + place % (engine.info.vocab_size - 1) for place in range(PROMPT)]
@@ -58,22 +58,22 @@ def prefill(engine: Engine, adapters: Names) -> float:
     return time.process_time() - began
 
 
-KINDS: tuple[tuple[str, Work, Names], ...] = (
-    ("16 rows, none of them with an adapter", decode, [None]),
-    ("16 rows, seven targets, one adapter", decode, SEVENS[:1]),
-    ("16 rows, seven targets, 8 adapters", decode, SEVENS),
-    ("16 rows, half of them with 4 adapters of seven targets", decode, [None, *SEVENS[:4], None, None, None]),
-    ("16 rows, q and v, one adapter", decode, TWOS[:1]),
-    ("16 rows, q and v, 8 adapters", decode, TWOS),
-    ("16 rows, 4 adapters of seven targets and 4 of two", decode, [*SEVENS[:4], *TWOS[:4]]),
-    ("a prompt of 512 tokens, seven targets", prefill, SEVENS),
+KINDS: tuple[tuple[str, TimedWork, AdapterNames], ...] = (
+    ("16 rows, none of them with an adapter", time_decode, [None]),
+    ("16 rows, seven targets, one adapter", time_decode, SEVENS[:1]),
+    ("16 rows, seven targets, 8 adapters", time_decode, SEVENS),
+    ("16 rows, half of them with 4 adapters of seven targets", time_decode, [None, *SEVENS[:4], None, None, None]),
+    ("16 rows, q and v, one adapter", time_decode, TWOS[:1]),
+    ("16 rows, q and v, 8 adapters", time_decode, TWOS),
+    ("16 rows, 4 adapters of seven targets and 4 of two", time_decode, [*SEVENS[:4], *TWOS[:4]]),
+    ("a prompt of 512 tokens, seven targets", time_prefill, SEVENS),
 )
 """The kinds of work, and the adapters of its rows."""
 
 
 @dataclass(frozen=True)
-class Ratios:
-    """The ratios of the pairs of one kind of work."""
+class PairRatios:
+    """The cost ratios of the pairs of one kind of work, without adapters over with them."""
 
     what: str
     ratios: tuple[float, ...]
@@ -82,13 +82,13 @@ class Ratios:
         return f"{self.what}: {median(self.ratios):.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
 
 
-def opened(model: str, adapters: Mapping[str, str | Path] | None) -> Engine:
-    """Return an engine that drafts nothing, so that both engines of a pair take the same steps."""
+def open_engine(model: str, adapters: Mapping[str, str | Path] | None) -> Engine:
+    """Open an engine that drafts nothing, so that both engines of a pair take the same steps."""
     return Engine(model, adapters=adapters, kv_memory="256MB", max_rows=ROWS, token_target=None, speculate=False)
 
 
-def measure(plain: Engine, served: Engine, kind: tuple[str, Work, Names], pairs: int) -> Ratios:
-    """Return the ratios of one kind of work, after a run of each engine that is not counted."""
+def measure_ratios(plain: Engine, served: Engine, kind: tuple[str, TimedWork, AdapterNames], pairs: int) -> PairRatios:
+    """Measure the ratios of one kind of work, after a run of each engine that is not counted."""
     what, work, adapters = kind
     work(plain, [None])
     work(served, adapters)
@@ -99,10 +99,10 @@ def measure(plain: Engine, served: Engine, kind: tuple[str, Work, Names], pairs:
             ratios.append(work(plain, [None]) / with_them)
         else:
             ratios.append(work(plain, [None]) / work(served, adapters))
-    return Ratios(what, tuple(ratios))
+    return PairRatios(what, tuple(ratios))
 
 
-def written(engine: Engine, root: Path) -> dict[str, str | Path]:
+def write_adapters(engine: Engine, root: Path) -> dict[str, str | Path]:
     """Write the adapters of all names for an engine's model, and return their folders."""
     folders: dict[str, str | Path] = {}
     for names, targets in ((SEVENS, SEVEN), (TWOS, ATTENTION)):
@@ -113,14 +113,14 @@ def written(engine: Engine, root: Path) -> dict[str, str | Path]:
 
 
 def main(model: str = "smollm2", pairs: int = 7) -> None:
-    """Print the median ratio of the pairs for each kind of work."""
+    """Measure and print the median ratio of the pairs for each kind of work."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plain = stack.enter_context(opened(model, None))
-        served = stack.enter_context(opened(model, written(plain, root)))
+        plain = stack.enter_context(open_engine(model, None))
+        served = stack.enter_context(open_engine(model, write_adapters(plain, root)))
         print(f"{plain.info.name}, {plain.info.dtype}, rank {RANK}")
         for kind in KINDS:
-            print(measure(plain, served, kind, pairs), flush=True)
+            print(measure_ratios(plain, served, kind, pairs), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Adapters with small random numbers for a model."""
+"""Makes LoRA adapters with small random numbers for a model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, 
 
 
 def write_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], rank: int, seed: int) -> Path:
-    """Write an adapter as PEFT does, and return its folder."""
+    """Write a random adapter in PEFT's format, and return its folder."""
     from safetensors.numpy import save_file
 
     tensors = {}
-    for name, (a, b) in _pairs(sizes, rank, seed).items():
+    for name, (a, b) in _draw_matrices(sizes, rank, seed).items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = np.ascontiguousarray(a.T)
         tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(b.T)
     folder.mkdir(parents=True)
@@ -47,11 +47,11 @@ def write_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], rank: int,
 
 
 def write_mlx_lm_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], rank: int, seed: int) -> Path:
-    """Write the same adapter as mlx-lm does, and return its folder."""
+    """Write the same adapter as `write_adapter`, in mlx-lm's format, and return its folder."""
     from safetensors.numpy import save_file
 
     tensors: dict[str, npt.NDArray[np.float32]] = {}
-    for name, (a, b) in _pairs(sizes, rank, seed).items():
+    for name, (a, b) in _draw_matrices(sizes, rank, seed).items():
         tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
     keys = sorted({".".join(name.split(".")[3:]) for name in sizes})
     folder.mkdir(parents=True)
@@ -62,9 +62,10 @@ def write_mlx_lm_adapter(folder: Path, sizes: Mapping[str, tuple[int, int]], ran
     return folder
 
 
-def _pairs(
+def _draw_matrices(
     sizes: Mapping[str, tuple[int, int]], rank: int, seed: int
 ) -> dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+    """Draw random matrices A and B for each layer."""
     dice = np.random.default_rng(seed)
 
     def small(*shape: int) -> npt.NDArray[np.float32]:

@@ -1,1 +1,1 @@
-"""What several hosts cost."""
+"""What running a model on several hosts costs."""

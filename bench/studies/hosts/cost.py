@@ -1,9 +1,10 @@
-"""A MODEL of decoding on several Macs, not a measurement: `python -m cortexmlx.bench.studies.hosts.cost [--rows N]`.
+"""Estimates the speed of decoding on several Macs by a formula, not a measurement: `python -m
+cortexmlx.bench.studies.hosts.cost [--rows N]`.
 
 No Mac computed any of these figures. They say which sizes of models and which cables are worth a try.
 
 **Tensor parallel.** A token takes the time to read a part of the weights, a fixed time in each layer, and a number of
-collectives: two in each layer and one for the choice of the token (`collectives`; a test counts them in a run). A
+collectives: two in each layer and one for the choice of the token (`count_collectives`; a test counts them in a run). A
 collective takes the exchange, and the way from the GPU to the CPU and back, since MLX's collectives run on the CPU.
 
 **Pipeline.** A token passes all parts in order, so one answer takes as long as on one Mac, and the handing over. It is
@@ -52,22 +53,22 @@ MESH = 5
 """The most hosts that are a full mesh."""
 
 
-def collectives(layers: int) -> int:
-    """Return the collectives of a token, tensor parallel."""
+def count_collectives(layers: int) -> int:
+    """Return the number of collectives per token with tensor parallelism."""
     return 2 * layers + 1
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A Mac's chip. Bandwidth in bytes per second."""
+    """A Mac's chip, and its memory bandwidth in bytes per second."""
 
     name: str
     bandwidth: float
 
 
 @dataclass(frozen=True)
-class Link:
-    """A way between the hosts."""
+class NetworkLink:
+    """A network link between the hosts: its latency and bandwidth."""
 
     name: str
     seconds: float
@@ -76,16 +77,16 @@ class Link:
     """Bytes per second."""
     ring: bool
 
-    def exchange(self, hosts: int, size: int) -> float:
-        """Return the seconds of the sum of `size` bytes over `hosts` hosts."""
+    def all_reduce_seconds(self, hosts: int, size: int) -> float:
+        """Return the seconds to sum `size` bytes over `hosts` hosts."""
         if self.ring:
             return 2 * (hosts - 1) * (self.seconds + size / hosts / self.bandwidth)
         return self.seconds + (hosts - 1) * size / self.bandwidth
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model. Parameters in numbers."""
+class ModelSize:
+    """The size of a language model: layers, hidden size, and numbers of parameters."""
 
     name: str
     layers: int
@@ -98,115 +99,135 @@ class Model:
 
     @property
     def gigabytes(self) -> float:
-        """The weights in 10^9 bytes."""
+        """The size of the weights in 10^9 bytes."""
         return self.total * BITS / 8 / 1e9
 
 
 CHIPS = (Chip("M4 Pro", 273e9), Chip("M4 Max", 546e9), Chip("M3 Ultra", 819e9))
 
 LINKS = (
-    Link("TCP, Wi-Fi", 3.75e-3, 0.1e9, ring=True),
-    Link("TCP, 10 Gb Ethernet", 150e-6, 1.25e9, ring=True),
-    Link("TCP, Thunderbolt", 190e-6, 2.5e9, ring=True),
-    Link("RDMA, Thunderbolt 5", 25.5e-6, 8e9, ring=False),
+    NetworkLink("TCP, Wi-Fi", 3.75e-3, 0.1e9, ring=True),
+    NetworkLink("TCP, 10 Gb Ethernet", 150e-6, 1.25e9, ring=True),
+    NetworkLink("TCP, Thunderbolt", 190e-6, 2.5e9, ring=True),
+    NetworkLink("RDMA, Thunderbolt 5", 25.5e-6, 8e9, ring=False),
 )
 
 MODELS = (
-    Model("8B (Llama 3.1)", 32, 4096, 6.98e9, 0.53e9, 8.03e9),
-    Model("32B (Qwen3)", 64, 5120, 31.2e9, 0.78e9, 32.8e9),
-    Model("70B (Llama 3.3)", 80, 8192, 68.5e9, 1.05e9, 70.6e9),
-    Model("235B-A22B (Qwen3)", 94, 4096, 21.5e9, 0.62e9, 235e9),
-    Model("671B-A37B (DeepSeek V3)", 61, 7168, 36.6e9, 0.93e9, 671e9),
+    ModelSize("8B (Llama 3.1)", 32, 4096, 6.98e9, 0.53e9, 8.03e9),
+    ModelSize("32B (Qwen3)", 64, 5120, 31.2e9, 0.78e9, 32.8e9),
+    ModelSize("70B (Llama 3.3)", 80, 8192, 68.5e9, 1.05e9, 70.6e9),
+    ModelSize("235B-A22B (Qwen3)", 94, 4096, 21.5e9, 0.62e9, 235e9),
+    ModelSize("671B-A37B (DeepSeek V3)", 61, 7168, 36.6e9, 0.93e9, 671e9),
 )
 
 
-def one_host(model: Model, chip: Chip) -> float:
+def one_host_seconds(model: ModelSize, chip: Chip) -> float:
     """Return the seconds of a token on one Mac."""
-    return _read(model.read + model.head, chip) + model.layers * LAYER_SECONDS
+    return _read_seconds(model.read + model.head, chip) + model.layers * LAYER_SECONDS
 
 
-def tensor_parallel(model: Model, chip: Chip, link: Link, hosts: int, crossing: float, rows: int = 1) -> float:
+def tensor_parallel_seconds(
+    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing: float, rows: int = 1
+) -> float:
     """Return the seconds of a step of `rows` tokens if each host has a part of every layer."""
-    collective = link.exchange(hosts, rows * model.hidden * 2) + crossing
-    own = _read(model.read / hosts + model.head, chip) + model.layers * LAYER_SECONDS
-    return own + collectives(model.layers) * collective
+    collective = link.all_reduce_seconds(hosts, rows * model.hidden * 2) + crossing
+    own = _read_seconds(model.read / hosts + model.head, chip) + model.layers * LAYER_SECONDS
+    return own + count_collectives(model.layers) * collective
 
 
-def pipeline(model: Model, chip: Chip, link: Link, hosts: int, crossing: float, rows: int = 1) -> float:
+def pipeline_seconds(
+    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing: float, rows: int = 1
+) -> float:
     """Return the seconds of a step of `rows` tokens if each host has some of the layers: `hosts - 1` times the hidden
     states are handed over, and then all hosts get the result of the last and the chosen token.
     """
     size = rows * model.hidden * 2
     handed = (hosts - 1) * (link.seconds + size / link.bandwidth + crossing)
-    return one_host(model, chip) + handed + link.exchange(hosts, size) + link.exchange(hosts, 4 * rows) + 2 * crossing
+    return (
+        one_host_seconds(model, chip)
+        + handed
+        + link.all_reduce_seconds(hosts, size)
+        + link.all_reduce_seconds(hosts, 4 * rows)
+        + 2 * crossing
+    )
 
 
-def dense(parameters: float) -> Model:
-    """Return a dense model of this size, of the usual proportions: 12 layers x hidden^2, hidden = 128 x layers."""
+def dense_model(parameters: float) -> ModelSize:
+    """Return a dense model of about this many parameters, with the usual proportions: 12 layers x hidden^2, hidden =
+    128 x layers.
+    """
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
-    return Model(f"{parameters / 1e9:.0f}B", layers, 128 * layers, parameters, 0.0, parameters)
+    return ModelSize(f"{parameters / 1e9:.0f}B", layers, 128 * layers, parameters, 0.0, parameters)
 
 
-def break_even(chip: Chip, link: Link, hosts: int, crossing: float) -> float | None:
-    """Return the parameters of a dense model from which so many Macs are faster than one; None above 10^13."""
+def break_even_size(chip: Chip, link: NetworkLink, hosts: int, crossing: float) -> float | None:
+    """Return the parameters of a dense model from which on `hosts` Macs are faster than one; None above 10^13."""
     sizes = [1e8 * 1.02**step for step in range(582)]
-    models = [dense(size) for size in sizes]
-    slower = [m.total for m in models if tensor_parallel(m, chip, link, hosts, crossing) >= one_host(m, chip)]
+    models = [dense_model(size) for size in sizes]
+    slower = [
+        m.total for m in models if tensor_parallel_seconds(m, chip, link, hosts, crossing) >= one_host_seconds(m, chip)
+    ]
     if not slower:
         return sizes[0]
     return None if slower[-1] == sizes[-1] else slower[-1]
 
 
 def report(rows: int = 1) -> Iterator[str]:
-    """Return the tables, in Markdown."""
+    """Yield the lines of the tables, in Markdown."""
     yield "A model, not a measurement. No Mac computed any of this."
     for chip in CHIPS:
         yield f"\n{chip.name}: tokens per second of {'one answer' if rows == 1 else f'{rows} answers together'}\n"
-        yield from _speeds(chip, rows)
+        yield from _speed_table(chip, rows)
     yield "\nThe smallest dense model (4 bits) for which several Macs are faster than one, in 10^9 parameters\n"
-    yield from _break_evens()
+    yield from _break_even_table()
 
 
-def _speeds(chip: Chip, rows: int) -> Iterator[str]:
+def _speed_table(chip: Chip, rows: int) -> Iterator[str]:
+    """Yield a table of the tokens per second of each model on a chip, by link and number of hosts."""
     yield f"| model | GB | link | GPU to CPU | 1 | {' | '.join(map(str, HOSTS))} | pipeline of 2 |"
     yield f"|---|{'---:|' * (len(HOSTS) + 5)}".replace("|---:|---:|---:|---:|", "|---:|---|---|---:|", 1)
     for model in MODELS:
         for link in LINKS[1:]:
             for name, crossing in CROSSING_SECONDS.items():
-                alone = rows / one_host(model, chip)
+                alone = rows / one_host_seconds(model, chip)
                 speeds = [
                     "" if not link.ring and hosts > MESH else f"{rows / seconds:.1f}"
                     for hosts in HOSTS
-                    for seconds in [tensor_parallel(model, chip, link, hosts, crossing, rows)]
+                    for seconds in [tensor_parallel_seconds(model, chip, link, hosts, crossing, rows)]
                 ]
-                last = rows / pipeline(model, chip, link, 2, crossing, rows)
+                last = rows / pipeline_seconds(model, chip, link, 2, crossing, rows)
                 cells = [model.name, f"{model.gigabytes:.0f}", link.name, name, f"{alone:.1f}", *speeds, f"{last:.1f}"]
                 yield f"| {' | '.join(cells)} |"
 
 
-def _break_evens() -> Iterator[str]:
+def _break_even_table() -> Iterator[str]:
+    """Yield a table of the smallest model for which several Macs are faster than one."""
     yield f"| chip | link | GPU to CPU | {' | '.join(f'{hosts} Macs' for hosts in HOSTS)} |"
     yield f"|---|---|---|{'---:|' * len(HOSTS)}"
     for chip in CHIPS:
         for link in LINKS:
             for name, crossing in CROSSING_SECONDS.items():
                 found = [
-                    "" if not link.ring and hosts > MESH else _billions(break_even(chip, link, hosts, crossing))
+                    ""
+                    if not link.ring and hosts > MESH
+                    else _format_billions(break_even_size(chip, link, hosts, crossing))
                     for hosts in HOSTS
                 ]
                 yield f"| {' | '.join([chip.name, link.name, name, *found])} |"
 
 
-def _billions(size: float | None) -> str:
+def _format_billions(size: float | None) -> str:
+    """Return a number of parameters in 10^9, or "never" for None."""
     return "never" if size is None else f"{size / 1e9:.1f}" if size < 1e10 else f"{size / 1e9:.0f}"
 
 
-def _read(parameters: float, chip: Chip) -> float:
+def _read_seconds(parameters: float, chip: Chip) -> float:
+    """Return the seconds to read weights of so many parameters from memory."""
     return parameters * BITS / 8 / (chip.bandwidth * REACHED)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables."""
+    """Print the tables of estimated speeds."""
     parser = argparse.ArgumentParser(description="A model of decoding on several Macs, not a measurement.")
     parser.add_argument("--rows", type=int, default=1, help="answers at once")
     for line in report(max(1, parser.parse_args(arguments).rows)):

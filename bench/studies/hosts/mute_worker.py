@@ -1,5 +1,5 @@
-"""A worker that computes its part and exchanges nothing: each of its sums is its own number. Its tokens mean nothing,
-and its steps take what computing takes. For `parts_of_a_step`.
+"""A distributed worker that exchanges nothing: each of its sums is its own number. Its tokens mean nothing, and its
+steps take what computing takes. For `parts_of_a_step`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cortexmlx.distributed import worker
 
 
 def main() -> int:
-    """Be a worker."""
+    """Run a worker whose all-reduces return their own input."""
     blas.preload()
     import mlx.core as mx
 

@@ -1,4 +1,5 @@
-"""Where the time of a decode step goes with hosts: `python -m cortexmlx.bench.studies.hosts.parts_of_a_step [MODEL]`.
+"""Measures where the time of a decode step goes with several hosts: `python -m
+cortexmlx.bench.studies.hosts.parts_of_a_step [MODEL]`.
 
 Two engines have the same model in as many workers: real ones, and others that exchange no numbers (`mute_worker`) but
 compute arrays of the same shapes. They take turns, so that noise meets both. What a rank's step takes without
@@ -35,8 +36,8 @@ _PROMPT = 12
 
 
 @dataclass(frozen=True)
-class Clocks:
-    """What an engine has spent so far, in seconds."""
+class EngineClocks:
+    """The seconds that an engine has spent so far in each part of its steps."""
 
     steps: int
     now: float
@@ -50,19 +51,19 @@ class Clocks:
     """What each rank's own steps took."""
 
     @classmethod
-    def of(cls, core: EngineCore) -> Clocks:
-        """Read them, on the engine's thread."""
+    def read(cls, core: EngineCore) -> EngineClocks:
+        """Read the clocks, on the engine's thread."""
         runner, measured = core.runner, core.measured
         assert isinstance(runner, RemoteRunner)
         ranks = tuple(rank.build_seconds + rank.wait_seconds for rank in runner.ranks)
         plan, commit = measured.planning.seconds, measured.committing.seconds
         now = time.perf_counter()
-        return cls(core.scheduler.steps, now, plan, runner.build_seconds, runner.wait_seconds, commit, ranks)
+        return cls(core.scheduler.planned_steps, now, plan, runner.build_seconds, runner.wait_seconds, commit, ranks)
 
 
 @dataclass(frozen=True)
-class Step:
-    """Where an average step of some went, in milliseconds."""
+class StepParts:
+    """The milliseconds of an average step, by part."""
 
     whole: float
     plan: float
@@ -72,8 +73,8 @@ class Step:
     ranks: tuple[float, ...]
 
     @classmethod
-    def between(cls, before: Clocks, after: Clocks) -> Step:
-        """The average of the steps between two readings."""
+    def mean_between(cls, before: EngineClocks, after: EngineClocks) -> StepParts:
+        """Return the average of the steps between two readings of the clocks."""
         each = 1000 / (after.steps - before.steps)
         return cls(
             whole=each * (after.now - before.now),
@@ -86,44 +87,44 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A step taken apart, in milliseconds: the rounds of median time."""
+class StepBreakdown:
+    """Where the time of a step goes, in milliseconds, with exchanges between hosts and without."""
 
-    real: Step
+    real: StepParts
     computing: tuple[float, ...]
     """What each rank's step takes without exchanges."""
 
     @property
-    def exchanging(self) -> tuple[float, ...]:
-        """What each rank's step takes longer with exchanges."""
+    def exchange_times(self) -> tuple[float, ...]:
+        """How much longer each rank's step takes with exchanges."""
         return tuple(real - alone for real, alone in zip(self.real.ranks, self.computing, strict=True))
 
     @property
-    def between(self) -> float:
-        """What the controller waits longer than the slowest rank works: the way there and back."""
+    def round_trip(self) -> float:
+        """How much longer the controller waits than the slowest rank works: the way there and back."""
         return self.real.wait - max(self.real.ranks)
 
     @property
-    def rest(self) -> float:
-        """What is in none of the controller's parts."""
+    def other_time(self) -> float:
+        """The time of a step that is in none of the controller's parts."""
         return self.real.whole - self.real.plan - self.real.send - self.real.wait - self.real.commit
 
 
-def decoded(engine: Engine, rows: int, tokens: int) -> Step:
-    """Decode `tokens` in each of `rows` answers. Return where a step went, after the first tokens."""
+def measure_step(engine: Engine, rows: int, tokens: int) -> StepParts:
+    """Decode `tokens` tokens in each of `rows` answers. Return the parts of the average step after the first tokens."""
     prompts = [[1 + row, *range(2, 1 + _PROMPT)] for row in range(rows)]
     handles = [engine.submit(prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
     for handle in handles:
         next(iter(handle))
-    before = engine.inspect(Clocks.of)
+    before = engine.inspect(EngineClocks.read)
     for handle in handles:
         handle.result()
-    return Step.between(before, engine.inspect(Clocks.of))
+    return StepParts.mean_between(before, engine.inspect(EngineClocks.read))
 
 
 @contextmanager
-def engines(model: str, hosts: str) -> Iterator[tuple[Engine, Engine]]:
-    """Open the model in real workers, and in others that exchange nothing."""
+def open_both_engines(model: str, hosts: str) -> Iterator[tuple[Engine, Engine]]:
+    """Open the model in real workers, and in workers that exchange nothing."""
     mute = partial(WorkerGroup, worker=(sys.executable, "-P", mute_worker.__file__))
     opened_by = partial(Engine, model, hosts=hosts, kv_memory="64MB", speculate=False)
     with ExitStack() as opened:
@@ -133,33 +134,33 @@ def engines(model: str, hosts: str) -> Iterator[tuple[Engine, Engine]]:
         yield real, alone
 
 
-def taken_apart(model: str, hosts: str, rows: int, tokens: int, rounds: int) -> Taken:
-    """Measure both engines in turns."""
-    steps: tuple[list[Step], list[Step]] = ([], [])
-    with engines(model, hosts) as both:
+def measure_step_parts(model: str, hosts: str, rows: int, tokens: int, rounds: int) -> StepBreakdown:
+    """Measure the step of both engines in turns."""
+    steps: tuple[list[StepParts], list[StepParts]] = ([], [])
+    with open_both_engines(model, hosts) as both:
         for engine in both:
-            decoded(engine, rows, tokens)  # what happens once
+            measure_step(engine, rows, tokens)  # what happens once
         for _ in range(rounds):
             for engine, found in zip(both, steps, strict=True):
-                found.append(decoded(engine, rows, tokens))
-    return Taken(_middle(steps[0]), _middle(steps[1]).ranks)
+                found.append(measure_step(engine, rows, tokens))
+    return StepBreakdown(_median_step(steps[0]), _median_step(steps[1]).ranks)
 
 
-def _middle(steps: Sequence[Step]) -> Step:
-    """The round whose steps took the median time: its parts add up, which medians of parts would not."""
+def _median_step(steps: Sequence[StepParts]) -> StepParts:
+    """Return the step of median time: its parts add up, which medians of parts would not."""
     return sorted(steps, key=lambda step: step.whole)[len(steps) // 2]
 
 
-def report(taken: Taken, title: str) -> str:
-    """Return the figures as Markdown tables."""
+def report(taken: StepBreakdown, title: str) -> str:
+    """Return the breakdown of a step as Markdown tables."""
     real = taken.real
     controller = [
         ("plan", real.plan),
         ("send", real.send),
         ("wait for the workers", real.wait),
-        ("... of it, longer than the slowest rank works", taken.between),
+        ("... of it, longer than the slowest rank works", taken.round_trip),
         ("commit", real.commit),
-        ("all else", taken.rest),
+        ("all else", taken.other_time),
         ("a step", real.whole),
     ]
     lines = [title, "", "| controller | ms | percent |", "|---|---:|---:|"]
@@ -169,13 +170,13 @@ def report(taken: Taken, title: str) -> str:
         "| rank | computing, ms | exchanging and waiting in it, ms | exchanging, percent |",
         "|---:|---:|---:|---:|",
     ]
-    for rank, (alone, more) in enumerate(zip(taken.computing, taken.exchanging, strict=True)):
+    for rank, (alone, more) in enumerate(zip(taken.computing, taken.exchange_times, strict=True)):
         lines.append(f"| {rank} | {alone:.3f} | {more:.3f} | {100 * more / (alone + more):.1f} |")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.hosts.parts_of_a_step")
     parser.add_argument("model", nargs="?", default="smollm2", help="a model (default smollm2)")
     parser.add_argument("--hosts", default="3:mpi", help="as for cortexmlx (default 3:mpi)")
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each (default 64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of both engines (default 5)")
     given = parser.parse_args(argv)
-    taken = taken_apart(given.model, given.hosts, given.rows, given.tokens, given.rounds)
+    taken = measure_step_parts(given.model, given.hosts, given.rows, given.tokens, given.rounds)
     title = f"{given.model} by --hosts {given.hosts}, {given.rows} rows, the median of {given.rounds} rounds:"
     print(report(taken, title))
 

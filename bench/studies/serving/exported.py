@@ -1,4 +1,4 @@
-"""A model as a folder that mlx-lm reads: the same weights for two servers."""
+"""Exports a model as a folder that mlx-lm reads, so that two servers have the same weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlx.utils import tree_flatten
 from cortexmlx.models import load_model
 
 
-def export(model: str, folder: Path) -> Path:
+def export_model(model: str, folder: Path) -> Path:
     """Write a model of any form as config.json, model.safetensors and tokenizer.json into `folder`, and return it.
-    Weights become float32: on CPUs, MLX multiplies quantized ones so slowly that nothing else would be measured. The
-    tokenizer must be one of bytes (GPT-2's kind).
+    Weights become float32: on CPUs, MLX multiplies quantized ones so slowly that nothing else would be measured.
+    The tokenizer must be one of bytes (GPT-2's kind).
     """
     from tokenizers import Tokenizer, decoders
 
@@ -23,7 +23,9 @@ def export(model: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = {name: value for name, value in loaded.config.items() if not name.startswith("quantization")}
     (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), _plain(loaded.model), metadata={"format": "mlx"})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), _dequantized_weights(loaded.model), metadata={"format": "mlx"}
+    )
     core: Tokenizer = loaded.tokenizer._core
     core.decoder = decoders.ByteLevel()
     core.save(str(folder / "tokenizer.json"))
@@ -39,8 +41,8 @@ def export(model: str, folder: Path) -> Path:
     return folder
 
 
-def _plain(model: Any) -> dict[str, mx.array]:
-    """Return the weights as float32, with those of quantized layers as the numbers that they stand for."""
+def _dequantized_weights(model: Any) -> dict[str, mx.array]:
+    """Return the weights as float32, those of quantized layers dequantized."""
     weights = dict(tree_flatten(model.parameters()))
     for name, layer in model.named_modules():
         if hasattr(layer, "scales"):

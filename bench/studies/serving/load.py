@@ -1,6 +1,6 @@
-"""The server under load beside mlx_lm.server, on the same float32 weights: pairs of runs that take turns.
+"""Compares the server under load with mlx_lm.server, on the same float32 weights: pairs of runs that take turns.
 
-    python -m cortexmlx.bench.studies.serving.load [MODEL] [--requests 32] [--pairs 3] [--at-once 1 8 16]
+python -m cortexmlx.bench.studies.serving.load [MODEL] [--requests 32] [--pairs 3] [--at-once 1 8 16]
                                                    [--splits chat agent] [--tokens 48] [--alone]
 
 The way of measuring is SiliconBench's: streamed chat completions, temperature 0, `include_usage`, so many at once, and
@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cortexmlx.bench.studies.serving.exported import export
+from cortexmlx.bench.studies.serving.exported import export_model
 
 WARM = 3
 STARTS = 300.0
@@ -47,8 +47,8 @@ TOPICS = ("rain", "copper", "sails", "chess", "bread", "violins", "tides", "maps
 
 
 @dataclass
-class Run:
-    """What the clients saw of one run. All times are in seconds."""
+class LoadRun:
+    """What the clients measured in one run. All times are in seconds."""
 
     seconds: float = 0.0
     ttft: list[float] = field(default_factory=list)
@@ -59,13 +59,13 @@ class Run:
     failures: list[str] = field(default_factory=list)
 
     @property
-    def completed(self) -> int:
-        """How many requests have an answer."""
+    def answered_count(self) -> int:
+        """The number of requests that got an answer."""
         return len(self.ttft)
 
 
-def body(split: str, number: int, tokens: int, model: str) -> dict[str, Any]:
-    """Return the body of a request."""
+def request_body(split: str, number: int, tokens: int, model: str) -> dict[str, Any]:
+    """Return the JSON body of request `number`: a chat question, or, of the split "agent", one with tools."""
     asked = f"Question {number}: what should I know about {TOPICS[number % len(TOPICS)]}, in a few sentences?"
     messages = [{"role": "user", "content": asked}]
     if split == "agent":
@@ -86,8 +86,8 @@ PARAMETERS = {
 }
 
 
-def ask(port: int, sent: dict[str, Any], run: Run | None) -> None:
-    """Send a request, and note its times. Failures are noted, too."""
+def send_request(port: int, sent: dict[str, Any], run: LoadRun | None) -> None:
+    """Send a request to the server, and record its times or its failure in `run`."""
     began, last, told, ttft, gaps = time.perf_counter(), 0.0, 0, 0.0, []
     cached = 0
     try:
@@ -124,21 +124,25 @@ def ask(port: int, sent: dict[str, Any], run: Run | None) -> None:
         run.cached += cached
 
 
-def measured(port: int, split: str, at_once: int, requests: int, tokens: int, model: str) -> Run:
-    """Return what the clients of one run saw."""
+def run_load(port: int, split: str, at_once: int, requests: int, tokens: int, model: str) -> LoadRun:
+    """Send all requests with `at_once` clients, and return what they measured."""
     for number in range(WARM):
-        ask(port, body(split, 1000 + number, tokens, model), None)
-    run = Run()
+        send_request(port, request_body(split, 1000 + number, tokens, model), None)
+    run = LoadRun()
     began = time.perf_counter()
     with ThreadPoolExecutor(at_once) as clients:
-        list(clients.map(lambda number: ask(port, body(split, number, tokens, model), run), range(requests)))
+        list(
+            clients.map(
+                lambda number: send_request(port, request_body(split, number, tokens, model), run), range(requests)
+            )
+        )
     run.seconds = time.perf_counter() - began
     return run
 
 
 @contextmanager
-def serving(name: str, folder: Path) -> Iterator[int]:
-    """Start a server, and end it. Yields its port."""
+def run_server(name: str, folder: Path) -> Iterator[int]:
+    """Start a server, yield its port, and stop it when the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -151,7 +155,7 @@ def serving(name: str, folder: Path) -> Iterator[int]:
         process = subprocess.Popen([sys.executable, *command], stdout=said, stderr=said)
         try:
             until = time.monotonic() + STARTS
-            while not _answers(port):
+            while not _is_healthy(port):
                 if process.poll() is not None or time.monotonic() > until:
                     raise SystemExit(f"{name} did not start:\n{log.read_text()[-2000:]}")
                 time.sleep(0.2)
@@ -165,7 +169,8 @@ def serving(name: str, folder: Path) -> Iterator[int]:
                 process.wait()
 
 
-def _answers(port: int) -> bool:
+def _is_healthy(port: int) -> bool:
+    """Return whether the server answers at /health."""
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         connection.request("GET", "/health")
@@ -174,24 +179,24 @@ def _answers(port: int) -> bool:
         return False
 
 
-def percentiles(values: Sequence[float]) -> str:
-    """Return p50, p90 and p99 in milliseconds."""
+def format_percentiles(values: Sequence[float]) -> str:
+    """Return p50, p90 and p99 as text, in milliseconds."""
     listed = sorted(values) or [float("nan")]
     return " / ".join(f"{listed[min(len(listed) - 1, int(len(listed) * p))] * 1e3:,.0f}" for p in (0.5, 0.9, 0.99))
 
 
-def compare(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
-    """Print the runs of one split and one concurrency, and the median ratios of the pairs."""
+def compare_servers(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
+    """Run both servers at one concurrency in pairs; print the runs and the median ratios."""
     totals, firsts = [], []
     for pair in range(pairs):
         order = ("cortexmlx", "mlx_lm.server") if pair % 2 == 0 else ("mlx_lm.server", "cortexmlx")
         runs = {}
         for name in order:
-            with serving(name, folder) as port:
-                run = runs[name] = measured(port, split, at_once, requests, tokens, str(folder))
+            with run_server(name, folder) as port:
+                run = runs[name] = run_load(port, split, at_once, requests, tokens, str(folder))
             print(
-                f"{split} {at_once:2} {name:14} {run.seconds:7.1f} s  TTFT {percentiles(run.ttft)} ms  "
-                f"ITL {percentiles(run.gaps)} ms  {run.completed}/{requests} done, {run.tokens:,} tokens, "
+                f"{split} {at_once:2} {name:14} {run.seconds:7.1f} s  TTFT {format_percentiles(run.ttft)} ms  "
+                f"ITL {format_percentiles(run.gaps)} ms  {run.answered_count}/{requests} done, {run.tokens:,} tokens, "
                 f"{run.cached:,} cached, load {os.getloadavg()[0]:.1f}  {run.failures[:1] or ''}",
                 flush=True,
             )
@@ -203,12 +208,14 @@ def compare(folder: Path, split: str, at_once: int, requests: int, pairs: int, t
         print(f"{split} {at_once:2} ratios: seconds a token {median(totals):.2f}, TTFT p50 {median(firsts):.2f}")
 
 
-def alone(folder: Path, split: str, at_once: int, requests: int, tokens: int) -> float:
-    """Return the seconds a token of the same requests to an engine, without HTTP."""
+def seconds_without_http(folder: Path, split: str, at_once: int, requests: int, tokens: int) -> float:
+    """Return the seconds per token of the same requests to an engine, without HTTP."""
     from cortexmlx import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=tokens, temperature=0.0)
-    asked = [body(split, number, tokens, "")["messages"] for number in (*range(1000, 1000 + WARM), *range(requests))]
+    asked = [
+        request_body(split, number, tokens, "")["messages"] for number in (*range(1000, 1000 + WARM), *range(requests))
+    ]
     with Engine(str(folder)) as engine, ThreadPoolExecutor(at_once) as clients:
 
         def made(messages: Any) -> int:
@@ -221,16 +228,16 @@ def alone(folder: Path, split: str, at_once: int, requests: int, tokens: int) ->
         return (time.perf_counter() - began) / told
 
 
-def compare_alone(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
-    """Print the pairs of the server and its engine alone, and their median ratio."""
+def compare_with_engine(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
+    """Run the server and its engine without HTTP in pairs; print the pairs and the median ratio."""
 
     def served() -> float:
-        with serving("cortexmlx", folder) as port:
-            run = measured(port, split, at_once, requests, tokens, str(folder))
+        with run_server("cortexmlx", folder) as port:
+            run = run_load(port, split, at_once, requests, tokens, str(folder))
         return run.seconds / run.tokens
 
     def by_itself() -> float:
-        return alone(folder, split, at_once, requests, tokens)
+        return seconds_without_http(folder, split, at_once, requests, tokens)
 
     ratios = []
     for pair in range(pairs):
@@ -244,7 +251,7 @@ def compare_alone(folder: Path, split: str, at_once: int, requests: int, pairs: 
 
 
 def main() -> None:
-    """Run the study."""
+    """Run the study for each kind of request and concurrency."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--requests", type=int, default=32)
@@ -255,10 +262,10 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        folder = export(given.model, Path(made) / "model")
+        folder = export_model(given.model, Path(made) / "model")
         for split in given.splits:
             for at_once in given.at_once:
-                of = compare_alone if given.alone else compare
+                of = compare_with_engine if given.alone else compare_servers
                 of(folder, split, at_once, given.requests, given.pairs, given.tokens)
 
 

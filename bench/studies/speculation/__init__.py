@@ -1,1 +1,1 @@
-"""What drafts save, where they come from, and what they cost."""
+"""What speculative drafts save, where they come from, and what they cost."""

@@ -1,7 +1,7 @@
-"""Tokens per second with drafts and without, on texts that are known: what is chosen is scripted, what is computed is
+"""Measures tokens per second with drafts and without, on known texts: sampled tokens are scripted, the model's work is
 real.
 
-    python -m cortexmlx.bench.studies.speculation.replay [MODEL] [--rows 1,8,16] [--tokens 400] [--pairs 5] [--live]
+python -m cortexmlx.bench.studies.speculation.replay [MODEL] [--rows 1,8,16] [--tokens 400] [--pairs 5] [--live]
 
 For each kind of text it prints how much of it is repetition, and the median ratio of the pairs with their range.
 With --live, the model's own choices at temperature 0.8 are taken, with the same seeds on both sides.
@@ -16,12 +16,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from cortexmlx import Engine
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.replay.runs import Measured, measure, workload
-from cortexmlx.bench.replay.texts import Kind
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.replay.runs import WorkloadResult, make_workload, measure_workloads
+from cortexmlx.bench.replay.texts import AnswerKind
 from cortexmlx.cpu import blas
 
-TOKENS = {Kind.EDIT: 400, Kind.QUOTES: 256, Kind.JSON: 400, Kind.SCHEMA: 400, Kind.PROSE: 256}
+TOKENS = {
+    AnswerKind.EDIT: 400,
+    AnswerKind.QUOTES: 256,
+    AnswerKind.JSON: 400,
+    AnswerKind.SCHEMA: 400,
+    AnswerKind.PROSE: 256,
+}
 """Tokens of an answer at most."""
 
 HEAD = (
@@ -33,16 +39,16 @@ wall time until the last answer ends; tokens of a run; tokens of a row's step, a
 """
 
 
-def line(found: Measured) -> str:
-    """Return the figures of a workload, as `HEAD` has them. Tokens per second are medians, other figures means."""
+def format_result(found: WorkloadResult) -> str:
+    """Return the figures of a workload as a line below `HEAD`. Tokens per second are medians, other figures means."""
     work, runs = found.workload, found.speculating
-    rates = (statistics.median(run.together.rate for run in side) for side in (found.plain, runs))
+    rates = (statistics.median(run.together.tokens_per_second for run in side) for side in (found.plain, runs))
     drafted, accepted = (
         statistics.fmean(getattr(run.drafts, name) for run in runs) for name in ("drafted", "accepted")
     )
     per_step = statistics.fmean(run.tokens_per_step for run in runs)
     verifying = statistics.fmean(run.drafts.tokens_per_step for run in runs)
-    grams = "".join(f"{work.repetition(order):9.2f}" for order in (3, 5))
+    grams = "".join(f"{work.mean_repetition(order):9.2f}" for order in (3, 5))
     speeds = "".join(f"{rate:9.1f}" for rate in rates)
     spread = f"({min(found.ratios):.2f}-{max(found.ratios):.2f})"
     others = f"{found.cpu_ratio:6.2f}{found.whole_ratio:7.2f}"
@@ -52,8 +58,10 @@ def line(found: Measured) -> str:
     )
 
 
-def study(model: str, rows: int, tokens: dict[Kind, int], pairs: int, live: bool, **options: Any) -> Iterator[Measured]:
-    """Yield the pairs of each kind of text, for answers of `tokens` tokens. `options` are those of the engine that
+def run_study(
+    model: str, rows: int, tokens: dict[AnswerKind, int], pairs: int, live: bool, **options: Any
+) -> Iterator[WorkloadResult]:
+    """Yield the result for each kind of text, for answers of `tokens` tokens. `options` are those of the engine that
     speculates.
     """
     config: dict[str, Any] = {"max_rows": rows, "kv_memory": "1GB", "token_target": None}
@@ -61,27 +69,27 @@ def study(model: str, rows: int, tokens: dict[Kind, int], pairs: int, live: bool
         Engine(model, **config, speculate=False, forced_tokens=False) as plain,
         Engine(model, **config | options) as speculating,
     ):
-        works = [workload(kind, pairs, rows, most, plain, live) for kind, most in tokens.items()]
-        yield from measure(plain, speculating, works, lambda what: print(what, file=sys.stderr))
+        works = [make_workload(kind, pairs, rows, most, plain, live) for kind, most in tokens.items()]
+        yield from measure_workloads(plain, speculating, works, lambda what: print(what, file=sys.stderr))
 
 
-def _kinds(text: str) -> list[Kind]:
-    """Return the kinds of text that a list names, in any case. Raises ArgumentTypeError."""
-    names = {kind.value.lower(): kind for kind in Kind}
+def _parse_kinds(text: str) -> list[AnswerKind]:
+    """Parse a list of kinds of text, in any case. Raises ArgumentTypeError."""
+    names = {kind.value.lower(): kind for kind in AnswerKind}
     if unknown := [name for name in text.split(",") if name.strip().lower() not in names]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kind.value for kind in Kind)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kind.value for kind in AnswerKind)}")
     return [names[name.strip().lower()] for name in text.split(",")]
 
 
-def _count(text: str) -> int:
-    """Return a number of at least 1. Raises ArgumentTypeError."""
+def _parse_count(text: str) -> int:
+    """Parse a number of at least 1. Raises ArgumentTypeError."""
     if not text.strip().isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
 
 
-def _numbers(text: str) -> list[int]:
-    """Return the numbers of a list, each at least 1. Raises ArgumentTypeError."""
+def _parse_numbers(text: str) -> list[int]:
+    """Parse a list of numbers of at least 1. Raises ArgumentTypeError."""
     if not all(number.strip().isdecimal() and int(number) for number in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 on, such as 1,8")
     return [int(number) for number in text.split(",")]
@@ -93,22 +101,24 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m cortexmlx.bench.studies.speculation.replay", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--rows", type=_numbers, default="1,8,16", help="answers at once, a list")
-    parser.add_argument("--tokens", type=_count, help="of an answer at most (default: 400 of edits and JSON, else 256)")
-    parser.add_argument("--pairs", type=_count, default=5)
-    every = ",".join(kind.value for kind in Kind)
-    parser.add_argument("--kinds", type=_kinds, default=every, help=f"kinds of text, a list (default: {every})")
+    parser.add_argument("--rows", type=_parse_numbers, default="1,8,16", help="answers at once, a list")
+    parser.add_argument(
+        "--tokens", type=_parse_count, help="of an answer at most (default: 400 of edits and JSON, else 256)"
+    )
+    parser.add_argument("--pairs", type=_parse_count, default=5)
+    every = ",".join(kind.value for kind in AnswerKind)
+    parser.add_argument("--kinds", type=_parse_kinds, default=every, help=f"kinds of text, a list (default: {every})")
     parser.add_argument("--live", action="store_true", help="the model's own choices at temperature 0.8")
     asked = parser.parse_args(arguments)
     tokens = {kind: asked.tokens or TOKENS[kind] for kind in asked.kinds}
     blas.preload()  # before the machine is described
-    print(*Machine.here().lines(), HEAD, sep="\n")
+    print(*BenchMachine.detect().lines(), HEAD, sep="\n")
     for rows in asked.rows:
-        for found in study(asked.model, rows, tokens, asked.pairs, asked.live):
-            print(line(found), flush=True)
+        for found in run_study(asked.model, rows, tokens, asked.pairs, asked.live):
+            print(format_result(found), flush=True)
             answers = rows * asked.pairs
-            if found.same < answers:
-                print(f"      other tokens in {answers - found.same} of {answers} answers")
+            if found.same_answers < answers:
+                print(f"      other tokens in {answers - found.same_answers} of {answers} answers")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
 
 
 def no_values() -> Iterable[str]:
-    """Return no values: the values of the argument are not known."""
+    """Return no completions: the values of the argument are not known."""
     return ()
 
 
 @dataclass(frozen=True)
-class Command:
-    """A slash command. `@partial(Command, name, argument, help)` makes one of a function."""
+class SlashCommand:
+    """A slash command with its help and completion. `@partial(SlashCommand, name, argument, help)` makes one of a
+    function.
+    """
 
     name: str
     """The name with its slash."""
@@ -25,19 +27,19 @@ class Command:
     """As /help shows it: `PATH`, or `[WORD]` if it may be left out."""
     help: str
     """What it does, in a line of /help."""
-    run: Callable[[ChatSession, str, Console], Question | Draft | None]
+    run: Callable[[ChatSession, str, Console], Question | QuestionDraft | None]
     """Takes the chat, the argument and the console. What it returns is answered or edited next."""
     aliases: tuple[str, ...] = ()
     """Other names, each with its slash."""
-    values: Callable[[], Iterable[str]] = no_values
+    complete_values: Callable[[], Iterable[str]] = no_values
     """The arguments that Tab offers."""
-    values_are: str = ""
+    values_meaning: str = ""
     """What the values are. Shown where Tab offers files, too."""
     takes_path: bool = False
     """Whether Tab offers files."""
     multiline: tuple[str, ...] = ()
     """The argument may have several lines if it begins with one of these. Elsewhere a line break makes a message."""
 
-    def __call__(self, chat: ChatSession, argument: str, console: Console) -> Question | Draft | None:
+    def __call__(self, chat: ChatSession, argument: str, console: Console) -> Question | QuestionDraft | None:
         """Run the command."""
         return self.run(chat, argument, console)

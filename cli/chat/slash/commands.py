@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import display, files, models, settings, tools, turns
-from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.terminal.console import print_rows
 
 KEYS = (
@@ -25,13 +25,20 @@ KEYS = (
 )
 
 
-class Leave(Exception):
-    """The user leaves the chat."""
+class LeaveChat(Exception):
+    """Raised when the user leaves the chat."""
 
 
-@partial(Command, "/help", "", "this list", aliases=("/?",), values=lambda: [command.name for command in COMMANDS])
+@partial(
+    SlashCommand,
+    "/help",
+    "",
+    "this list",
+    aliases=("/?",),
+    complete_values=lambda: [command.name for command in COMMANDS],
+)
 def show_help(chat: ChatSession, argument: str, console: Console) -> None:
-    """/help: all commands and keys, or one command."""
+    """/help: print all commands and keys, or one command."""
     wanted = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
     for command in wanted or COMMANDS:
         names = ", ".join((f"{command.name} {command.argument}".strip(), *command.aliases))
@@ -40,15 +47,15 @@ def show_help(chat: ChatSession, argument: str, console: Console) -> None:
         print_rows(console, KEYS, 26, "")
 
 
-@partial(Command, "/exit", "", "leave", aliases=("/quit", "/bye"))
+@partial(SlashCommand, "/exit", "", "leave", aliases=("/quit", "/bye"))
 def leave(chat: ChatSession, argument: str, console: Console) -> None:
     """/exit: leave the chat."""
-    raise Leave
+    raise LeaveChat
 
 
 _MODULES = (turns, files, settings, tools, models, display)
-_FOUND = (each for module in _MODULES for each in vars(module).values() if isinstance(each, Command))
-COMMANDS: tuple[Command, ...] = (show_help, *_FOUND, leave)
+_MODULE_COMMANDS = (each for module in _MODULES for each in vars(module).values() if isinstance(each, SlashCommand))
+COMMANDS: tuple[SlashCommand, ...] = (show_help, *_MODULE_COMMANDS, leave)
 """All commands, in the order of /help."""
 
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

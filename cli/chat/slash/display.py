@@ -8,12 +8,12 @@ from functools import partial
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.chat.view import WIDEST
-from cortexmlx.cli.limits import limit
-from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.chat.view import MAX_WIDTH
+from cortexmlx.cli.limits import describe_limit
+from cortexmlx.cli.markdown.stream import render_markdown
 from cortexmlx.cli.markdown.styles import THOUGHT
-from cortexmlx.cli.terminal.blockmap import draw
+from cortexmlx.cli.terminal.blockmap import draw_blocks
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -22,23 +22,23 @@ from cortexmlx.stats import BlockState, StoreState, StoreStats
 LIVE = "live"
 
 
-@partial(Command, "/tokens", "", "how much of the context is used")
-def tokens(chat: ChatSession, argument: str, console: Console) -> None:
-    """/tokens: how much of the context is used."""
+@partial(SlashCommand, "/tokens", "", "how much of the context is used")
+def show_tokens(chat: ChatSession, argument: str, console: Console) -> None:
+    """/tokens: print how much of the context is used."""
     used, fits = chat.conversation.tokens, chat.engine.longest_request
     if (stats := chat.engine.stats()).keep_last:
         kept = f"the model sees the first {stats.keep_first:,} and at least the newest {stats.keep_last:,}"
         print_indented(console, f"{used:,} tokens, of which {kept}")
         return
-    print_indented(console, f"{used:,} tokens ({used / fits:.0%}) of {limit(chat.engine)}")
+    print_indented(console, f"{used:,} tokens ({used / fits:.0%}) of {describe_limit(chat.engine)}")
     if chat.conversation.unread:
         left_out = f"the {chat.conversation.unread} oldest messages are not sent any more, and not counted"
         print_indented(console, left_out)
 
 
-@partial(Command, "/stats", "", "memory, steps and times of the engine")
-def stats(chat: ChatSession, argument: str, console: Console) -> None:
-    """/stats: memory, steps and times of the engine. Every block and token is counted in one place only."""
+@partial(SlashCommand, "/stats", "", "memory, steps and times of the engine")
+def show_stats(chat: ChatSession, argument: str, console: Console) -> None:
+    """/stats: print the engine's memory, steps and times. Every block and token is counted in one place only."""
     figures, arena = chat.engine.stats(), chat.engine.blocks()
     free, private, shared, cached, stored = map(arena.count, BlockState)
     kept = sum((g.count(BlockState.CACHED) + g.count(BlockState.STORED)) * g.block_bytes for g in arena.groups)
@@ -62,7 +62,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
         "memory": f"{format_bytes(figures.active_memory)} now, {format_bytes(figures.peak_memory)} at most",
     }
     if (store := figures.kv_store) is not None:
-        lines["on disk"] = on_disk(store)
+        lines["on disk"] = disk_tier_summary(store)
     if figures.keep_last:
         newest = f"the first {figures.keep_first:,} and the newest {figures.keep_last:,} tokens of a text"
         lines["kept"] = f"{newest}; {figures.dropped_tokens:,} dropped"
@@ -72,7 +72,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
     print_rows(console, ((f"  {label}", figure) for label, figure in lines.items()), 16)
 
 
-def on_disk(store: StoreStats) -> str:
+def disk_tier_summary(store: StoreStats) -> str:
     """Return in words what the disk tier does."""
     if store.state is StoreState.OFF:
         return f"nothing, since the weights have no hash: see the warning; {store.path} is not used"
@@ -85,8 +85,8 @@ def on_disk(store: StoreStats) -> str:
 
 
 def sparkline(values: Sequence[int], width: int = 40) -> str:
-    """Return values as one line of bars. Each bar shows the greatest value of its part; the greatest of all has full
-    height.
+    """Return values as one line of bars. Each bar shows the greatest value of its part, relative to the greatest of
+    all.
     """
     bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
     if not most:
@@ -96,10 +96,16 @@ def sparkline(values: Sequence[int], width: int = 40) -> str:
     return "".join(bars[-(-v * (len(bars) - 1) // most)] for v in highest)
 
 
-@partial(Command, "/blocks", "[live]", "a picture of the KV blocks, now or below each answer", values=lambda: (LIVE,))
-def blocks(chat: ChatSession, argument: str, console: Console) -> None:
-    """/blocks: draw the arena as it is now. With `live`, draw it below answers while they are written, until the next
-    /blocks.
+@partial(
+    SlashCommand,
+    "/blocks",
+    "[live]",
+    "a picture of the KV blocks, now or below each answer",
+    complete_values=lambda: (LIVE,),
+)
+def show_blocks(chat: ChatSession, argument: str, console: Console) -> None:
+    """/blocks: draw the KV arena as it is now. With `live`, draw it below answers while they are written, until the
+    next /blocks.
     """
     if argument not in ("", LIVE):
         raise InvalidRequest(f"/blocks takes nothing, or {LIVE}: not {argument!r}")
@@ -111,7 +117,9 @@ def blocks(chat: ChatSession, argument: str, console: Console) -> None:
         print_indented(console, f"the blocks are {now}")
     if not argument:
         size = console.size
-        for line in draw(chat.engine.blocks(), size.width, max(size.height - 4, 4), plain=console.options.ascii_only):
+        for line in draw_blocks(
+            chat.engine.blocks(), size.width, max(size.height - 4, 4), plain=console.options.ascii_only
+        ):
             console.print(line)
 
 
@@ -119,22 +127,28 @@ FOLD, SHOW = "fold", "show"
 
 
 @partial(
-    Command, "/thoughts", "[fold|show]", "the last thoughts; fold or show those to come", values=lambda: (FOLD, SHOW)
+    SlashCommand,
+    "/thoughts",
+    "[fold|show]",
+    "the last thoughts; fold or show those to come",
+    complete_values=lambda: (FOLD, SHOW),
 )
-def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
-    """/thoughts: print the thoughts of the last answer. `fold` and `show` say how later thoughts are shown."""
+def show_thoughts(chat: ChatSession, argument: str, console: Console) -> None:
+    """/thoughts: print the thoughts of the last answer. `fold` and `show` set how later thoughts are shown."""
     if argument not in ("", FOLD, SHOW):
         raise InvalidRequest(f"/thoughts takes nothing, {FOLD} or {SHOW}: not {argument!r}")
     if argument:
-        chat.folding.folded = argument == FOLD
+        chat.thought_display.folded = argument == FOLD
         now = (
-            "folded into one line from now on; /thoughts shows the last" if chat.folding.folded else "shown from now on"
+            "folded into one line from now on; /thoughts shows the last"
+            if chat.thought_display.folded
+            else "shown from now on"
         )
         print_indented(console, f"thoughts are {now}")
         return
     thought = chat.conversation.thinking
     if not thought:
         raise InvalidRequest("the last answer has no thoughts")
-    for line in printed(thought, min(console.width, WIDEST)):
+    for line in render_markdown(thought, min(console.width, MAX_WIDTH)):
         line.stylize(THOUGHT)
         console.print(line, soft_wrap=True)

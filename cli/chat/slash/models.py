@@ -12,15 +12,15 @@ from rich.console import Console
 from cortexmlx.cli.chat import sampling
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
-from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.chat.view import WIDEST
-from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.chat.view import MAX_WIDTH
+from cortexmlx.cli.markdown.stream import render_markdown
 from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
-from cortexmlx.sessions.saved import section
-from cortexmlx.types.messages import meant
+from cortexmlx.sessions.saved import message_markdown
+from cortexmlx.types.messages import suggest_name
 from cortexmlx.types.request import Message
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
@@ -36,20 +36,20 @@ def model_names() -> list[str]:
     return [each.name for each in list_models()]
 
 
-@partial(Command, "/model", "[NAME]", "show the models, or switch to another", values=model_names)
-def model(chat: ChatSession, argument: str, console: Console) -> None:
+@partial(SlashCommand, "/model", "[NAME]", "show the models, or switch to another", complete_values=model_names)
+def switch_model(chat: ChatSession, argument: str, console: Console) -> None:
     """/model: list the models on this machine, or switch to another one."""
     if not argument:
         for each in list_models():
             here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
             print_rows(console, [(f" {here}", f"{each.name}  {format_bytes(each.size)}")], 3)
         answers = f"{chat.engine.info.name} answers; /model NAME switches to another"
-        return print_indented(console, answers if chat.has_model else chat.without_model)
+        return print_indented(console, answers if chat.has_model else chat.no_model_advice)
     if chat.host is None:
         raise InvalidRequest("this chat cannot change its model")
     if argument == str(chat.host.config.model) and chat.has_model:
         return print_indented(console, f"{argument} answers already")
-    chat.move(replace(chat.host.config, model=argument, adapter=None, adapters=None, draft=None))
+    chat.switch_engine(replace(chat.host.config, model=argument, adapter=None, adapters=None, draft=None))
     chat.conversation.adapter = None
     info = chat.engine.info
     count = len(chat.conversation.messages)
@@ -61,9 +61,9 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest(f"{info.name} has no chat template, so it cannot answer here: /model NAME for another")
 
 
-@partial(Command, "/adapter", "[NAME]", "show the adapters, or let one answer; none: the model alone")
-def adapter(chat: ChatSession, argument: str, console: Console) -> None:
-    """/adapter: list the adapters, let one answer, or load one: /adapter NAME=FOLDER."""
+@partial(SlashCommand, "/adapter", "[NAME]", "show the adapters, or let one answer; none: the model alone")
+def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
+    """/adapter: list the adapters, switch to one, or load one: /adapter NAME=FOLDER."""
     name, loads, folder = argument.strip().partition("=")
     there = chat.engine.adapters
     now = chat.conversation.adapter
@@ -80,16 +80,19 @@ def adapter(chat: ChatSession, argument: str, console: Console) -> None:
         print_indented(console, f"loaded {name}: rank {info.rank}, {format_bytes(info.bytes)}")
     elif name != NO_ADAPTER and name not in there:
         known = ", ".join(there) or "none"
-        raise InvalidRequest(f"there is no adapter {name!r}{meant(name, there)}: there are {known}. {_LOADS}")
+        raise InvalidRequest(f"there is no adapter {name!r}{suggest_name(name, there)}: there are {known}. {_LOADS}")
     chat.conversation.adapter = None if name == NO_ADAPTER and not loads else name
-    print_indented(console, f"{chat.engine.info.name} answers {_as(chat.conversation.adapter)} now")
+    print_indented(console, f"{chat.engine.info.name} answers {_adapter_phrase(chat.conversation.adapter)} now")
 
 
-def _as(adapter: str | None) -> str:
+def _adapter_phrase(adapter: str | None) -> str:
+    """Return `with NAME`, or `alone` without an adapter."""
     return "alone" if adapter is None else f"with {adapter}"
 
 
-@partial(Command, "/show", "[TOPIC]", f"the model and the chat: {', '.join(TOPICS[:4])}", values=lambda: TOPICS)
+@partial(
+    SlashCommand, "/show", "[TOPIC]", f"the model and the chat: {', '.join(TOPICS[:4])}", complete_values=lambda: TOPICS
+)
 def show(chat: ChatSession, argument: str, console: Console) -> None:
     """/show: print everything about the model and the chat, or one topic."""
     topic = argument.strip().lower() or "all"
@@ -99,16 +102,17 @@ def show(chat: ChatSession, argument: str, console: Console) -> None:
         folder = Path(chat.engine.info.path)
         print_indented(console, f"it is in the model's files: {folder}")
     if topic in ("info", "all"):
-        _info(chat, console)
+        _print_info(chat, console)
     if topic in ("parameters", "all"):
-        settings.change(chat, "", console)
+        settings.change_setting(chat, "", console)
     if topic in ("system", "all"):
-        settings.system(chat, "", console)
+        settings.set_system_prompt(chat, "", console)
     if topic == "messages":
-        _messages(chat, console)
+        _print_messages(chat, console)
 
 
-def _info(chat: ChatSession, console: Console) -> None:
+def _print_info(chat: ChatSession, console: Console) -> None:
+    """Print the facts about the model: files, architecture, context and more."""
     info, stats = chat.engine.info, chat.engine.stats()
     each = f"each {format_bytes(info.kv_bytes_per_token)} of KV memory"
     each = each if info.kv_bytes_per_token else "which take no KV memory"
@@ -120,8 +124,8 @@ def _info(chat: ChatSession, console: Console) -> None:
         f"{format_bytes(info.weight_bytes)}",
         "context": f"{info.context_length:,} tokens, {each}",
         "KV memory": f"up to {format_bytes(stats.kv_bytes_limit)} in blocks of {stats.block_size} tokens{bits}",
-        "computed by": f"{device_line()} · {stats.attention_backend} attention",
-        "sampling": sampling.source(info),
+        "computed by": f"{describe_device()} · {stats.attention_backend} attention",
+        "sampling": sampling.describe_default_source(info),
         **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }
@@ -129,24 +133,25 @@ def _info(chat: ChatSession, console: Console) -> None:
         lines["model"] += f", with the adapter {chat.conversation.adapter}"
     if info.draft is not None:
         lines["draft model"] = f"{info.draft.name}, {format_bytes(info.draft.weight_bytes)}"
-    if chat.keeper is not None and chat.keeper.kept is not None:
-        lines["chat"] += f", kept as {chat.keeper.kept.stem}"
+    if chat.saver is not None and chat.saver.saved_path is not None:
+        lines["chat"] += f", kept as {chat.saver.saved_path.stem}"
     print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)
 
 
-def _messages(chat: ChatSession, console: Console) -> None:
+def _print_messages(chat: ChatSession, console: Console) -> None:
+    """Print the messages of the chat, rendered on a terminal."""
     if not chat.conversation.messages:
         return print_indented(console, "there are no messages yet")
     if not is_terminal(console.file):
         return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []
     for message in (*system, *chat.conversation.messages):  # one at a time: a code block may lack its end
-        for line in printed(f"{section(message)}\n", min(console.width, WIDEST)):
+        for line in render_markdown(f"{message_markdown(message)}\n", min(console.width, MAX_WIDTH)):
             console.print(line, soft_wrap=True)
         console.print()
 
 
-def device_line() -> str:
+def describe_device() -> str:
     """Return the device, such as `Apple M3 Max (Metal)` or `CPU, OpenBLAS from scipy-openblas32, 2 threads`."""
     from cortexmlx.cpu import blas
     from cortexmlx.system.machine import metal_device

@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cortexmlx.cli.chat.quotes import QUOTES, unquoted
-from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.quotes import QUOTES, strip_quotes
+from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.errors import InvalidRequest
 
-BARE = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", ":q": "/exit", "help": "/help"}
+BARE_COMMANDS = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", ":q": "/exit", "help": "/help"}
 """Words that stand for a command when they are all that is typed."""
 
-_NEAR = 0.76
+_MIN_SIMILARITY = 0.76
 """The similarity to a command from which on a word is a mistyped command. /tmp and /etc are paths."""
 
 
-ELSEWHERE = {
+COMMAND_SYNONYMS = {
     "/new": "/clear",
     "/retry": "/regen",
     "/list": "/chats",
@@ -33,15 +33,15 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Typed:
-    """A parsed line: a command with its argument, or a message. The message is empty if nothing was typed."""
+class ParsedInput:
+    """A parsed input line: a command with its argument, or a message. The message is empty if nothing was typed."""
 
     command: str | None
     text: str
 
 
-def read(typed: str, commands: Mapping[str, Command]) -> Typed:
-    """Tell commands from messages.
+def parse_input(typed: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
+    """Parse a typed line as a slash command or a message. Raises InvalidRequest for an unknown command.
 
     Only a known name, alone in its line, is a command. So pasted code and paths are messages, and so is everything
     between three quotes or after a blank.
@@ -50,27 +50,29 @@ def read(typed: str, commands: Mapping[str, Command]) -> Typed:
     and nothing else: that is meant as a command.
     """
     if typed.strip().startswith(QUOTES):
-        return Typed(None, unquoted(typed))
-    alone = BARE.get(typed.strip().lower())
+        return ParsedInput(None, strip_quotes(typed))
+    alone = BARE_COMMANDS.get(typed.strip().lower())
     if alone is not None:
-        return Typed(alone, "")
+        return ParsedInput(alone, "")
     if not typed.startswith("/"):
-        return Typed(None, typed if typed.strip() else "")
+        return ParsedInput(None, typed if typed.strip() else "")
     first, *rest = typed.split(maxsplit=1)
     name, argument = first.lower(), "".join(rest).strip()
     if name in commands:
         pasted = "\n" in typed.strip() and not argument.startswith(commands[name].multiline)
-        return Typed(None, typed) if pasted else Typed(name, argument)
+        return ParsedInput(None, typed) if pasted else ParsedInput(name, argument)
     if not re.fullmatch(r"/[\w-]+", name) or "\n" in typed.strip():
-        return Typed(None, typed)
-    near = difflib.get_close_matches(name, commands, n=1, cutoff=_NEAR)
+        return ParsedInput(None, typed)
+    near = difflib.get_close_matches(name, commands, n=1, cutoff=_MIN_SIMILARITY)
     if near or not argument:
-        raise InvalidRequest(_unknown(name, [ELSEWHERE[name]] if name in ELSEWHERE else near, commands))
-    return Typed(None, typed)
+        raise InvalidRequest(
+            _unknown_command_error(name, [COMMAND_SYNONYMS[name]] if name in COMMAND_SYNONYMS else near, commands)
+        )
+    return ParsedInput(None, typed)
 
 
-def _unknown(name: str, near: list[str], commands: Iterable[str]) -> str:
-    """Return the error text for an unknown command, with the command that is meant or the nearest ones."""
+def _unknown_command_error(name: str, near: list[str], commands: Iterable[str]) -> str:
+    """Return the error text for an unknown command, with the command that is meant or the most similar ones."""
     near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."

@@ -5,18 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.quotes import unquoted
-from cortexmlx.cli.chat.session import ChatSession, Figures
-from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.files.schema_file import form_of_schema
-from cortexmlx.cli.prompts import checked, json_or_text
+from cortexmlx.cli.chat.quotes import strip_quotes
+from cortexmlx.cli.chat.session import ChatSession, FigureDisplay
+from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.files.schema_file import parse_schema_option
+from cortexmlx.cli.prompts import check_variables, parse_json_or_text
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
@@ -54,7 +53,7 @@ OTHER_NAMES = {
 }
 """Names of settings in ollama and other programs."""
 
-NOT_HERE = {
+UNSUPPORTED_NAMES = {
     "num_ctx": "the context is the model's own; /set kv_memory says how much of it has memory",
     "history": "lines are remembered unless the chat begins with --no-history",
     "nohistory": "begin the chat with --no-history",
@@ -63,115 +62,120 @@ NOT_HERE = {
     "template": "the chat template is that of the model's files",
 }
 
-WITH_VALUE = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
+NAMES_WITH_VALUE = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
 """Names in ollama that say a setting and its value."""
 
 COLUMN = 35
 """The column at which the meanings of settings begin."""
 
 
-def names() -> list[str]:
-    """Return the names that /set takes, for completion."""
-    return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in Figures)]
+def setting_names() -> list[str]:
+    """Return the names that /set accepts, for completion."""
+    return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in FigureDisplay)]
 
 
 @partial(
-    Command,
+    SlashCommand,
     "/set",
     "[NAME VALUE]",
     "show or change settings: /set temp 0.7, /set think off",
-    values=names,
+    complete_values=setting_names,
     multiline=("system",),
 )
-def change(chat: ChatSession, argument: str, console: Console) -> None:
-    """/set: show all settings, or change one."""
-    name, value = _parted(argument)
+def change_setting(chat: ChatSession, argument: str, console: Console) -> None:
+    """/set: print all settings, or change one."""
+    name, value = _split_setting(argument)
     if name == "parameter":  # the form that ollama uses
-        change(chat, value, console)
+        change_setting(chat, value, console)
         return
     if name == "system":
-        system(chat, value, console)
+        set_system_prompt(chat, value, console)
         return
     if name in ("verbose", "quiet", "usual"):
-        chat.figures = Figures(name)
+        chat.figures = FigureDisplay(name)
         return print_indented(console, f"figures below an answer: {name}")
-    name, value = WITH_VALUE.get(name, (OTHER_NAMES.get(name, name), value))
+    name, value = NAMES_WITH_VALUE.get(name, (OTHER_NAMES.get(name, name), value))
     if not name:
-        _show_variables(chat, console)
-        return _show(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
+        _print_variables(chat, console)
+        return _print_settings(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
     if (variable := THINKING if name == "think" else name) in (THINKING, *chat.engine.info.template_vars):
-        _set_variable(chat, variable, value or ("on" if name == "think" else ""))
-        return _show_variables(chat, console)
+        _set_template_variable(chat, variable, value or ("on" if name == "think" else ""))
+        return _print_variables(chat, console)
     if name not in SAMPLING and name not in ENGINE:
-        raise InvalidRequest(_unknown(name))
+        raise InvalidRequest(_unknown_setting_error(name))
     if value and name in SAMPLING:
-        chat.params = _changed(chat.params, name, value)
+        chat.params = _with_setting(chat.params, name, value)
     elif value:
-        _reopen(chat, name, value, console)
-    _show(chat, console, [name])
+        _reopen_engine(chat, name, value, console)
+    _print_settings(chat, console, [name])
 
 
-def _parted(argument: str) -> tuple[str, str]:
-    """Return the name and the value of `NAME VALUE` or `NAME=VALUE`. A value may contain an equals sign."""
+def _split_setting(argument: str) -> tuple[str, str]:
+    """Split `NAME VALUE` or `NAME=VALUE` into the name and the value. A value may contain an equals sign."""
     first, _, rest = argument.strip().partition(" ")
     name, _, begun = first.partition("=")
     value = f"{begun} {rest}".strip()
     return name, value if begun else value.removeprefix("=").lstrip()
 
 
-@partial(Command, "/system", "[TEXT]", "show or change the system prompt (none: no such prompt)", multiline=("",))
-def system(chat: ChatSession, argument: str, console: Console) -> None:
-    """/system: show or change the system prompt."""
+@partial(SlashCommand, "/system", "[TEXT]", "show or change the system prompt (none: no such prompt)", multiline=("",))
+def set_system_prompt(chat: ChatSession, argument: str, console: Console) -> None:
+    """/system: print or change the system prompt."""
     if argument:
-        text = unquoted(argument)
+        text = strip_quotes(argument)
         text = text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
         chat.conversation.system = None if text in ("none", "") else text
-        chat.keep()
+        chat.save()
     print_indented(console, f"system prompt: {chat.conversation.system or 'none'}")
 
 
-def _set_variable(chat: ChatSession, name: str, value: str) -> None:
-    """Set a variable of the chat template to JSON or text; on and off are booleans. `none` leaves it to the
-    template.
+def _set_template_variable(chat: ChatSession, name: str, value: str) -> None:
+    """Set a variable of the chat template to JSON or text; on and off are booleans. `none` restores the template's
+    default.
     """
     others = {known: set_to for known, set_to in chat.conversation.template_vars.items() if known != name}
-    meant = {"on": True, "off": False}.get(value, json_or_text(value))
+    meant = {"on": True, "off": False}.get(value, parse_json_or_text(value))
     variables = others if value in ("", "none") else {**others, name: meant}
-    chat.conversation.template_vars = checked(chat.engine, variables)
-    chat.keep()
+    chat.conversation.template_vars = check_variables(chat.engine, variables)
+    chat.save()
 
 
-def _show_variables(chat: ChatSession, console: Console) -> None:
+def _print_variables(chat: ChatSession, console: Console) -> None:
+    """Print the chat template's variables that are set."""
     for name, value in chat.conversation.template_vars.items():
-        _row(console, f"  {name:<20}{json.dumps(value)}", "of the chat template")
+        _print_row(console, f"  {name:<20}{json.dumps(value)}", "of the chat template")
 
 
-def _show(chat: ChatSession, console: Console, wanted: list[str]) -> None:
+def _print_settings(chat: ChatSession, console: Console, wanted: list[str]) -> None:
+    """Print the values and meanings of these settings."""
     for name in wanted:
         if name == "schema":
-            value: Any = _shown_form(chat.params)
+            value: Any = _form_summary(chat.params)
         elif name in SAMPLING:
             value = getattr(chat.params, name)
             value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) if name == "stop" else value
         else:
-            value = _of_engine(chat, name)
+            value = _engine_value(chat, name)
         shown = "none" if value is None or value == "" else value
-        _row(console, f"  {name:<20}{shown}", (SAMPLING | ENGINE)[name])
+        _print_row(console, f"  {name:<20}{shown}", (SAMPLING | ENGINE)[name])
 
 
-def _row(console: Console, label: str, meaning: str) -> None:
+def _print_row(console: Console, label: str, meaning: str) -> None:
+    """Print a setting and its meaning in two columns."""
     print_rows(console, [(label, meaning)], max(COLUMN, len(label) + 1))
 
 
-def _of_engine(chat: ChatSession, name: str) -> object:
+def _engine_value(chat: ChatSession, name: str) -> object:
+    """Return the value of an engine option."""
     if name == "kv_memory":
         return format_bytes(chat.engine.stats().kv_bytes_limit)
     return None if chat.host is None else getattr(chat.host.config, name)
 
 
-def _unknown(name: str) -> str:
-    if name in NOT_HERE:
-        return f"/set {name}: {NOT_HERE[name]}"
+def _unknown_setting_error(name: str) -> str:
+    """Return the error text for an unknown setting, with the most similar one."""
+    if name in UNSUPPORTED_NAMES:
+        return f"/set {name}: {UNSUPPORTED_NAMES[name]}"
     near = difflib.get_close_matches(name, [*SAMPLING, *ENGINE, *OTHER_NAMES], n=1)
     hint = (
         f"did you mean {near[0]}?"
@@ -181,53 +185,57 @@ def _unknown(name: str) -> str:
     return f"no setting {name!r}: {hint}"
 
 
-def _shown_form(params: SamplingParams) -> str | None:
-    """Return the form of answers in one line; None if they are free."""
+def _form_summary(params: SamplingParams) -> str | None:
+    """Return the structured output form in one line; None for free text."""
     if params.form is None:
         return None
     text = params.form.definition
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
+def _with_setting(params: SamplingParams, name: str, value: str) -> SamplingParams:
+    """Return the parameters with one setting parsed from its text."""
     if name == "schema":
         schema = value.removeprefix("--open-schema ")
-        form = None if value == "none" else form_of_schema(schema, is_open=schema != value)
+        form = None if value == "none" else parse_schema_option(schema, is_open=schema != value)
         return replace(params, structured=form)
     given: Any
     if name == "stop":
-        given = () if value == "none" else _quoted(value)
+        given = () if value == "none" else _split_quoted(value)
     elif value == "none":
         given = None
     else:
-        given = _number(name, value, whole=NUMBERS[name].whole)
+        given = _parse_number(name, value, whole=NUMBERS[name].whole)
     return replace(params, **{name: given})
 
 
-def _quoted(value: str) -> tuple[str, ...]:
+def _split_quoted(value: str) -> tuple[str, ...]:
+    """Split a value into its quoted texts."""
     try:
         return tuple(text.encode().decode("unicode_escape") if text.isascii() else text for text in shlex.split(value))
     except ValueError as error:
         raise InvalidRequest(f'stop is {value}: write each text in quotes, like "END" ({error})') from None
 
 
-def _number(name: str, value: str, *, whole: bool) -> float:
+def _parse_number(name: str, value: str, *, whole: bool) -> float:
+    """Parse a number. Raises InvalidRequest if the value is none."""
     try:
         return int(value) if whole else float(value)
     except ValueError:
         raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * whole} number") from None
 
 
-def _reopen(chat: ChatSession, name: str, value: str, console: Console) -> None:
+def _reopen_engine(chat: ChatSession, name: str, value: str, console: Console) -> None:
     """Open the engine again with a changed option."""
     if chat.host is None:
         raise InvalidRequest(f"this chat cannot change {name}")
-    given: Callable[[], Any] = lambda: parse_size(value) if name == "kv_memory" else _number(name, value, whole=True)  # noqa: E731
-    changes: dict[str, Any] = {name: None if value == "none" else given()}
+    changes: dict[str, Any] = {name: None}
+    if value != "none":
+        changes[name] = parse_size(value) if name == "kv_memory" else _parse_number(name, value, whole=True)
     if name == "keep_last" and value == "none":
         changes["keep_first"] = None
     if name == "kv_bits" and value == "none":
         changes["kv_group_size"] = None
     config: EngineConfig = replace(chat.host.config, **changes)
     print_indented(console, "the model is loaded again with this setting; the chat continues")
-    chat.move(config)
+    chat.switch_engine(config)

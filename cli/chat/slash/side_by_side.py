@@ -9,76 +9,86 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from cortexmlx.cli.chat.view import WIDEST
-from cortexmlx.cli.markdown.flows import folded, wrapped
-from cortexmlx.cli.markdown.stream import printed
+from cortexmlx.cli.chat.view import MAX_WIDTH
+from cortexmlx.cli.markdown.flows import fold_rows, wrap_words
+from cortexmlx.cli.markdown.stream import render_markdown
 from cortexmlx.cli.terminal.console import is_terminal, print_indented
-from cortexmlx.cli.terminal.drawing import Away, Drawing
-from cortexmlx.cli.terminal.harmless import harmless
+from cortexmlx.cli.terminal.drawing import LiveDrawing, SuspensionGuard
+from cortexmlx.cli.terminal.harmless import strip_controls
 from cortexmlx.types.request import Completion, FinishReason
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.reply import Reply
 
-NARROWEST = 24
+MIN_COLUMN_WIDTH = 24
 """Columns of an answer, at least. In a narrower window, the answers stand below each other."""
 
 _GAP = 3
 
 
-class SideBySide:
-    """A display of a reply with `count` answers: their last rows while they grow, the whole answers at the end."""
+class SideBySideDisplay:
+    """Shows several answers to one question in columns: their last rows while they grow, the whole answers at the
+    end.
+    """
 
-    def __init__(self, console: Console, count: int, away: Away = nullcontext) -> None:
+    def __init__(self, console: Console, count: int, away: SuspensionGuard = nullcontext) -> None:
         self._console = console
         self._away = away
         self._texts = [""] * count
         self._pieces = 0
 
-    def follow(self, reply: Reply) -> Completion:
+    def show_reply(self, reply: Reply) -> Completion:
         """Show all answers and return the completion. Raises the request's error."""
         if not is_terminal(self._console.file):
             for _ in reply:
                 pass
         else:
-            with Drawing(self._console, lambda: ((), self._growing()), self._growing, self._away) as drawing:
+            with LiveDrawing(self._console, lambda: ((), self._live_rows()), self._live_rows, self._away) as drawing:
                 for event in reply:
                     with drawing.lock:
                         self._texts[event.index] += event.text
                         self._pieces += event.token_id is not None
-                    drawing.soon()
+                    drawing.request_redraw()
         completion = reply.result()
         answers = (completion, *completion.others)
-        width = self._width()
-        for line in self._laid_out([*map(_title, answers)], [_whole(each, width) for each in answers]):
+        width = self._answer_width()
+        for line in self._layout([*map(_answer_title, answers)], [_answer_rows(each, width) for each in answers]):
             self._console.print(line, soft_wrap=True)
         return completion
 
-    def _growing(self) -> list[Text]:
-        width, rows = self._width(), max(self._console.height - 6, 3)
-        rows = rows if self._fits() else max(rows // len(self._texts) - 1, 1)
+    def _live_rows(self) -> list[Text]:
+        """Return the rows to show while the answers grow: the end of each answer, and a count of tokens."""
+        width, rows = self._answer_width(), max(self._console.height - 6, 3)
+        rows = rows if self._fits_columns() else max(rows // len(self._texts) - 1, 1)
         count = len(self._texts)
-        ends = [_end(text, width, rows) for text in self._texts]
-        shown = self._laid_out([str(number) for number in range(1, count + 1)], ends)
+        ends = [_last_rows(text, width, rows) for text in self._texts]
+        shown = self._layout([str(number) for number in range(1, count + 1)], ends)
         return [*shown, Text(f"{count} answers · {self._pieces:,} tokens", style="dim")]
 
-    def _laid_out(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
-        """Return the rows of all answers below their titles."""
-        titled = [[_bar(title), *rows] for title, rows in zip(titles, columns, strict=True)]
-        return beside(titled, self._width()) if self._fits() else [row for rows in titled for row in rows]
+    def _layout(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
+        """Return the rows of all answers below their titles, in columns or one below the other."""
+        titled = [[_title_row(title), *rows] for title, rows in zip(titles, columns, strict=True)]
+        return (
+            join_columns(titled, self._answer_width())
+            if self._fits_columns()
+            else [row for rows in titled for row in rows]
+        )
 
-    def _fits(self) -> bool:
-        return self._width_of(len(self._texts)) >= NARROWEST
+    def _fits_columns(self) -> bool:
+        """Return whether the window is wide enough for all columns."""
+        return self._column_width(len(self._texts)) >= MIN_COLUMN_WIDTH
 
-    def _width(self) -> int:
-        return self._width_of(len(self._texts) if self._fits() else 1)
+    def _answer_width(self) -> int:
+        """Return the width of one answer, in cells."""
+        return self._column_width(len(self._texts) if self._fits_columns() else 1)
 
-    def _width_of(self, count: int) -> int:
+    def _column_width(self, count: int) -> int:
+        """Return the width of one of `count` columns, in cells."""
         return (self._console.width - _GAP * (count - 1)) // count
 
 
-def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """Return the rows of columns of `width` cells, with a gap between two columns."""
+def join_columns(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """Return the rows of columns that are `width` cells wide, with a gap between two columns."""
     made = []
     for number in range(max(map(len, columns))):
         row = Text()
@@ -91,30 +101,35 @@ def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
     return made
 
 
-def _end(text: str, width: int, rows: int) -> list[Text]:
+def _last_rows(text: str, width: int, rows: int) -> list[Text]:
     """Return the last rows of a text. Only the end of the text is read."""
     made = []
-    for line in harmless(text[-width * rows :]).split("\n"):
-        made += [Text(line[begin:end]) for begin, end, _ in wrapped(line, 0, width)] or [Text()]
+    for line in strip_controls(text[-width * rows :]).split("\n"):
+        made += [Text(line[begin:end]) for begin, end, _ in wrap_words(line, 0, width)] or [Text()]
     return made[-rows:]
 
 
-def _bar(title: str) -> Text:
+def _title_row(title: str) -> Text:
+    """Return an answer's title as a styled row."""
     return Text(title, style="bold reverse" if len(title) == 1 else "bold")
 
 
-def _title(answer: Completion) -> str:
+def _answer_title(answer: Completion) -> str:
+    """Return the title of a finished answer: its number, its tokens, and whether it was cut or stopped."""
     ends = {FinishReason.LENGTH: " · cut", FinishReason.CANCELLED: " · stopped"}
     return f"{answer.index + 1} · {answer.usage.completion_tokens} tokens{ends.get(answer.finish_reason, '')}"
 
 
-def _whole(answer: Completion, width: int) -> list[Text]:
-    lines = printed(answer.text.strip() or "(nothing)", min(width, WIDEST))
-    return [row for line in lines for row in folded(line, width)]
+def _answer_rows(answer: Completion, width: int) -> list[Text]:
+    """Return a finished answer as rendered rows."""
+    lines = render_markdown(answer.text.strip() or "(nothing)", min(width, MAX_WIDTH))
+    return [row for line in lines for row in fold_rows(line, width)]
 
 
-def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console) -> Completion | None:
-    """Return the answer that the user chooses; None for 0 or at the end of the input."""
+def choose_answer(
+    answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console
+) -> Completion | None:
+    """Ask the user to choose one of the answers; return None for 0 or at the end of the input."""
     by_number = {str(number): answer for number, answer in enumerate(answers, 1)}
     while True:
         typed = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")

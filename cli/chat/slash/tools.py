@@ -9,28 +9,28 @@ from pathlib import Path
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
-from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.chat.tools.functions_file import tools_of
+from cortexmlx.cli.chat.slash.command import SlashCommand
+from cortexmlx.cli.chat.tools.functions_file import load_tools
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 
 NONE = "none"
 
 
 @partial(
-    Command,
+    SlashCommand,
     "/tools",
     "[FILE.py]",
     "functions the model may call; none ends it",
-    values=lambda: (NONE,),
-    values_are="no functions",
+    complete_values=lambda: (NONE,),
+    values_meaning="no functions",
     takes_path=True,
 )
-def tools(chat: ChatSession, argument: str, console: Console) -> None:
+def set_tools(chat: ChatSession, argument: str, console: Console) -> None:
     """/tools FILE.py: let the model call the functions of a file; /tools none: no functions; /tools: list them."""
     if argument == NONE:
-        chat.offer(())
+        chat.set_tools(())
     elif argument:
-        chat.offer(tools_of(Path(os.path.expanduser(argument.strip("\"'")))))
+        chat.set_tools(load_tools(Path(os.path.expanduser(argument.strip("\"'")))))
     if offered := chat.params.offered:
         print_rows(console, [(f"  {tool.name}", tool.description or "no description") for tool in offered], 22, "")
     else:

@@ -6,97 +6,104 @@ from functools import partial
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Draft, Question
-from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
+from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.errors import InvalidRequest
 
-MOST = 9
+MAX_ANSWERS = 9
 """Answers side by side, at most: one digit chooses among them."""
 
-_WAYS = 3
+_DEFAULT_ANSWERS = 3
 
 
-@partial(Command, "/clear", "", "forget the conversation", aliases=("/reset",))
-def clear(chat: ChatSession, argument: str, console: Console) -> None:
+@partial(SlashCommand, "/clear", "", "forget the conversation", aliases=("/reset",))
+def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
     """/clear: begin a new chat."""
-    kept = chat.keeper.kept.stem if chat.keeper is not None and chat.keeper.kept is not None else None
+    kept = chat.saver.saved_path.stem if chat.saver is not None and chat.saver.saved_path is not None else None
     chat.conversation.clear()
     chat.attached.clear()
-    chat.begin_anew()
+    chat.start_new_chat()
     said = "the conversation is empty again" + (f"; what was said is kept as {kept}" if kept else "")
     print_indented(console, said)
 
 
-@partial(Command, "/undo", "", "take the last turn back")
-def undo(chat: ChatSession, argument: str, console: Console) -> None:
-    """/undo: take the last turn back."""
+@partial(SlashCommand, "/undo", "", "take the last turn back")
+def undo_turn(chat: ChatSession, argument: str, console: Console) -> None:
+    """/undo: remove the last turn."""
     taken = chat.conversation.undo()
-    chat.keep()
+    chat.save()
     if questions := [str(message.get("content", "")) for message in taken if message["role"] == "user"]:
-        chat.taken_back = questions[0]
-    text = "\n".join(_typed(chat, str(message.get("content", ""))) for message in taken)
+        chat.undone_question = questions[0]
+    text = "\n".join(_typed_text(chat, str(message.get("content", ""))) for message in taken)
     said = f"took back: {_first_line(text)}" if taken else "there is nothing to take back"
     print_indented(console, said)
 
 
-@partial(Command, "/regen", "", "write the last answer again")
-def regen(chat: ChatSession, argument: str, console: Console) -> Question:
+@partial(SlashCommand, "/regen", "", "write the last answer again")
+def regenerate_answer(chat: ChatSession, argument: str, console: Console) -> Question:
     """/regen: write the last answer again."""
     question, again = _last_question(chat, "there is no answer to write again")
-    _warn_of_the_same(chat, console)
-    return Question(question, again=again)
+    _warn_if_greedy(chat, console)
+    return Question(question, replaces_last=again)
 
 
-@partial(Command, "/edit", "[TEXT]", "change the last question: here, or to TEXT", multiline=("",))
-def edit(chat: ChatSession, argument: str, console: Console) -> Question | Draft:
-    """/edit: ask the last question in other words, which are typed here or in the input line."""
+@partial(SlashCommand, "/edit", "[TEXT]", "change the last question: here, or to TEXT", multiline=("",))
+def edit_question(chat: ChatSession, argument: str, console: Console) -> Question | QuestionDraft:
+    """/edit: ask the last question in other words, typed as an argument or in the input line."""
     question, again = _last_question(chat, "there is no question to change")
-    return Question(argument, again=again, typed=argument) if argument else Draft(_typed(chat, question), again)
+    return (
+        Question(argument, replaces_last=again, typed=argument)
+        if argument
+        else QuestionDraft(_typed_text(chat, question), again)
+    )
 
 
 @partial(
-    Command,
+    SlashCommand,
     "/n",
     "3 [TEXT]",
     "several answers side by side, of which one goes on",
-    multiline=tuple(map(str, range(2, MOST + 1))),
+    multiline=tuple(map(str, range(2, MAX_ANSWERS + 1))),
 )
-def several(chat: ChatSession, argument: str, console: Console) -> Question:
+def answer_several_times(chat: ChatSession, argument: str, console: Console) -> Question:
     """/n 3 [TEXT]: write several answers to the last question, or to TEXT, side by side."""
     first, _, text = argument.partition(" ")
-    number = first or str(_WAYS)
-    if number not in map(str, range(2, MOST + 1)):
-        raise InvalidRequest(f"/n takes how many answers are wanted, 2 to {MOST}, and the question if it is a new one")
+    number = first or str(_DEFAULT_ANSWERS)
+    if number not in map(str, range(2, MAX_ANSWERS + 1)):
+        raise InvalidRequest(
+            f"/n takes how many answers are wanted, 2 to {MAX_ANSWERS}, and the question if it is a new one"
+        )
     if chat.params.seed is None:
-        _warn_of_the_same(chat, console)
+        _warn_if_greedy(chat, console)
     if text.strip():
         return Question(text.strip(), answers=int(number), typed=text.strip())
     question, again = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
-    return Question(question, again=again, answers=int(number))
+    return Question(question, replaces_last=again, answers=int(number))
 
 
-def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
+def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
+    """Warn that at temperature 0 the answer will be the same again."""
     if chat.params.temperature == 0:
         print_indented(console, "the same again, at temperature 0: /set temp 0.7 for another answer")
 
 
 def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
-    """Return the last question, and whether it is still in the chat. If so, the turn of the next question replaces it.
+    """Return the last question, and whether its turn is still in the chat; the next question then replaces that turn.
 
     A question that `/undo` took back is not in the chat, so it replaces no older turn. Raises InvalidRequest with the
     text `without` if there is no question.
     """
-    if chat.taken_back is not None:
-        return chat.taken_back, False
+    if chat.undone_question is not None:
+        return chat.undone_question, False
     asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
     if not asked:
         raise InvalidRequest(without)
     return str(asked[-1]), True
 
 
-def _typed(chat: ChatSession, text: str) -> str:
-    """Return what the user typed for a message that has files in it."""
+def _typed_text(chat: ChatSession, text: str) -> str:
+    """Return what the user typed for a message, without the texts of the files in it."""
     return chat.typed.get(text, text)
 
 

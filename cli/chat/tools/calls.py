@@ -1,4 +1,4 @@
-"""The calls of a chat's model on the screen, and the user's consent to each."""
+"""The tool calls of a chat on the screen, and the user's consent to each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 from cortexmlx.cli.chat.input import LineCleared
-from cortexmlx.cli.chat.session import Stopped
-from cortexmlx.cli.terminal.harmless import harmless
+from cortexmlx.cli.chat.session import TurnStopped
+from cortexmlx.cli.terminal.harmless import strip_controls
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
 from cortexmlx.structured.tools import ToolCall
 
@@ -18,8 +18,8 @@ _ROWS, _CHARACTERS = 6, 600
 """How much of a result is shown. The model reads all of it."""
 
 
-class CallDisplay:
-    """Shows each call before it runs, and the beginning of its result. If `ask_first`, the user is asked, but not for
+class ToolCallDisplay:
+    """Shows each tool call and the beginning of its result. If `ask_first`, the user must approve a call, except to
     functions whose names are in `allowed`.
     """
 
@@ -31,9 +31,9 @@ class CallDisplay:
         self._allowed = allowed
         self._ask_first = ask_first
 
-    def approve(self, call: ToolCall) -> bool:
-        """Return whether the user lets this call run. Raises Stopped on Ctrl-C and at the end of the input."""
-        self._tell(written(call))
+    def ask_approval(self, call: ToolCall) -> bool:
+        """Ask whether the user lets this call run. Raises TurnStopped on Ctrl-C and at the end of the input."""
+        self._tell(format_call(call))
         if not self._ask_first or call.name in self._allowed:
             return True
         while True:
@@ -42,7 +42,7 @@ class CallDisplay:
             except LineCleared:
                 typed = None
             if typed is None:
-                raise Stopped(TAKEN_BACK)
+                raise TurnStopped(TAKEN_BACK)
             answer = typed.strip().lower()
             if answer in ("a", "always"):
                 self._allowed.add(call.name)
@@ -55,22 +55,22 @@ class CallDisplay:
                 f"{call.name} from now on"
             )
 
-    def show(self, event: ToolEvent) -> None:
-        """Show the beginning of a result."""
+    def show_result(self, event: ToolEvent) -> None:
+        """Print the beginning of a call's result."""
         if event.result is not None and event.result != NOT_ALLOWED:
-            self._tell(f"= {shortened(event.result)}")
+            self._tell(f"= {shorten_result(event.result)}")
 
 
-def written(call: ToolCall) -> str:
-    """Return a call as one would write it in Python. Characters that a terminal would hide or obey are escaped, so that
-    all of the call is seen.
+def format_call(call: ToolCall) -> str:
+    """Return a tool call as Python code. Characters that a terminal would hide or obey are escaped, so that the whole
+    call is visible.
     """
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
     text = f"{call.name}({arguments})"
-    return "".join(char if harmless(char) == char else json.dumps(char)[1:-1] for char in text)
+    return "".join(char if strip_controls(char) == char else json.dumps(char)[1:-1] for char in text)
 
 
-def shortened(result: str) -> str:
+def shorten_result(result: str) -> str:
     """Return the beginning of a result, and how much more there is."""
     lines = result.strip().splitlines() or ["(nothing)"]
     shown = "\n".join(lines[:_ROWS])[:_CHARACTERS]

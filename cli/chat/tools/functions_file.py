@@ -10,27 +10,28 @@ from pathlib import Path
 from types import ModuleType
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.tools import Tool, checked_tools
+from cortexmlx.structured.tools import Tool, read_tools
 
 
-def tools_of(path: Path) -> tuple[Tool, ...]:
-    """Import a Python file, and return its functions as tools: those that `__all__` names, or else those that are
-    defined there, without names that begin with an underscore.
+def load_tools(path: Path) -> tuple[Tool, ...]:
+    """Import a Python file and return its functions as tools: those in `__all__`, or else those defined there whose
+    names have no leading underscore.
 
     Raises InvalidRequest if the file cannot be imported, has no functions, or has one that cannot be a tool.
     """
-    module = _imported(path)
-    if not (functions := _functions(module)):
+    module = _import_file(path)
+    if not (functions := _exported_functions(module)):
         raise InvalidRequest(f"{path} has no functions: define one with type hints, and a docstring that describes it")
     try:
-        return checked_tools(functions)
+        return read_tools(functions)
     except InvalidRequest as error:
         raise InvalidRequest(
             f"{path}: {error} (a function whose name begins with _ is no tool)", field="tools"
         ) from None
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file as a module. Raises InvalidRequest if that fails."""
     if not path.is_file():
         raise InvalidRequest(f"{path} is not a file: tools are the functions of a Python file")
     loader = SourceFileLoader(f"cortexmlx_tools_of_{path.stem}", str(path))
@@ -49,7 +50,8 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _functions(module: ModuleType) -> list[object]:
+def _exported_functions(module: ModuleType) -> list[object]:
+    """Return the functions that a module offers as tools."""
     names = getattr(module, "__all__", None)
     if names is not None:
         if not isinstance(names, (list, tuple)):

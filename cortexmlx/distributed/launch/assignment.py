@@ -1,4 +1,4 @@
-"""Assignment: what a worker is told when it starts. Without mlx."""
+"""WorkerAssignment: what a worker is told when it starts. Without mlx."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _RANKS = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """Which group a worker belongs to, and where its controller listens. The same for all workers of an epoch."""
+class WorkerAssignment:
+    """Which group a worker belongs to, and where its controller listens. All workers of an epoch have the same."""
 
     addresses: tuple[tuple[str, int], ...]
     """Where the controller listens: IP address and port."""
@@ -51,13 +51,13 @@ class Assignment:
     seconds: float
     """How long a worker tries to reach its controller."""
 
-    def variable(self) -> str:
-        """Return `NAME=VALUE` for the environment."""
+    def environment_entry(self) -> str:
+        """Return the assignment as `NAME=VALUE`, for a worker's environment."""
         return f"{VARIABLE}={json.dumps(asdict(self), separators=(',', ':'))}"
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Assignment:
-        """Read it from the environment. Raises HostRefused."""
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerAssignment:
+        """Read the assignment from the environment. Raises HostRefused."""
         try:
             value = json.loads(environment[VARIABLE])
             addresses = tuple((str(host), int(port)) for host, port in value.pop("addresses"))
@@ -68,7 +68,7 @@ class Assignment:
             ) from None
 
 
-def rank(environment: Mapping[str, str] = os.environ) -> int:
+def read_rank(environment: Mapping[str, str] = os.environ) -> int:
     """Return this process's rank, as its launcher wrote it. Raises HostRefused."""
     for name in _RANKS:
         if environment.get(name, "").isdigit():
@@ -76,8 +76,8 @@ def rank(environment: Mapping[str, str] = os.environ) -> int:
     raise HostRefused(f"none of {', '.join(_RANKS)} is set: workers are started by cortexmlx, with --hosts")
 
 
-def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> bytes:
-    """Return the group's key, and remove it from the environment. Raises HostRefused."""
+def read_key(environment: MutableMapping[str, str], standard_input: TextIO) -> bytes:
+    """Read the group's key from the environment, where it is removed, or from standard input. Raises HostRefused."""
     text = environment.pop(KEY_VARIABLE, None) or standard_input.readline(_KEY_CHARACTERS)
     with suppress(ValueError):
         key = bytes.fromhex(text.strip())
@@ -92,12 +92,13 @@ def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> b
 _PACKAGES = ("cortexmlx", "mlx", "mlx-lm")
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the version of each package whose numbers or messages must agree; "none" for one that is not installed."""
-    return {package: _version(package) for package in _PACKAGES}
+    return {package: _installed_version(package) for package in _PACKAGES}
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
+    """Return a package's version; "none" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

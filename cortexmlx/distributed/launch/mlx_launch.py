@@ -20,16 +20,16 @@ LONGEST_SECONDS = 0.1
 def patient_select(
     reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but wait until one of `reads` or `errors` is ready, or for `LONGEST_SECONDS`. Then return
-    which of `writes` are ready, too.
+    """As `select.select`, but wait only for `reads` and `errors`, at most `LONGEST_SECONDS`. Then return which of
+    `writes` are ready, too.
     """
     readable, _, wrong = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
     return readable, select.select([], writes, [], 0)[1], wrong
 
 
-def log_of_ends(log: Callable[..., None]) -> Callable[..., None]:
-    """Return a `log` that also tells without `--verbose` that a rank ended with exit code 0. `mlx.launch` does not end
-    for that, so nobody would know that a worker which is awaited has ended.
+def log_rank_exits(log: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the launcher's `log` so that it reports every rank that exits, even with code 0 and without `--verbose`.
+    `mlx.launch` does not end for that, so nobody would know that a worker which is awaited has ended.
     """
 
     def tell(verbose: bool, *values: object, **options: Any) -> None:
@@ -44,7 +44,7 @@ def main() -> int | None:
     launch = command.load()
     names = sys.modules[launch.__module__].__dict__
     names["select"] = patient_select
-    names["log"] = log_of_ends(names["log"])
+    names["log"] = log_rank_exits(names["log"])
     result: int | None = launch()
     return result
 

@@ -1,4 +1,4 @@
-"""Processes: the workers of one epoch, as MLX's launcher runs them. Without mlx."""
+"""WorkerProcesses: the workers of one epoch, as MLX's launcher runs them. Without mlx."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ _THREAD_FAILED = re.compile(r"^Exception in thread .*\(_thread_fn\)")
 
 _NEWS_SECONDS = 1.5
 _SSH_FAILED = "255"
-_BY_THE_LAUNCHER = (str(-signal.SIGTERM), _SSH_FAILED)
+_LAUNCHER_EXIT_CODES = (str(-signal.SIGTERM), _SSH_FAILED)
 """The exit codes of ranks, and of their ssh, that `mlx.launch` ends once another has ended."""
 
 
-class Processes:
-    """All processes of one epoch: the launcher, and what it started here. Its own session, so that Ctrl-C in the
-    terminal reaches the controller alone.
+class WorkerProcesses:
+    """The processes of one epoch on this machine: the launcher, its supervisor and the workers here. They have their
+    own session, so that Ctrl-C in the terminal reaches the controller alone.
     """
 
     def __init__(self, hosts: Hosts, variables: Sequence[str], key: bytes, worker: Sequence[str]) -> None:
         """Start `worker`, a command line, for every rank. It finds `variables` (`NAME=VALUE`) in its environment, and
-        the key where `take_key` looks for it. Raises HostRefused.
+        the key where `read_key` looks for it. Raises HostRefused.
         """
         if not sys.executable:
             raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
@@ -84,33 +84,34 @@ class Processes:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self._environment(hosts),
+                env=self._launcher_environment(hosts),
             )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         assert self._supervisor.stdin is not None and self._supervisor.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._supervisor.stdout,), daemon=True)
+        self._reader = threading.Thread(target=self._read_output, args=(self._supervisor.stdout,), daemon=True)
         self._reader.start()
-        threading.Thread(target=self._end_orphans, daemon=True).start()
+        threading.Thread(target=self._kill_orphans, daemon=True).start()
         with suppress(OSError):  # it ended already: `ended` says so
             os.write(self._supervisor.stdin.fileno(), f"{self._key}\n".encode())
 
-    def _environment(self, hosts: Hosts) -> dict[str, str]:
-        changes = {"TMPDIR": str(self._folder), **shared_cores(hosts, os.environ, usable_cores())}
+    def _launcher_environment(self, hosts: Hosts) -> dict[str, str]:
+        """Return the environment of the launcher."""
+        changes = {"TMPDIR": str(self._folder), **core_limits(hosts, os.environ, usable_cores())}
         if hosts.backend == "mpi":
             changes[KEY_VARIABLE] = self._key
         return os.environ | changes
 
     @property
-    def ended(self) -> bool:
-        """Whether all processes have ended."""
+    def has_ended(self) -> bool:
+        """Whether the supervisor, and with it all processes, have ended."""
         return self._supervisor.poll() is not None
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of output: those of the workers, or the launcher's own if these are all there is. Those of
-        MLX's ring are among them only if the workers wrote nothing else.
+        """The last lines that the workers wrote, or the launcher's own if there are no others. Those of MLX's ring are
+        among them only if the workers wrote nothing else.
         """
         lines = list(self._lines)
         own, inside = [], False
@@ -119,39 +120,39 @@ class Processes:
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
                 own.append(line)
-        launchers = [] if any(self._ends()) else [line for line in lines if not line.startswith("---")]
+        launchers = [] if any(self._reported_exits()) else [line for line in lines if not line.startswith("---")]
         return own or list(self._of_the_ring) or launchers
 
-    def ended_ranks(self) -> dict[int, str]:
-        """Return which ranks ended by a failure of their own, and how, as far as the launcher has told."""
+    def failed_ranks(self) -> dict[int, str]:
+        """Return how each rank ended that failed by itself, as far as the launcher has reported."""
         found: dict[int, str] = {}
-        for place, said in enumerate(self._ends()):
+        for place, said in enumerate(self._reported_exits()):
             rank, code = int(said["rank"]), said.get("code")
             after = place > 0 or self.launcher_failure is not None
-            if code != str(CONTROLLER_LOST) and not (after and code in _BY_THE_LAUNCHER):
-                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._hint(rank, code)}")
+            if code != str(CONTROLLER_LOST) and not (after and code in _LAUNCHER_EXIT_CODES):
+                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._ssh_hint(rank, code)}")
         return found
 
     def orphaned_ranks(self) -> set[int]:
-        """Return which ranks ended because their links to the controller did, as far as the launcher has told."""
-        return {int(said["rank"]) for said in self._ends() if said.get("code") == str(CONTROLLER_LOST)}
+        """Return the ranks that ended because they lost the controller, as far as the launcher has reported."""
+        return {int(said["rank"]) for said in self._reported_exits() if said.get("code") == str(CONTROLLER_LOST)}
 
     @property
     def launcher_signal(self) -> int | None:
-        """The signal that ended the launcher or its supervisor; None: none did, as far as is known."""
+        """The signal that ended the launcher or its supervisor; None if none did, as far as is known."""
         code = self._supervisor.poll() or 0
         number = -code if code < 0 else code - 128
         return number if 0 < number < signal.NSIG else None
 
-    def _ends(self) -> Iterator[dict[str, str]]:
-        """What the launcher has told of ranks that ended, in its order: `rank`, and `code` or `signal`."""
+    def _reported_exits(self) -> Iterator[dict[str, str]]:
+        """Return the exits of ranks that the launcher has reported, in its order: `rank`, and `code` or `signal`."""
         text = "\n".join(list(self._lines))
         matches = sorted((m for pattern in _ENDED for m in pattern.finditer(text)), key=re.Match.start)
         return (match.groupdict() for match in matches)
 
-    def _hint(self, rank: int, code: str | None) -> str:
-        """What ssh, which the launcher keeps silent, means by its own exit code."""
-        if code != _SSH_FAILED or rank >= self._hosts.ranks or self._hosts.hosts[rank].here:
+    def _ssh_hint(self, rank: int, code: str | None) -> str:
+        """Return a hint for the user if a rank's exit code means that ssh failed; empty otherwise."""
+        if code != _SSH_FAILED or rank >= self._hosts.ranks or self._hosts.hosts[rank].is_local:
             return ""
         return f": ssh failed. `ssh {self._hosts.hosts[rank].ssh} true` must work without a question"
 
@@ -165,38 +166,41 @@ class Processes:
             process.wait(supervisor.LONGEST_SECONDS + 2)
         except subprocess.TimeoutExpired:
             process.kill()
-            self._end_orphans()
+            self._kill_orphans()
         self._reader.join(1)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def await_news(self) -> None:
-        """Wait a moment, the first time only, for the launcher to end, as it does when a rank has ended: its last words
-        say how, and what the rank wrote comes after them.
+    def await_launcher_exit(self) -> None:
+        """Wait a moment, the first time only, for the launcher to end, as it does after a rank has ended. Its last
+        output says how the rank ended.
         """
         until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
-        while not self.ended and time.monotonic() < until:
+        while not self.has_ended and time.monotonic() < until:
             time.sleep(0.02)
-        if self.ended:
+        if self.has_ended:
             self._reader.join(_NEWS_SECONDS)
 
-    def _end_orphans(self) -> None:
-        """Wait for the supervisor to end. If it was killed, end what it can no longer end."""
+    def _kill_orphans(self) -> None:
+        """Wait for the supervisor to end. If it was killed, kill the processes that it can no longer end."""
         if self._supervisor.wait() < 0:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._supervisor.pid, signal.SIGKILL)
 
-    def _read(self, output: IO[bytes]) -> None:
-        """Keep the last lines. Whatever a worker writes, little of it is kept, and nothing that moves a cursor."""
+    def _read_output(self, output: IO[bytes]) -> None:
+        """Read the output to its end and keep the last lines, shortened and without control characters."""
         rest = b""
         with output:
             while data := os.read(output.fileno(), 65536):
                 *whole, rest = (rest + data).split(b"\n")
                 rest = rest[-4 * _LINE_CHARACTERS :]
                 for line in whole[-_LINES_LOOKED_AT:]:
-                    self._keep(line)
-        self._keep(rest)
+                    self._keep_line(line)
+        self._keep_line(rest)
 
-    def _keep(self, line: bytes) -> None:
+    def _keep_line(self, line: bytes) -> None:
+        """Sort a line of output: keep a worker's or the launcher's, apart from MLX's ring and tracebacks of the
+        launcher.
+        """
         text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         text = "".join(c if c.isprintable() else " " for c in text)
@@ -209,7 +213,7 @@ class Processes:
             self._lines.append(text)
         elif text and not indented and not text.startswith("Traceback "):
             self._tracebacks -= 1  # the exception itself is the last line of its traceback
-            if self.launcher_failure is None and not any(self._ends()):
+            if self.launcher_failure is None and not any(self._reported_exits()):
                 self.launcher_failure = text
 
 
@@ -224,37 +228,40 @@ _TRIES = 100
 
 
 def launch_command(hosts: Hosts, folder: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
-    """Return the command that starts `worker` for every rank, with `NAME=VALUE` variables. `folder` is a private one;
-    the host file is written there. Raises HostRefused.
+    """Return the command that starts `worker` on every rank, with `NAME=VALUE` variables. The host file is written to
+    the private `folder`. Raises HostRefused.
     """
-    return (_mpirun if hosts.backend == "mpi" else _mlx_launch)(hosts, folder / "hosts", variables, worker)
+    return (_mpirun_command if hosts.backend == "mpi" else _mlx_launch_command)(
+        hosts, folder / "hosts", variables, worker
+    )
 
 
-def _mlx_launch(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+def _mlx_launch_command(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+    """Return the command line of `mlx.launch`, and write its host file."""
     entries = [{"ssh": h.ssh, "ips": h.ips, "rdma": h.rdma} for h in hosts.hosts]
     file.write_text(json.dumps({"backend": hosts.backend, "envs": hosts.environment, "hosts": entries}))
     command = [sys.executable, "-P", mlx_launch.__file__, "--hostfile", str(file), "--backend", hosts.backend]
-    command += ["--starting-port", str(_free_ports(sum(max(1, len(h.ips)) for h in hosts.hosts)))]
+    command += ["--starting-port", str(_find_free_ports(sum(max(1, len(h.ips)) for h in hosts.hosts)))]
     for variable in variables:
         command += ["--env", variable]
     return [*command, "--", *worker]
 
 
-def _mpirun(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
-    """`mlx.launch` writes options that Open MPI has from its version 5 only, so MPI's own launcher is called."""
+def _mpirun_command(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+    """Return the command line of Open MPI's own launcher: `mlx.launch` writes options that only its version 5 has."""
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         raise HostRefused("the backend mpi needs mpirun, which is not on the PATH: install Open MPI, or use the ring")
     slots = Counter(host.ssh for host in hosts.hosts)
     file.write_text("".join(f"{ssh} slots={count}\n" for ssh, count in slots.items()))
     command = [mpirun, "--hostfile", str(file), "-np", str(hosts.ranks), "--map-by", "slot", "--bind-to", "none"]
-    for variable in (*_mpi_library(Path(mpirun)), *hosts.environment, *variables, KEY_VARIABLE):
+    for variable in (*_mpi_library_variable(Path(mpirun)), *hosts.environment, *variables, KEY_VARIABLE):
         command += ["-x", variable]
     return [*command, *worker]
 
 
-def _mpi_library(mpirun: Path) -> list[str]:
-    """Name the library of Open MPI for MLX, which looks for another name on some systems."""
+def _mpi_library_variable(mpirun: Path) -> list[str]:
+    """Return the variable that names Open MPI's library for MLX, which looks for another name on some systems."""
     if "MLX_MPI_LIBNAME" in os.environ:
         return ["MLX_MPI_LIBNAME"]
     found = sorted((mpirun.resolve().parent.parent / "lib").glob("libmpi.[ds]*"))
@@ -262,9 +269,11 @@ def _mpi_library(mpirun: Path) -> list[str]:
     return [f"MLX_MPI_LIBNAME={name}"] if name else []
 
 
-def shared_cores(hosts: Hosts, environment: Mapping[str, str], cores: int) -> dict[str, str]:
-    """Return the variables that let the workers of this machine share its cores, except those that the user set."""
-    here = sum(host.here for host in hosts.hosts)
+def core_limits(hosts: Hosts, environment: Mapping[str, str], cores: int) -> dict[str, str]:
+    """Return environment variables by which the workers of this machine share its cores, except those that the user
+    set.
+    """
+    here = sum(host.is_local for host in hosts.hosts)
     if here < 2:
         return {}
     wanted = {}
@@ -280,8 +289,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free on this machine. Others may take them meanwhile, and
+def _find_free_ports(count: int) -> int:
+    """Return the first of `count` consecutive ports that are free on this machine. Others may take them meanwhile, and
     other hosts are not asked: the start then fails, and the next one tries other ports.
     """
     for first in random.sample(_PORTS[:-count], _TRIES):
@@ -302,20 +311,26 @@ _SSH_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Addresses:
-    """`own`: the addresses of this machine that the workers connect to. `workers`: where workers may come from."""
+class GroupAddresses:
+    """The addresses between the controller and its workers. `own`: those of this machine that the workers connect to.
+    `workers`: where workers may come from.
+    """
 
     own: tuple[str, ...]
     workers: tuple[str, ...]
 
 
-def addresses(hosts: Hosts) -> Addresses:
-    """Return the addresses of a group. Raises HostRefused if this machine has no way to one of the hosts."""
+def find_addresses(hosts: Hosts) -> GroupAddresses:
+    """Find the addresses between this machine and each host of a group. Raises HostRefused if there is no route to
+    one.
+    """
     own: dict[str, None] = {}
     workers: dict[str, None] = {}
     for host in dict.fromkeys(hosts.hosts):
-        theirs = [THIS_MACHINE] if host.here else _of(host)
-        ours = [THIS_MACHINE] if host.here else [address for each in theirs if (address := _towards(each))]
+        theirs = [THIS_MACHINE] if host.is_local else _host_addresses(host)
+        ours = (
+            [THIS_MACHINE] if host.is_local else [address for each in theirs if (address := _local_address_for(each))]
+        )
         if not ours:
             raise HostRefused(
                 f"{host.ssh} has no address that this machine can reach: "
@@ -323,28 +338,28 @@ def addresses(hosts: Hosts) -> Addresses:
             )
         own |= dict.fromkeys(ours)
         workers |= dict.fromkeys(theirs)
-        if not host.here:
+        if not host.is_local:
             workers |= dict.fromkeys(ours)  # the host may be this machine under its own name
-    return Addresses(tuple(own), tuple(workers))
+    return GroupAddresses(tuple(own), tuple(workers))
 
 
-def _of(host: Host) -> list[str]:
-    """The addresses of a host: those of the host file, and those of the name that ssh connects to."""
+def _host_addresses(host: Host) -> list[str]:
+    """Return the addresses of a host: those of the host file, and those of the name that ssh connects to."""
     found = dict.fromkeys(host.ips)
     try:
-        told = socket.getaddrinfo(_name(host.ssh), None, type=socket.SOCK_STREAM)
+        told = socket.getaddrinfo(_resolve_ssh_alias(host.ssh), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         told = []
-    return list(found | dict.fromkeys(str(info[4][0]) for info in told if _usable(str(info[4][0]))))
+    return list(found | dict.fromkeys(str(info[4][0]) for info in told if _is_usable_address(str(info[4][0]))))
 
 
-def _usable(address: str) -> bool:
-    """Whether an address says where to connect without naming an interface."""
+def _is_usable_address(address: str) -> bool:
+    """Return whether one can connect to an address without naming a network interface."""
     return "%" not in address and not ipaddress.ip_address(address).is_link_local
 
 
-def _name(ssh: str) -> str:
-    """The host that `ssh` connects to for a name, which may be an alias of the user's configuration."""
+def _resolve_ssh_alias(ssh: str) -> str:
+    """Return the host name that `ssh` connects to for a name, which may be an alias of the user's configuration."""
     plain = ssh.rpartition("@")[2]
     if shutil.which("ssh") is None:
         return plain
@@ -356,8 +371,8 @@ def _name(ssh: str) -> str:
     return said[0] if said else plain
 
 
-def _towards(address: str) -> str | None:
-    """This machine's own address on the way to another; None without a way. Nothing is sent."""
+def _local_address_for(address: str) -> str | None:
+    """Return this machine's own address on the route to another address; None without a route. Nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

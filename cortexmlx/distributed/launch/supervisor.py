@@ -30,12 +30,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(folder: str, command: list[str]) -> int:
-    """Run a command until it ends or this process's input does, end all that it started; return its exit code."""
+    """Run a command until it or the standard input ends, then end all that it started. Return its exit code."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(each, _wake_only)
+        signal.signal(each, _ignore_signal)
     _adopt_orphans()
     try:
         child = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -44,28 +44,28 @@ def main(folder: str, command: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return 127
     assert child.stdin is not None
-    number = _pass_on(child, child.stdin.fileno(), woken)
+    number = _forward_input(child, child.stdin.fileno(), woken)
     code = child.poll()
     with suppress(OSError):
-        _end_family()
+        _end_descendants()
     shutil.rmtree(folder, ignore_errors=True)
     if code is None:
         return 128 + number if number else 0
     return code if code >= 0 else 128 - code
 
 
-def _wake_only(number: int, frame: object) -> None:
-    """Do nothing: the number of the signal is written to the pipe that `_pass_on` waits for."""
+def _ignore_signal(number: int, frame: object) -> None:
+    """Do nothing on a signal: its number is also written to a pipe, which ends a wait."""
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of processes below this one whose parent ends, where the system can (Linux)."""
+    """Become the parent of descendants whose own parent ends, where the system can (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _pass_on(child: subprocess.Popen[bytes], to: int, woken: int) -> int:
-    """Pass the input on, until it or the child ends, or a signal asks to end. Return the signal's number, or 0."""
+def _forward_input(child: subprocess.Popen[bytes], to: int, woken: int) -> int:
+    """Copy standard input to the child until either ends, or a signal asks to end. Return the signal's number, or 0."""
     while child.poll() is None:
         ready = select.select([0, woken], [], [])[0]
         if 0 in ready:
@@ -79,28 +79,30 @@ def _pass_on(child: subprocess.Popen[bytes], to: int, woken: int) -> int:
     return 0
 
 
-def _end_family() -> None:
-    """End every process below this one: SIGTERM, then SIGKILL. A stopped process gets SIGCONT, so that it notices."""
-    family = _family()
+def _end_descendants() -> None:
+    """End every descendant of this process: SIGTERM, then SIGKILL. A stopped process gets SIGCONT, so that it
+    notices.
+    """
+    family = _descendants()
     for pid in family:
-        _send(pid, signal.SIGTERM)
-        _send(pid, signal.SIGCONT)
+        _send_signal(pid, signal.SIGTERM)
+        _send_signal(pid, signal.SIGCONT)
     start = time.monotonic()
     while time.monotonic() - start < LONGEST_SECONDS:
-        _reap()
-        table = _table()
-        family = {p: group for p, group in (family | _family(table)).items() if table.get(p, (0, -1))[1] == group}
+        _reap_children()
+        table = _process_table()
+        family = {p: group for p, group in (family | _descendants(table)).items() if table.get(p, (0, -1))[1] == group}
         if not family:
             return
         if time.monotonic() - start > PATIENCE_SECONDS:
             for pid in family:
-                _send(pid, signal.SIGKILL)
+                _send_signal(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _family(table: dict[int, tuple[int, int]] | None = None) -> dict[int, int]:
-    """The living processes below this one, with their process groups."""
-    table = _table() if table is None else table
+def _descendants(table: dict[int, tuple[int, int]] | None = None) -> dict[int, int]:
+    """Return the living descendants of this process, with their process groups."""
+    table = _process_table() if table is None else table
     me = os.getpid()
     below = {me}
     while more := {pid for pid, (parent, _) in table.items() if parent in below and pid not in below}:
@@ -108,23 +110,26 @@ def _family(table: dict[int, tuple[int, int]] | None = None) -> dict[int, int]:
     return {pid: table[pid][1] for pid in below - {me}}
 
 
-def _table() -> dict[int, tuple[int, int]]:
-    """Every living process: its parent and its group."""
+def _process_table() -> dict[int, tuple[int, int]]:
+    """Return the parent and the process group of every living process."""
     if Path("/proc/self/stat").exists():
-        return dict(filter(None, map(_from_proc, filter(str.isdigit, os.listdir("/proc")))))
+        return dict(filter(None, map(_read_proc, filter(str.isdigit, os.listdir("/proc")))))
     with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE) as ps:
         listed = ps.communicate()[0].decode(errors="replace")
-    return from_ps(listed, without=ps.pid)
+    return parse_ps(listed, without=ps.pid)
 
 
-def from_ps(listed: str, without: int) -> dict[int, tuple[int, int]]:
-    """Read what `ps` prints of every process: its id, its parent, its group and its state."""
+def parse_ps(listed: str, without: int) -> dict[int, tuple[int, int]]:
+    """Parse the output of `ps`: parent and process group by process id, except for zombies and the process
+    `without`.
+    """
     rows = [line.split() for line in listed.splitlines()]
     alive = [row for row in rows if len(row) == 4 and not row[3].startswith("Z") and row[0] != str(without)]
     return {int(pid): (int(parent), int(group)) for pid, parent, group, _ in alive}
 
 
-def _from_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
+def _read_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
+    """Read a process's parent and group from /proc; None if it is a zombie or gone."""
     try:
         state, parent, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
     except OSError:
@@ -132,13 +137,15 @@ def _from_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
     return None if state == "Z" else (int(pid), (int(parent), int(group)))
 
 
-def _reap() -> None:
+def _reap_children() -> None:
+    """Reap children that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

@@ -1,7 +1,7 @@
-"""How the controller and a worker prove to each other that they know the group's key, and compare what they run.
+"""The handshake by which controller and worker prove that they know the group's key, and compare their versions.
 Without mlx, sockets or clocks.
 
-    worker      MAGIC, hello: what the connection is for, rank, epoch, session, a nonce
+worker      MAGIC, hello: what the connection is for, rank, epoch, session, a nonce
     controller  MAGIC, a nonce, proof
     worker      proof, identity
     controller  proof, verdict: nothing, or the reason of a refusal
@@ -40,12 +40,12 @@ Identity = Mapping[str, str]
 """What must be equal on both sides, by name: versions of packages, the hash of the weights."""
 
 T = TypeVar("T")
-Talk = Generator[int | bytes, bytes, T]
+HandshakeSide = Generator[int | bytes, bytes, T]
 """One side of a conversation. It yields bytes to send, or how many bytes (at least 1) it must be given next."""
 
 
-class Purpose(IntEnum):
-    """What a connection is for. A link is one of each."""
+class ConnectionPurpose(IntEnum):
+    """What a connection is for. A link has one connection of each purpose."""
 
     MESSAGES = 1
     HEARTBEATS = 2
@@ -53,9 +53,9 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a worker says first."""
+    """A worker's first message in the handshake."""
 
-    purpose: Purpose
+    purpose: ConnectionPurpose
     rank: int
     epoch: int
     session: bytes
@@ -63,11 +63,12 @@ class Hello:
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
 
     def pack(self) -> bytes:
+        """Encode the hello as bytes."""
         return HELLO.pack(self.purpose, self.rank, self.epoch, self.session, self.nonce)
 
 
-class StrangerKind(StrEnum):
-    """Why a connection was refused. One of each kind is logged."""
+class HandshakeFault(StrEnum):
+    """Why a handshake failed on the controller's side. One of each kind is logged."""
 
     ADDRESS = "its address is not one of the group's hosts"
     NOISE = "it does not speak this protocol"
@@ -80,61 +81,66 @@ class StrangerKind(StrEnum):
     REFUSED = "it knows the key but is not awaited"
 
 
-class StrangerError(Exception):
-    """The other side is refused without a word, or with no more than the version of this protocol."""
+class HandshakeError(Exception):
+    """The controller refuses a connection, and tells the other side at most this protocol's version."""
 
-    def __init__(self, kind: StrangerKind, detail: str = "") -> None:
+    def __init__(self, kind: HandshakeFault, detail: str = "") -> None:
         super().__init__(f"{kind.value} ({detail})" if detail else kind.value)
         self.kind = kind
 
 
 def new_key() -> bytes:
-    """A key for one group: 32 random bytes. Give it to workers by environment or file, never by command line."""
+    """Return a new key for one group: 32 random bytes. Give it to workers by environment or file, never by command
+    line.
+    """
     return secrets.token_bytes(KEY_BYTES)
 
 
 def check_key(key: bytes) -> None:
+    """Raise HostRefused unless a key has the right length."""
     if len(key) != KEY_BYTES:
         raise HostRefused(f"the key of a group of hosts has {KEY_BYTES} bytes, and this one {len(key)}: use new_key()")
 
 
-def admit(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> Talk[Hello]:
-    """The controller's side. `judge` is asked about a worker that knows the key; it returns why it is refused, or None.
+def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> HandshakeSide[Hello]:
+    """The controller's side of the handshake. `judge` returns why a worker that knows the key is refused, or None.
 
-    Returns the hello of a worker that was accepted. Raises StrangerError.
+    Returns the hello of a worker that was accepted. Raises HandshakeError.
     """
     if (magic := (yield len(MAGIC))) != MAGIC:
         if magic.startswith(FAMILY):
             yield MAGIC
-            raise StrangerError(StrangerKind.VERSION)
-        raise StrangerError(StrangerKind.NOISE)
+            raise HandshakeError(HandshakeFault.VERSION)
+        raise HandshakeError(HandshakeFault.NOISE)
     fields = yield HELLO.size
     purpose, rank, epoch, session, nonce = HELLO.unpack(fields)
-    if purpose not in list(Purpose):
-        raise StrangerError(StrangerKind.NOISE)
-    hello = Hello(Purpose(purpose), rank, epoch, session, nonce)
+    if purpose not in list(ConnectionPurpose):
+        raise HandshakeError(HandshakeFault.NOISE)
+    hello = Hello(ConnectionPurpose(purpose), rank, epoch, session, nonce)
     challenge = MAGIC + secrets.token_bytes(NONCE_BYTES)
     said = MAGIC + fields + challenge
     yield challenge + _proof(key, b"controller", said)
 
-    proof, length = yield from _announced()
+    proof, length = yield from _read_header()
     if length > SAID_BYTES:
-        raise StrangerError(StrangerKind.LENGTH, f"{length} bytes")
+        raise HandshakeError(HandshakeFault.LENGTH, f"{length} bytes")
     packed = (yield length) if length else b""
     said += packed
     if not hmac.compare_digest(proof, _proof(key, b"worker", said)):
-        raise StrangerError(StrangerKind.KEY)
+        raise HandshakeError(HandshakeFault.KEY)
 
-    reason = judge(hello, _unpack(packed))
-    verdict = _cut(reason or "")
+    reason = judge(hello, _decode_identity(packed))
+    verdict = _encode_verdict(reason or "")
     yield _proof(key, b"verdict", said + verdict) + LENGTH.pack(len(verdict)) + verdict
     if reason is not None:
-        raise StrangerError(StrangerKind.REFUSED, reason)
+        raise HandshakeError(HandshakeFault.REFUSED, reason)
     return hello
 
 
-def introduce(key: bytes, hello: Hello, identity: Identity) -> Talk[None]:
-    """The worker's side. Raises HostRefused, with what the controller says or why it is not the right one."""
+def introduce_worker(key: bytes, hello: Hello, identity: Identity) -> HandshakeSide[None]:
+    """The worker's side of the handshake. Raises HostRefused, with the controller's reason or why it is not the right
+    one.
+    """
     fields = hello.pack()
     yield MAGIC + fields
     magic = yield len(MAGIC)
@@ -147,10 +153,10 @@ def introduce(key: bytes, hello: Hello, identity: Identity) -> Talk[None]:
     if not hmac.compare_digest((yield PROOF_BYTES), _proof(key, b"controller", said)):
         raise HostRefused("it does not know this group's key, or has another one")
 
-    packed = _pack(identity)
+    packed = _encode_identity(identity)
     said += packed
     yield _proof(key, b"worker", said) + LENGTH.pack(len(packed)) + packed
-    proof, length = yield from _announced()
+    proof, length = yield from _read_header()
     if length > SAID_BYTES:
         raise HostRefused(f"it announced a verdict of {length} bytes, and {SAID_BYTES} are allowed")
     verdict = (yield length) if length else b""
@@ -160,8 +166,8 @@ def introduce(key: bytes, hello: Hello, identity: Identity) -> Talk[None]:
         raise HostRefused(verdict.decode(errors="replace"))
 
 
-def difference(name: str, theirs: Identity, ours: Identity) -> str | None:
-    """In words, what worker `name` has other than the controller; None if they are equal."""
+def describe_difference(name: str, theirs: Identity, ours: Identity) -> str | None:
+    """Describe in words how a worker's identity differs from the controller's; None if they are equal."""
     differing = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
     if not differing:
         return None
@@ -170,26 +176,29 @@ def difference(name: str, theirs: Identity, ours: Identity) -> str | None:
     return f"{name} has {has}, and the controller has {wanted}: both must be the same"
 
 
-def _announced() -> Talk[tuple[bytes, int]]:
-    """Read a proof, and the length of what it is for."""
+def _read_header() -> HandshakeSide[tuple[bytes, int]]:
+    """Read a proof, and the length of the message that it is for."""
     head = yield PROOF_BYTES + LENGTH.size
     return head[:PROOF_BYTES], LENGTH.unpack(head[PROOF_BYTES:])[0]
 
 
 def _proof(key: bytes, role: bytes, said: bytes) -> bytes:
-    """No role begins another one, and each side knows the size of all parts but the last, so no two look alike."""
+    """Return the HMAC of a role and all that was said so far. No role begins another one, and each side knows the size
+    of all parts but the last, so no two look alike.
+    """
     return hmac.digest(key, role + said, "sha256")
 
 
-def _pack(identity: Identity) -> bytes:
+def _encode_identity(identity: Identity) -> bytes:
+    """Encode an identity as bytes. Raises HostRefused if it is too long."""
     texts = [text.encode() for pair in sorted(identity.items()) for text in pair]
     if any(len(text) > SAID_BYTES for text in texts) or sum(len(text) + LENGTH.size for text in texts) > SAID_BYTES:
         raise HostRefused(f"the names and values of an identity have more than {SAID_BYTES} bytes")
     return b"".join(LENGTH.pack(len(text)) + text for text in texts)
 
 
-def _unpack(packed: bytes) -> dict[str, str]:
-    """The identity of a worker that knows the key. What is damaged differs from any other identity."""
+def _decode_identity(packed: bytes) -> dict[str, str]:
+    """Decode the identity of a worker that knows the key. A damaged one differs from any other identity."""
     texts = []
     while packed:
         (length,) = LENGTH.unpack(packed[: LENGTH.size].rjust(LENGTH.size, b"\0"))
@@ -198,5 +207,6 @@ def _unpack(packed: bytes) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=False))
 
 
-def _cut(verdict: str) -> bytes:
+def _encode_verdict(verdict: str) -> bytes:
+    """Encode a verdict, cut to the longest that is allowed."""
     return verdict.encode()[:SAID_BYTES]

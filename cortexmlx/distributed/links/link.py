@@ -1,4 +1,4 @@
-"""Link: a channel between the controller and a worker over TCP. Without mlx.
+"""WorkerLink: a channel between the controller and a worker over TCP. Without mlx.
 
 What a link protects: who may join. Both sides prove that they know the group's key before anything else is read
 (`handshake.py`). What it does not protect: nothing is encrypted, and nobody notices if a machine on the way changes
@@ -49,8 +49,8 @@ LAST_MESSAGES_SECONDS = 1.0
 """How long messages that came before the other side ended may still be received."""
 
 
-class Link:
-    """A channel over two connections: one for messages, one for heartbeats.
+class WorkerLink:
+    """A channel between controller and worker over two TCP connections: one for messages, one for heartbeats.
 
     A thread of its own sends the heartbeats, so a worker inside a long `mx.eval` is alive. Once lost or closed, a link
     stays so: every call raises HostLost. Calls are safe on any thread.
@@ -81,14 +81,14 @@ class Link:
         self.ended_there = False
         """Whether the link is lost because the other side ended it, and not because this side did."""
         self._actions: list[Callable[[HostLost], None]] = []
-        self._watcher = threading.Thread(target=self._watch, name=f"heartbeats of {name}", daemon=True)
+        self._watcher = threading.Thread(target=self._run_heartbeats, name=f"heartbeats of {name}", daemon=True)
         self._watcher.start()
 
     def send(self, message: Message) -> None:
         """As `Channel.send`. Messages of several threads do not mix."""
         view = memoryview(message)
         body = view.cast("B") if view.nbytes else memoryview(b"")
-        with self._using(self._sending):
+        with self._hold_direction(self._sending):
             self._stream.send(body, self.limits.stall_seconds)
 
     def receive(self, timeout: float | None = None) -> bytes:
@@ -96,7 +96,7 @@ class Link:
 
         Messages that came before the other side ended are received first.
         """
-        with self._using(self._receiving):
+        with self._hold_direction(self._receiving):
             return self._stream.receive(timeout)
 
     def close(self) -> None:
@@ -105,17 +105,19 @@ class Link:
             for connection in self._sockets:  # Only the child's copies. A shutdown would end the parent's link.
                 connection.close()
             return
-        self._give_up(f"the link to {self.name} was closed on this side", closed_here=True)
+        self._mark_lost(f"the link to {self.name} was closed on this side", closed_here=True)
         if threading.current_thread() is not self._watcher:
             self._watcher.join(timeout=1.0)
 
     def fail(self, error: HostLost) -> None:
-        """Give the link up because of `error`, the loss of another host. Calls on this link raise the same."""
-        self._give_up(str(error), host=error.host)
+        """Mark this link as lost because of `error`, the loss of another host. Later calls on this link raise the
+        same.
+        """
+        self._mark_lost(str(error), host=error.host)
 
     @property
     def lost(self) -> str | None:
-        """Why the link is lost or closed, or None."""
+        """Why the link is lost or closed; None while it works."""
         return self._lost
 
     @property
@@ -124,43 +126,46 @@ class Link:
         return time.monotonic() - self._heard
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
-        """Call `action` once when the link is lost: on another thread, soon after `silence_seconds`, even if no thread
-        sends or receives. It is not called after this side's own `close`, and at once if the link is lost already.
+        """Have `action` called once when the link is lost, even if no thread sends or receives. It is called on
+        another thread, soon after `silence_seconds`; at once if the link is lost already; not after this side's own
+        `close`.
         """
         with self._state:
             if self._lost is None:
                 self._actions.append(action)
                 return
         if not self._closed_here:
-            action(self._error())
+            action(self._loss_error())
 
     @contextlib.contextmanager
-    def _using(self, direction: threading.Lock) -> Iterator[None]:
-        """Hold one direction of the link. Whatever ends its use early, an interrupt too, leaves half a frame behind, so
-        the link is given up.
+    def _hold_direction(self, direction: threading.Lock) -> Iterator[None]:
+        """Hold one direction of the link while the body sends or receives. If anything ends the body early, an
+        interrupt too, half a frame is left behind, so the link is marked as lost.
         """
         if os.getpid() != self._process:
             raise HostLost(f"the link to {self.name} stayed in process {self._process}, the parent", host=self.name)
         with direction:
             if self._lost is not None:
-                raise self._error()
+                raise self._loss_error()
             try:
                 yield
             except (StreamBroken, OSError) as error:
                 why = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
                 there = why == ENDED or not isinstance(error, StreamBroken)
-                self._give_up(f"{self.name} {why}", ended_there=there)
-                raise self._error() from error
+                self._mark_lost(f"{self.name} {why}", ended_there=there)
+                raise self._loss_error() from error
             except BaseException:
-                self._give_up(f"the link to {self.name} was interrupted in the middle of a message")
+                self._mark_lost(f"the link to {self.name} was interrupted in the middle of a message")
                 raise
 
-    def _error(self) -> HostLost:
+    def _loss_error(self) -> HostLost:
+        """Return the error that every call on the lost link raises."""
         return HostLost(self._lost or "", host=self._lost_host)
 
-    def _give_up(
+    def _mark_lost(
         self, why: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
     ) -> None:
+        """Mark the link as lost, unless it is already, and wake all threads that wait for it."""
         with self._state:
             if self._lost is not None:
                 return
@@ -170,14 +175,15 @@ class Link:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _watch(self) -> None:
-        why = self._why_lost()
-        self._give_up(why, ended_there=why.endswith(ENDED))
+    def _run_heartbeats(self) -> None:
+        """Exchange heartbeats until the link is lost, then call its actions and close it: the target of the thread."""
+        why = self._await_loss()
+        self._mark_lost(why, ended_there=why.endswith(ENDED))
         with self._state:
             actions, self._actions = self._actions, []
         for action in [] if self._closed_here else actions:
             try:
-                action(self._error())
+                action(self._loss_error())
             except Exception:
                 _log.exception("the action for the loss of %s failed", self.name)
         # The system may give the number of a closed socket to a new one at once, so nobody may be using these.
@@ -185,13 +191,14 @@ class Link:
             for connection in self._sockets:
                 connection.close()
 
-    def _why_lost(self) -> str:
+    def _await_loss(self) -> str:
+        """Exchange heartbeats until the link is lost. Return why."""
         limits = self.limits
         try:
-            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._heard_of)
+            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._note_heartbeat)
         except Exception as error:
             return f"{self.name} can no longer be watched: {error!r}"
-        if lost is Lost.SILENT:
+        if lost is HeartbeatLoss.SILENT:
             return (
                 f"{self.name} sent no heartbeat for {limits.silence_seconds:g} s: "
                 "it hangs, was stopped, or the network is cut"
@@ -199,7 +206,8 @@ class Link:
         self._await_last_messages()
         return f"{self.name} {ENDED}"
 
-    def _heard_of(self, processor_seconds: float) -> None:
+    def _note_heartbeat(self, processor_seconds: float) -> None:
+        """Note when the newest heartbeat came, and the processor time in it."""
         self.processor_seconds, self._heard = processor_seconds, time.monotonic()
 
     def _await_last_messages(self) -> None:
@@ -227,11 +235,11 @@ ENDED = "ended or closed its connection"
 
 
 class StreamBroken(Exception):
-    """The stream can carry no more frames. The text says why, after the name of the other side."""
+    """The connection can carry no more frames. The text says why, after the name of the other side."""
 
 
 class FrameStream:
-    """Sends and receives frames. One thread may send while another receives.
+    """Sends and receives whole messages over a non-blocking socket. One thread may send while another receives.
 
     After any exception the stream is at an unknown place in a frame, and must not be used again.
     """
@@ -269,17 +277,18 @@ class FrameStream:
         """Wait for a whole message, at most `timeout` seconds. Raises StreamBroken."""
         deadline = None if timeout is None else time.monotonic() + timeout
         header = bytearray(HEADER.size)
-        self._fill(memoryview(header), timeout, deadline)
+        self._receive_into(memoryview(header), timeout, deadline)
         (length,) = HEADER.unpack(header)
         if length > self._largest:
             raise StreamBroken(f"announced a message of {length} bytes, and {self._largest} are allowed")
         # BytesIO gives a writable view of its bytes, and then the bytes themselves: a message is never copied.
         whole = BytesIO(bytes(length))
         with whole.getbuffer() as view:
-            self._fill(view, timeout, deadline)
+            self._receive_into(view, timeout, deadline)
         return whole.getvalue()
 
-    def _fill(self, view: memoryview, timeout: float | None, deadline: float | None) -> None:
+    def _receive_into(self, view: memoryview, timeout: float | None, deadline: float | None) -> None:
+        """Receive bytes until `view` is full. Raises StreamBroken after `timeout` seconds, at `deadline`."""
         at = 0
         while at < len(view):
             try:
@@ -302,7 +311,9 @@ class FrameStream:
 BEAT = struct.Struct(">Q")
 
 
-class Lost(Enum):
+class HeartbeatLoss(Enum):
+    """Why heartbeats stopped."""
+
     SILENT = auto()
     """No heartbeat came in time."""
     ENDED = auto()
@@ -314,9 +325,9 @@ def beat_until_lost(
     beat_seconds: float,
     silence_seconds: float,
     heard_of: Callable[[float], None] = lambda processor_seconds: None,
-) -> Lost:
-    """Send a heartbeat each `beat_seconds`. Return when none came for `silence_seconds`, or the connection ended. Call
-    `heard_of` with what the other side's heartbeats tell.
+) -> HeartbeatLoss:
+    """Send a heartbeat each `beat_seconds`, until none came for `silence_seconds` or the connection ended. Return
+    which. Call `heard_of` with what the other side's heartbeats tell.
     """
     pulse.setblocking(False)
     unsent, rest = b"", b""
@@ -333,20 +344,20 @@ def beat_until_lost(
             except BlockingIOError:
                 pass  # It takes no heartbeats, so it will send none.
             except OSError:
-                return Lost.ENDED
+                return HeartbeatLoss.ENDED
         # The clock is read before the socket: if this process was stopped itself, the heartbeats of that time count.
         silent = now - heard >= silence_seconds
         if readable.poll(max(0.0, min(next_beat, heard + silence_seconds) - now) * 1000):
             try:
                 came = pulse.recv(4096)
             except OSError:
-                return Lost.ENDED
+                return HeartbeatLoss.ENDED
             if not came:
-                return Lost.ENDED
+                return HeartbeatLoss.ENDED
             heard = time.monotonic()
             rest += came
             if whole := len(rest) // BEAT.size * BEAT.size:
                 heard_of(BEAT.unpack(rest[whole - BEAT.size : whole])[0] / 1000)
                 rest = rest[whole:]
         elif silent:
-            return Lost.SILENT
+            return HeartbeatLoss.SILENT

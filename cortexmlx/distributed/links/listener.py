@@ -1,4 +1,4 @@
-"""Listener: the controller's door, where the workers of one epoch connect. Without mlx."""
+"""Listener: the controller's listening sockets, to which the workers of one epoch connect. Without mlx."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortexmlx.distributed.links.handshake import (
+    ConnectionPurpose,
+    HandshakeError,
+    HandshakeFault,
+    HandshakeSide,
     Hello,
     Identity,
-    Purpose,
-    StrangerError,
-    StrangerKind,
-    Talk,
-    admit,
+    admit_worker,
     check_key,
-    difference,
+    describe_difference,
 )
-from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.distributed.links.link import DEFAULT_LIMITS, LinkLimits, WorkerLink
 from cortexmlx.errors import HostLost, HostRefused
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ Address = tuple[str, int]
 
 HANDSHAKE_SECONDS = 5.0
 """A handshake that takes longer is refused."""
-VISITORS = 64
+PENDING_CONNECTIONS = 64
 """How many unknown connections may be open. One more sends the oldest away: a worker needs milliseconds, and tries
 again.
 """
@@ -44,7 +44,7 @@ PAUSE_SECONDS = 0.01
 
 @dataclass(slots=True)
 class _HalfLink:
-    """A worker whose connection for messages is here, and whose connection for heartbeats is not."""
+    """A worker's connection for messages, while the one for heartbeats is still missing."""
 
     connection: socket.socket
     host: str
@@ -53,8 +53,8 @@ class _HalfLink:
 
 
 class Listener:
-    """Takes one link for each rank of one epoch. Closes its ports when `accept` ends: nobody can knock while the group
-    works.
+    """Accepts one link from each rank of one epoch. Closes its ports when `accept` ends, so nobody can connect while
+    the group works.
     """
 
     def __init__(
@@ -87,31 +87,31 @@ class Listener:
         self._epoch = epoch
         self._ranks = ranks
         self._identity = dict(identity)
-        self._allowed = [_network(text) for text in allowed_addresses]
+        self._allowed = [_parse_network(text) for text in allowed_addresses]
         self._names = names
         self._limits = limits
         self._handshake_seconds = handshake_seconds
-        self._visitors: dict[Visitor, None] = {}
+        self._visitors: dict[PendingConnection, None] = {}
         """In the order of their arrival."""
         self._halves: dict[int, _HalfLink] = {}
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, WorkerLink] = {}
         self._unfit: str | None = None
         """Why a worker that knows the key can never be part of this group."""
-        self._logged: set[StrangerKind] = set()
+        self._logged: set[HandshakeFault] = set()
         self._state = threading.Lock()
         self._accepting = False
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._doors: list[socket.socket] = []
         try:
-            self._doors.extend(_door(address) for address in bind)
+            self._doors.extend(_listening_socket(address) for address in bind)
         except BaseException:
             self.close()
             raise
         self.addresses: list[Address] = [door.getsockname()[:2] for door in self._doors]
         """Where workers can connect, in the order of `bind`."""
 
-    def accept(self, deadline: float, *, check: Callable[[], None] | None = None) -> list[Link]:
+    def accept(self, deadline: float, *, check: Callable[[], None] | None = None) -> list[WorkerLink]:
         """Wait until `deadline` (of `time.monotonic`) for all ranks, and return their links by rank. If one of them is
         lost later, all of them are, for the same reason: no rank can go on without the others.
 
@@ -136,21 +136,22 @@ class Listener:
         finally:
             with self._state:
                 self._closed = True
-                self._release()
+                self._close_all()
 
     def close(self) -> None:
         """Stop listening. A thread in `accept` raises HostLost soon. Safe to call again."""
         with self._state:
             self._closed = True
             if not self._accepting:
-                self._release()
+                self._close_all()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _await_all(self, deadline: float, check: Callable[[], None] | None) -> None:
+        """Handle connections until all ranks have joined. Raises as `accept` says."""
         for door in self._doors:
             door.setblocking(False)
-            self._selector.register(door, selectors.EVENT_READ, partial(self._open_door, door))
+            self._selector.register(door, selectors.EVENT_READ, partial(self._accept_connection, door))
         while len(self._links) < self._ranks:
             if self._closed:
                 raise HostLost("the listener was closed before all workers had joined")
@@ -161,32 +162,35 @@ class Listener:
                     raise HostLost(f"{link.lost}, before all workers had joined", host=link.name)
             now = time.monotonic()
             if now >= deadline:
-                raise self._missing()
+                raise self._missing_error()
             self._drop_late(now)
             for event, _ in self._selector.select(min(TICK_SECONDS, deadline - now)):
                 event.data()
                 if self._unfit is not None:
                     raise HostRefused(self._unfit)
 
-    def _missing(self) -> HostLost:
+    def _missing_error(self) -> HostLost:
+        """Return the error that names the ranks that did not join in time."""
         missing = [rank for rank in range(self._ranks) if rank not in self._links]
-        names = ", ".join(self._name(rank) for rank in missing)
+        names = ", ".join(self._worker_name(rank) for rank in missing)
         return HostLost(
             f"{len(missing)} of {self._ranks} workers did not join in time: {names}. See what they print, and whether "
             f"they can reach {', '.join(f'{host}:{port}' for host, port in self.addresses)}",
-            host=self._name(missing[0]),
+            host=self._worker_name(missing[0]),
         )
 
     def _drop_late(self, now: float) -> None:
+        """Refuse connections whose handshake, or whose second connection, is late."""
         for visitor in [visitor for visitor in self._visitors if now >= visitor.deadline]:
-            self._refuse(visitor, StrangerError(StrangerKind.SLOW))
+            self._refuse(visitor, HandshakeError(HandshakeFault.SLOW))
         for rank, half in list(self._halves.items()):
             if now >= half.deadline:
                 self._drop_half(rank, half)
 
     # -- strangers ----------------------------------------------------------------------------------------------------
 
-    def _open_door(self, door: socket.socket) -> None:
+    def _accept_connection(self, door: socket.socket) -> None:
+        """Accept a connection on a listening socket, and begin its handshake if its address is allowed."""
         try:
             connection, address = door.accept()
         except OSError:  # It went away already, or this process may open no more files now.
@@ -195,45 +199,52 @@ class Listener:
         host = address[0]
         if not self._is_allowed(host):
             connection.close()
-            self._log_once(host, StrangerError(StrangerKind.ADDRESS))
+            self._log_once(host, HandshakeError(HandshakeFault.ADDRESS))
             return
-        if len(self._visitors) >= VISITORS:
+        if len(self._visitors) >= PENDING_CONNECTIONS:
             oldest = next(iter(self._visitors))
-            self._refuse(oldest, StrangerError(StrangerKind.CROWD, f"{VISITORS} are allowed"))
+            self._refuse(oldest, HandshakeError(HandshakeFault.CROWD, f"{PENDING_CONNECTIONS} are allowed"))
         deadline = time.monotonic() + self._handshake_seconds
-        visitor = Visitor(connection, host, deadline, admit(self._key, partial(self._judge, host)))
+        visitor = PendingConnection(
+            connection, host, deadline, admit_worker(self._key, partial(self._why_refused, host))
+        )
         self._visitors[visitor] = None
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._listen_to, visitor))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._continue_handshake, visitor))
 
-    def _listen_to(self, visitor: Visitor) -> None:
+    def _continue_handshake(self, visitor: PendingConnection) -> None:
+        """Continue a handshake with what has arrived, and take the worker in if it is complete."""
         if visitor not in self._visitors:
             return  # Refused by an earlier event of this round.
         try:
-            hello = visitor.read()
-        except StrangerError as error:
+            hello = visitor.read_hello()
+        except HandshakeError as error:
             self._refuse(visitor, error)
         except OSError:
-            self._refuse(visitor, StrangerError(StrangerKind.LEFT))
+            self._refuse(visitor, HandshakeError(HandshakeFault.LEFT))
         else:
             if hello is not None:
-                self._forget(visitor)
-                self._welcome(visitor, hello)
+                self._stop_watching(visitor)
+                self._add_worker(visitor, hello)
 
-    def _refuse(self, visitor: Visitor, error: StrangerError) -> None:
-        self._forget(visitor)
+    def _refuse(self, visitor: PendingConnection, error: HandshakeError) -> None:
+        """Close a connection, and log why."""
+        self._stop_watching(visitor)
         visitor.connection.close()
         self._log_once(visitor.host, error)
 
-    def _forget(self, visitor: Visitor) -> None:
+    def _stop_watching(self, visitor: PendingConnection) -> None:
+        """Stop watching a connection whose handshake is over."""
         del self._visitors[visitor]
         self._selector.unregister(visitor.connection)
 
-    def _log_once(self, host: str, error: StrangerError) -> None:
+    def _log_once(self, host: str, error: HandshakeError) -> None:
+        """Log why a connection was refused, once for each kind of reason."""
         if error.kind not in self._logged:
             self._logged.add(error.kind)
             _log.warning("refused a connection from %s: %s. More like it are refused without a word.", host, error)
 
     def _is_allowed(self, host: str) -> bool:
+        """Return whether an address is one of the workers' hosts."""
         address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -241,26 +252,27 @@ class Listener:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, host: str, hello: Hello, identity: Identity) -> str | None:
-        """Why a worker that knows the key is refused, or None."""
+    def _why_refused(self, host: str, hello: Hello, identity: Identity) -> str | None:
+        """Return why a worker that knows the key is refused; None if it is accepted."""
         if hello.epoch != self._epoch:
             return f"its group of epoch {hello.epoch} was given up, and this is epoch {self._epoch}"
         if hello.rank >= self._ranks:
             return f"there is no rank {hello.rank} in a group of {self._ranks}"
         if hello.rank in self._links:
             return f"rank {hello.rank} is here already"
-        if different := difference(self._name(hello.rank, host), identity, self._identity):
+        if different := describe_difference(self._worker_name(hello.rank, host), identity, self._identity):
             self._unfit = different
             return different
-        if hello.purpose is Purpose.HEARTBEATS:
+        if hello.purpose is ConnectionPurpose.HEARTBEATS:
             half = self._halves.get(hello.rank)
             if half is None or half.session != hello.session:
                 return f"rank {hello.rank} is here already, or its first connection is gone"
         return None
 
-    def _welcome(self, visitor: Visitor, hello: Hello) -> None:
+    def _add_worker(self, visitor: PendingConnection, hello: Hello) -> None:
+        """Keep an accepted worker's connection, and make its link if it is the second one."""
         rank, connection = hello.rank, visitor.connection
-        if hello.purpose is Purpose.MESSAGES:
+        if hello.purpose is ConnectionPurpose.MESSAGES:
             if rank in self._halves:  # A worker that began again.
                 self._drop_half(rank, self._halves[rank])
             deadline = time.monotonic() + self._handshake_seconds
@@ -270,20 +282,25 @@ class Listener:
         else:
             half = self._halves.pop(rank)
             self._selector.unregister(half.connection)
-            self._links[rank] = Link(half.connection, connection, self._name(rank, half.host), self._limits)
+            self._links[rank] = WorkerLink(
+                half.connection, connection, self._worker_name(rank, half.host), self._limits
+            )
 
     def _drop_half(self, rank: int, half: _HalfLink) -> None:
+        """Close the only connection of a worker whose link is not complete."""
         if self._halves.get(rank) is half:
             del self._halves[rank]
             self._selector.unregister(half.connection)
             half.connection.close()
 
-    def _name(self, rank: int, host: str | None = None) -> str:
+    def _worker_name(self, rank: int, host: str | None = None) -> str:
+        """Return a worker's name for people."""
         if self._names is not None:
             return self._names[rank]
         return f"rank {rank}" if host is None else f"{host} (rank {rank})"
 
-    def _release(self) -> None:
+    def _close_all(self) -> None:
+        """Close all sockets except those of links."""
         for visitor in list(self._visitors):
             visitor.connection.close()
         for half in self._halves.values():
@@ -295,14 +312,16 @@ class Listener:
         self._selector.close()
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Parse an IP address or network. Raises HostRefused."""
     try:
         return ipaddress.ip_network(text.partition("%")[0], strict=False)
     except ValueError as error:
         raise HostRefused(f"{text!r} is no IP address or network: {error}") from error
 
 
-def _door(address: str) -> socket.socket:
+def _listening_socket(address: str) -> socket.socket:
+    """Return a socket that listens on an address of this machine. Raises HostRefused."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         door = socket.socket(family, kind, protocol)
@@ -317,7 +336,9 @@ def _door(address: str) -> socket.socket:
     return door
 
 
-def _lose_together(links: Sequence[Link]) -> None:
+def _lose_together(links: Sequence[WorkerLink]) -> None:
+    """Make all links fail as soon as one of them is lost."""
+
     def fail_all(error: HostLost) -> None:
         for link in links:
             link.fail(error)
@@ -329,10 +350,12 @@ def _lose_together(links: Sequence[Link]) -> None:
 # Visitor: a connection to the controller whose other side is not known yet.
 
 
-class Visitor:
-    """Carries the bytes of one handshake, on a non-blocking socket. It holds a few kilobytes at most."""
+class PendingConnection:
+    """A connection to the controller during its handshake, on a non-blocking socket. It holds a few kilobytes at
+    most.
+    """
 
-    def __init__(self, connection: socket.socket, host: str, deadline: float, talk: Talk[Hello]) -> None:
+    def __init__(self, connection: socket.socket, host: str, deadline: float, talk: HandshakeSide[Hello]) -> None:
         """`deadline`: of `time.monotonic`, for the whole handshake, however often something comes."""
         connection.setblocking(False)
         self.connection = connection
@@ -344,8 +367,10 @@ class Visitor:
         self._hello: Hello | None = None
         self._advance(None)
 
-    def read(self) -> Hello | None:
-        """Go on with what has arrived. Return the hello if the handshake is complete. Raises StrangerError, OSError."""
+    def read_hello(self) -> Hello | None:
+        """Continue the handshake with what has arrived. Return the worker's hello if it is complete. Raises
+        HandshakeError, OSError.
+        """
         while self._hello is None:
             try:
                 # Never more than is wanted: what follows the handshake belongs to the link.
@@ -353,7 +378,7 @@ class Visitor:
             except BlockingIOError:
                 return None
             if not data:
-                raise StrangerError(StrangerKind.LEFT)
+                raise HandshakeError(HandshakeFault.LEFT)
             self._read += data
             if len(self._read) == self._wanted:
                 whole, self._read = self._read, b""
@@ -361,15 +386,16 @@ class Visitor:
         return self._hello
 
     def _advance(self, given: bytes | None) -> None:
+        """Give the handshake the bytes that it wanted, and send what it answers."""
         try:
             wish = next(self._talk) if given is None else self._talk.send(given)
             while isinstance(wish, bytes):
                 # It fits into the empty send buffer of the system, or the other side plays games.
                 if self.connection.send(wish) < len(wish):
-                    raise StrangerError(StrangerKind.SLOW)
+                    raise HandshakeError(HandshakeFault.SLOW)
                 wish = next(self._talk)
             self._wanted = wish
         except BlockingIOError:
-            raise StrangerError(StrangerKind.SLOW) from None
+            raise HandshakeError(HandshakeFault.SLOW) from None
         except StopIteration as end:
             self._hello = end.value

@@ -14,26 +14,27 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.mlx_lm.package import mlx_lm_utils, without_side_effects
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils, without_side_effects
 from cortexmlx.models.adapters.files import Adapter, AdapterKind
 from cortexmlx.models.messages import one_line
 
-_LEAVES = {"lora_a", "lora_b", "m"}
-_NAMED = 3
+_LORA_PARAMETERS = {"lora_a", "lora_b", "m"}
+_MOST_QUOTED = 3
 """How many of the names that do not fit an error quotes."""
 
 
 def apply_adapter(model: Any, adapter: Adapter) -> str:
-    """Wrap `model`'s layers in place and load the adapter's numbers into them. Return a note on what was done.
+    """Apply an adapter to a loaded model, in place: wrap its layers, and load the adapter's weights. Return a note for
+    the user.
 
     Raises ModelUnsupported if the adapter was made for another model, with what does not fit. Raises ModelCorrupt if
     its numbers are NaN or infinite, or if its files have changed since they were first read.
     """
     places = dict(tree_flatten(model.parameters()))
     if adapter.kind is not AdapterKind.FULL:
-        places = _wrapped(model, adapter, set(places))
-    _check_names(adapter, places)
-    weights = _read(adapter)
+        places = _add_lora_layers(model, adapter, set(places))
+    _check_tensors_fit(adapter, places)
+    weights = _load_arrays(adapter)
     wrong = [name for name, array in weights.items() if _is_float(array) != _is_float(places[name])]
     if wrong:
         types = f"{weights[wrong[0]].dtype}, the model's {places[wrong[0]].dtype}"
@@ -41,17 +42,19 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
     if broken := [name for name, array in weights.items() if not mx.all(mx.isfinite(array)).item()]:
         raise ModelCorrupt(
             f"{adapter.weights} is damaged: {len(broken)} of its {len(weights)} tensors hold what is no number (NaN or "
-            f"infinite): {_some(broken)}. Copy it again, or train it anew."
+            f"infinite): {_quote_names(broken)}. Copy it again, or train it anew."
         )
     adapter.check_unchanged()
     model.load_weights(list(weights.items()), strict=False)
     mx.eval(model.parameters())
-    return _note(adapter)
+    return _describe_adapter(adapter)
 
 
-def _wrapped(model: Any, adapter: Adapter, before: set[str]) -> dict[str, mx.array]:
-    """Give the layers of `model` places for an adapter's numbers. Return these places by name."""
-    mlx_lm_utils()
+def _add_lora_layers(model: Any, adapter: Adapter, before: set[str]) -> dict[str, mx.array]:
+    """Wrap the model's layers in mlx-lm's LoRA layers. Return the new parameters, which the adapter must fill, by
+    name.
+    """
+    import_mlx_lm_utils()
     with without_side_effects():
         tuner = importlib.import_module("mlx_lm.tuner.utils")
     dora = adapter.kind is AdapterKind.DORA
@@ -60,19 +63,22 @@ def _wrapped(model: Any, adapter: Adapter, before: set[str]) -> dict[str, mx.arr
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnsupported(f"the adapter {adapter.path} cannot be applied here: {one_line(error)}") from error
     after = tree_flatten(model.parameters())
-    return {name: array for name, array in after if name not in before and name.rpartition(".")[2] in _LEAVES}
+    return {name: array for name, array in after if name not in before and name.rpartition(".")[2] in _LORA_PARAMETERS}
 
 
-def _check_names(adapter: Adapter, places: dict[str, mx.array]) -> None:
+def _check_tensors_fit(adapter: Adapter, places: dict[str, mx.array]) -> None:
+    """Raise ModelUnsupported if the names or shapes of the adapter's tensors differ from the model's parameters."""
     shapes = adapter.shapes
     unknown = [name for name in shapes if name not in places]
     missing = [] if adapter.kind is AdapterKind.FULL else [name for name in places if name not in shapes]
     misfits = [name for name in shapes if name in places and shapes[name] != places[name].shape]
     faults = []
     if unknown:
-        faults.append(f"{len(unknown)} of its {len(shapes)} tensors have no place in the model ({_some(unknown)})")
+        faults.append(
+            f"{len(unknown)} of its {len(shapes)} tensors have no place in the model ({_quote_names(unknown)})"
+        )
     if missing:
-        faults.append(f"{len(missing)} places get no tensor ({_some(missing)})")
+        faults.append(f"{len(missing)} places get no tensor ({_quote_names(missing)})")
     if misfits:
         first = misfits[0]
         faults.append(
@@ -83,11 +89,13 @@ def _check_names(adapter: Adapter, places: dict[str, mx.array]) -> None:
         raise ModelUnsupported(f"the adapter {adapter.path} does not fit this model: {'; '.join(faults)}.{made_for}")
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+def _quote_names(names: list[str]) -> str:
+    """Return the first few of the names as a text, for an error message."""
+    return ", ".join(sorted(names)[:_MOST_QUOTED]) + (", ..." if len(names) > _MOST_QUOTED else "")
 
 
-def _read(adapter: Adapter) -> dict[str, mx.array]:
+def _load_arrays(adapter: Adapter) -> dict[str, mx.array]:
+    """Load the adapter's arrays from its file, by the names and in the layout of mlx-lm."""
     try:
         stored: Any = mx.load(str(adapter.weights))
     except (RuntimeError, OSError, ValueError) as error:
@@ -99,10 +107,12 @@ def _read(adapter: Adapter) -> dict[str, mx.array]:
 
 
 def _is_float(array: mx.array) -> bool:
+    """Return whether an array holds floating-point numbers."""
     return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
-def _note(adapter: Adapter) -> str:
+def _describe_adapter(adapter: Adapter) -> str:
+    """Return the note for the user: the adapter's kind, rank and scale, and how much of the model it changes."""
     made_for = f", made for {adapter.base}" if adapter.base else ""
     if adapter.kind is AdapterKind.FULL:
         return f"adapter {adapter.path}: {len(adapter.shapes)} tensors take the place of the model's{made_for}"

@@ -18,20 +18,20 @@ from typing import Any, TypeGuard
 from cortexmlx.disk.hashes import FileStamp, stamp_of
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.folder_config import read_json_object
-from cortexmlx.models.safetensors_check import read_header
+from cortexmlx.models.safetensors_check import read_safetensors_header
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
 
-_SETTLED = 0.05
+_SETTLE_SECONDS = 0.05
 """Seconds after a change of a file in which a further change may not show in its time."""
 
 _TRIES = 20
 
 
 class AdapterKind(str, Enum):
-    """What was trained: two thin matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or whole
-    layers (FULL).
+    """The kind of fine-tuning: low-rank matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or
+    whole layers (FULL).
     """
 
     LORA = "lora"
@@ -41,7 +41,9 @@ class AdapterKind(str, Enum):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that can be applied to the model that it was made for."""
+    """An adapter as its folder describes it: kind, settings, and the names and shapes of its tensors. The weights are
+    not read yet.
+    """
 
     path: Path
     kind: AdapterKind
@@ -67,22 +69,22 @@ class Adapter:
     """Those of its files before they were read."""
 
     def check_unchanged(self) -> None:
-        """Raise ModelCorrupt if its files have changed since `read_adapter` began: what was read may be half old and
-        half new.
+        """Raise ModelCorrupt if a file has changed since `read_adapter` began: what was read may be half old and half
+        new.
         """
         for file, stamp in self.stamps.items():
-            if _stamp(file) != stamp:
-                raise changed(file)
+            if _read_stamp(file) != stamp:
+                raise file_changed_error(file)
 
     @property
     def added_bytes(self) -> int:
-        """Bytes that the model takes more with the adapter. Whole layers replace the model's, so they add none."""
+        """The bytes that the adapter adds to the model's memory; 0 for whole layers, which replace the model's own."""
         return 0 if self.kind is AdapterKind.FULL else self.size
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Return the adapter in the folder `path`, or in the folder of the file `path`. A symbolic link to the folder is
-    followed once, so all of the adapter comes from one folder.
+    """Read the adapter in the folder `path`, or in the folder of the file `path`. A symbolic link is followed once, so
+    all files come from one folder.
 
     Raises ModelNotFound if there is no adapter, and ModelCorrupt for damaged files. Raises ModelUnsupported with the
     kind of an adapter that cannot be applied.
@@ -98,10 +100,10 @@ def read_adapter(path: str | Path) -> Adapter:
     except OSError as error:
         raise ModelNotFound(f"cannot look at {str(path)!r:.200}: {error.strerror}.") from error
     given, folder = folder, Path(os.path.realpath(folder))
-    files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MODEL_FILE)]
-    stamps = {file: stamp for file in files if (stamp := _settled(file)) is not None}
+    files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE)]
+    stamps = {file: stamp for file in files if (stamp := _wait_for_stamp(file)) is not None}
     config = read_json_object(folder / CONFIG_FILE)
-    adapter = _of_peft(folder, config) if is_peft(config) else _of_mlx_lm(folder, config)
+    adapter = _parse_peft_adapter(folder, config) if is_peft(config) else _parse_mlx_lm_adapter(folder, config)
     read = (folder / CONFIG_FILE, adapter.weights)
     adapter = replace(adapter, path=given, stamps={file: stamps[file] for file in read if file in stamps})
     rank = adapter.settings.get("rank")
@@ -111,45 +113,47 @@ def read_adapter(path: str | Path) -> Adapter:
     return adapter
 
 
-def adapter_beside(folder: Path) -> str | None:
-    """Return the file name of an adapter's weights in a model's folder. They are not the model's, and have no effect
-    there.
+def find_adapter_file(folder: Path) -> str | None:
+    """Return the name of an adapter's weights file in a model's folder; None if there is none. Such a file has no
+    effect on the model.
     """
-    return next((name for name in (WEIGHTS_FILE, MODEL_FILE) if (folder / name).is_file()), None)
+    return next((name for name in (WEIGHTS_FILE, PEFT_WEIGHTS_FILE) if (folder / name).is_file()), None)
 
 
-def changed(file: Path) -> ModelCorrupt:
-    """Return the error for a file that was not the same all the time."""
+def file_changed_error(file: Path) -> ModelCorrupt:
+    """Return the error for a file that changed while it was read."""
     return ModelCorrupt(f"{file} has changed while it was read. Load it again.")
 
 
-def _settled(file: Path) -> FileStamp | None:
-    """Return the stamp of a file; None if there is none. If it has just been changed, wait until a further change would
-    show. Raises ModelCorrupt if it is changed all the time.
+def _wait_for_stamp(file: Path) -> FileStamp | None:
+    """Return a file's stamp once a further change would show in it; None if there is no file. Raises ModelCorrupt if
+    the file keeps changing.
     """
     for _ in range(_TRIES):
-        stamp = _stamp(file)
-        if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLED:
+        stamp = _read_stamp(file)
+        if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLE_SECONDS:
             return stamp
-        time.sleep(_SETTLED)
-    raise changed(file)
+        time.sleep(_SETTLE_SECONDS)
+    raise file_changed_error(file)
 
 
-def _stamp(file: Path) -> FileStamp | None:
+def _read_stamp(file: Path) -> FileStamp | None:
+    """Return a file's stamp, which differs after a change; None if there is no such file."""
     try:
         return stamp_of(file)
     except OSError:
         return None
 
 
-def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
+def _parse_mlx_lm_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
+    """Return the adapter that a folder of mlx-lm holds, from its adapter_config.json."""
     where = folder / CONFIG_FILE
     named = config.get("fine_tune_type", "lora")
     if named not in [kind.value for kind in AdapterKind]:
         raise ModelUnsupported(f"{where} says fine_tune_type {named!r}; lora, dora and full are known.")
     kind = AdapterKind(named)
-    weights, shapes, size = _tensors(folder, WEIGHTS_FILE)
-    base = _text(config.get("model"))
+    weights, shapes, size = _read_shapes(folder, WEIGHTS_FILE)
+    base = _text_or_none(config.get("model"))
     if kind is AdapterKind.FULL:
         return Adapter(folder, kind, weights, shapes, size, base=base)
     layers, settings = config.get("num_layers"), config.get("lora_parameters")
@@ -157,11 +161,11 @@ def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
         raise ModelCorrupt(f"{where} has num_layers {layers!r}, which must be a number of layers.")
     if not isinstance(settings, dict):
         raise ModelCorrupt(f"{where} has no lora_parameters. Was it written by `mlx_lm.lora`?")
-    return Adapter(folder, kind, weights, shapes, size, layers, _checked(where, settings), base=base)
+    return Adapter(folder, kind, weights, shapes, size, layers, _check_lora_settings(where, settings), base=base)
 
 
-def _checked(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that have an effect, after a check of their types."""
+def _check_lora_settings(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Check mlx-lm's `lora_parameters`, and return those that have an effect."""
     rank, scale, keys = settings.get("rank"), settings.get("scale"), settings.get("keys")
     if not is_rank(rank):
         raise ModelCorrupt(
@@ -175,30 +179,34 @@ def _checked(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return {"rank": rank, "scale": float(scale), "dropout": 0.0, "keys": keys}
 
 
-def _of_peft(folder: Path, config: dict[str, Any]) -> Adapter:
-    scale = scale_of(folder / CONFIG_FILE, config)
-    if not (folder / MODEL_FILE).is_file() and (folder / "adapter_model.bin").is_file():
-        raise ModelUnsupported(f"{folder} has adapter_model.bin, a pickle, which is not read: save it as {MODEL_FILE}.")
-    weights, stored, size = _tensors(folder, MODEL_FILE)
-    names = renamed(folder, stored)
+def _parse_peft_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
+    """Return the adapter that a folder of PEFT holds, with mlx-lm's names and settings."""
+    scale = read_peft_scale(folder / CONFIG_FILE, config)
+    if not (folder / PEFT_WEIGHTS_FILE).is_file() and (folder / "adapter_model.bin").is_file():
+        raise ModelUnsupported(
+            f"{folder} has adapter_model.bin, a pickle, which is not read: save it as {PEFT_WEIGHTS_FILE}."
+        )
+    weights, stored, size = _read_shapes(folder, PEFT_WEIGHTS_FILE)
+    names = map_peft_names(folder, stored)
     shapes = {name: tuple(reversed(stored[file])) for name, file in names.items()}
     modules = sorted({name.rpartition(".")[0] for name in names})
     settings = {"rank": config["r"], "scale": scale, "dropout": 0.0, "keys": modules}
     kind = AdapterKind.DORA if config.get("use_dora") else AdapterKind.LORA
-    base = _text(config.get("base_model_name_or_path"))
+    base = _text_or_none(config.get("base_model_name_or_path"))
     return Adapter(folder, kind, weights, shapes, size, -1, settings, names, transposed=True, base=base)
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
+    """Return a JSON string without line breaks; None for an empty string or another value."""
     return " ".join(value.split()) or None if isinstance(value, str) else None
 
 
-def _tensors(folder: Path, name: str) -> tuple[Path, dict[str, tuple[int, ...]], int]:
-    """Return the file `name` in `folder`, the shapes of its tensors, and its bytes."""
+def _read_shapes(folder: Path, name: str) -> tuple[Path, dict[str, tuple[int, ...]], int]:
+    """Return the path of the weights file `name`, the shape of each tensor in it, and the file's bytes."""
     file = folder / name
     if not file.is_file():
         raise ModelCorrupt(f"{folder} has an {CONFIG_FILE} but no {name}. Copy it again.")
-    shapes = {tensor: tuple(entry["shape"]) for tensor, entry in read_header(file).items()}
+    shapes = {tensor: tuple(entry["shape"]) for tensor, entry in read_safetensors_header(file).items()}
     if not shapes:
         raise ModelCorrupt(f"{file} holds no numbers at all. Was its training cut short?")
     return file, shapes, file.stat().st_size
@@ -211,17 +219,17 @@ def _tensors(folder: Path, name: str) -> tuple[Path, dict[str, tuple[int, ...]],
 # other setting may change the numbers. So a setting that is not known to be harmless is refused by name.
 
 
-MODEL_FILE = "adapter_model.safetensors"
-MERGE = "merge it into its model (PEFT's merge_and_unload) and convert that"
-_PREFIX = "base_model.model."
-_PARTS = {
+PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
+MERGE_ADVICE = "merge it into its model (PEFT's merge_and_unload) and convert that"
+_PEFT_PREFIX = "base_model.model."
+_PEFT_ENDINGS = {
     ".lora_A.weight": ".lora_a",
     ".lora_B.weight": ".lora_b",
     ".lora_magnitude_vector": ".m",
     ".lora_magnitude_vector.weight": ".m",
 }
 
-_HARMLESS = {
+_HARMLESS_SETTINGS = {
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -251,11 +259,11 @@ _HARMLESS = {
 names do too, or how the adapter was trained.
 """
 
-_INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+_HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin training that leave the model's own weights unchanged."""
 
 
-_LARGEST = 3.4e38
+_LARGEST_NUMBER = 3.4e38
 """About the largest number of float32."""
 
 _HIGHEST_RANK = 1 << 20
@@ -263,30 +271,32 @@ _HIGHEST_RANK = 1 << 20
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a JSON value is a number that layers can multiply with."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    """Return whether a JSON value is a number that fits float32."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
 def is_rank(value: Any) -> TypeGuard[int]:
-    """Return whether a JSON value is a rank that a layer can have."""
+    """Return whether a JSON value can be the rank of a LoRA layer."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _HIGHEST_RANK
 
 
 def is_peft(config: dict[str, Any]) -> bool:
-    """Return whether an adapter_config.json was written by PEFT."""
+    """Return whether PEFT has written this adapter_config.json."""
     return "peft_type" in config
 
 
-def scale_of(where: Path, config: dict[str, Any]) -> float:
-    """Return the factor of the adapter's result. Raises ModelUnsupported for anything but LoRA as described above, and
-    ModelCorrupt if rank or alpha are not numbers.
+def read_peft_scale(where: Path, config: dict[str, Any]) -> float:
+    """Return the factor by which a PEFT adapter's output is multiplied. Raises ModelUnsupported for anything but LoRA
+    as described above, and ModelCorrupt if rank or alpha are not numbers.
     """
     if config["peft_type"] != "LORA":
-        raise ModelUnsupported(f"{where} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE}.")
-    strange = [key for key, value in config.items() if key not in _HARMLESS and not _means_nothing(key, value)]
+        raise ModelUnsupported(
+            f"{where} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE_ADVICE}."
+        )
+    strange = [key for key, value in config.items() if key not in _HARMLESS_SETTINGS and not _has_no_effect(key, value)]
     if strange:
         named = ", ".join(f"{key}={config[key]!r}" for key in sorted(strange))
-        raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE}.")
+        raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE_ADVICE}.")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not is_rank(rank):
         raise ModelCorrupt(f"{where} has r {rank!r:.40}, which must be a rank of at least 1.")
@@ -295,20 +305,23 @@ def scale_of(where: Path, config: dict[str, Any]) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def renamed(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
+def map_peft_names(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
     """Return PEFT's name of each tensor by mlx-lm's name. Raises ModelUnsupported for a tensor that is not part of a
     LoRA layer.
     """
     names = {}
     for tensor in tensors:
-        ending = next((part for part in _PARTS if tensor.endswith(part)), None)
-        if ending is None or not tensor.startswith(_PREFIX):
-            raise ModelUnsupported(f"{folder / MODEL_FILE} has {tensor}, which is no part of a LoRA layer: {MERGE}.")
-        names[tensor.removeprefix(_PREFIX).removesuffix(ending) + _PARTS[ending]] = tensor
+        ending = next((part for part in _PEFT_ENDINGS if tensor.endswith(part)), None)
+        if ending is None or not tensor.startswith(_PEFT_PREFIX):
+            raise ModelUnsupported(
+                f"{folder / PEFT_WEIGHTS_FILE} has {tensor}, which is no part of a LoRA layer: {MERGE_ADVICE}."
+            )
+        names[tensor.removeprefix(_PEFT_PREFIX).removesuffix(ending) + _PEFT_ENDINGS[ending]] = tensor
     return names
 
 
-def _means_nothing(key: str, value: Any) -> bool:
+def _has_no_effect(key: str, value: Any) -> bool:
+    """Return whether a PEFT setting has a value that changes nothing."""
     if key == "init_lora_weights":
-        return value in _INITIAL
+        return value in _HARMLESS_INITS
     return not value or (key == "bias" and value == "none")

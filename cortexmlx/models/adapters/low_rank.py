@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import AdapterRefused, ModelCorrupt, ModelUnsupported
-from cortexmlx.models.adapters.files import Adapter, AdapterKind, changed, read_adapter
+from cortexmlx.models.adapters.files import Adapter, AdapterKind, file_changed_error, read_adapter
 from cortexmlx.models.messages import unreadable_message
-from cortexmlx.models.safetensors_check import read_header
+from cortexmlx.models.safetensors_check import read_safetensors_header
 
 Matrix = npt.NDArray[np.float32]
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-_WHOLE = {
+_UNSERVED_KINDS = {
     AdapterKind.DORA: "is a DoRA, which scales the layer's own weights",
     AdapterKind.FULL: "has whole layers in place of the model's",
 }
-AS_MODEL = "open an engine with it as its only adapter instead (adapter=, --adapter)"
+AS_MODEL_ADVICE = "open an engine with it as its only adapter instead (adapter=, --adapter)"
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class AdapterInfo:
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
-    """An adapter's content: for each target its A and B, both float32, with the scale in B."""
+class LowRankAdapter:
+    """The matrices of an adapter that is served per request: A and B of each target layer in float32, with the scale
+    in B.
+    """
 
     path: Path
     rank: int
@@ -62,12 +64,12 @@ class LowRank:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of the layers that it changes, sorted."""
+        """The names of the model's layers that the adapter changes, sorted."""
         return tuple(sorted(self.pairs))
 
 
-def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) -> LowRank:
-    """Return the content of the adapter in a folder of mlx-lm or PEFT. `name` is for errors.
+def read_low_rank_adapter(name: str, path: str | Path, most_rank: int, most_bytes: int) -> LowRankAdapter:
+    """Read the matrices of an adapter (mlx-lm's or PEFT's) that is to be served per request. `name` is for errors.
 
     Raises AdapterRefused for a kind that cannot be served per request: DoRA, whole layers, embeddings, and settings of
     PEFT that change more than linear layers. Also raises it for a rank above `most_rank`, and for a file that surely
@@ -78,10 +80,11 @@ def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) 
         adapter = read_adapter(path)
     except ModelUnsupported as error:
         raise AdapterRefused(f"the adapter {name!r} cannot be served per request: {error}") from error
-    if adapter.kind in _WHOLE:
+    if adapter.kind in _UNSERVED_KINDS:
         raise AdapterRefused(
-            f"the adapter {name!r} ({adapter.path}) {_WHOLE[adapter.kind]}: it cannot be served per request, so "
-            f"{AS_MODEL}."
+            f"the adapter {name!r} ({adapter.path}) {_UNSERVED_KINDS[adapter.kind]}: it cannot be served per "
+            "request, so "
+            f"{AS_MODEL_ADVICE}."
         )
     if adapter.settings["rank"] > most_rank:
         raise AdapterRefused(
@@ -93,22 +96,23 @@ def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) 
             f"the adapter {name!r} ({adapter.weights}) has {adapter.size} bytes, and the engine's adapters may take "
             f"{most_bytes}: raise adapter_memory."
         )
-    pairs = _pairs(name, adapter)
+    pairs = _read_pairs(name, adapter)
     adapter.check_unchanged()
-    return LowRank(adapter.path, int(adapter.settings["rank"]), pairs, _digest(pairs), adapter.base)
+    return LowRankAdapter(adapter.path, int(adapter.settings["rank"]), pairs, _hash_pairs(pairs), adapter.base)
 
 
-def _pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
+def _read_pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
+    """Read the matrices A and B of each layer that the adapter changes, with the scale in B."""
     rank, scale = adapter.settings["rank"], np.float32(adapter.settings["scale"])
     shapes = adapter.shapes
     strange = sorted(each for each in shapes if each.rpartition(".")[2] not in ("lora_a", "lora_b"))
     if strange:
         raise AdapterRefused(
             f"the adapter {name!r} ({adapter.path}) has {strange[0]}, which is no part of a LoRA of one linear layer: "
-            f"{AS_MODEL}."
+            f"{AS_MODEL_ADVICE}."
         )
     modules = sorted({tensor.rpartition(".")[0] for tensor in shapes})
-    tensors = _tensors(adapter)
+    tensors = _read_tensors(adapter)
     pairs = {}
     for module in modules:
         both = [f"{module}.lora_a", f"{module}.lora_b"]
@@ -119,7 +123,7 @@ def _pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
         if len(a) == 3 or len(b) == 3:
             raise AdapterRefused(
                 f"the adapter {name!r} ({adapter.path}) changes {module}, the experts of a layer, which cannot be done "
-                f"per request: {AS_MODEL}."
+                f"per request: {AS_MODEL_ADVICE}."
             )
         if len(a) != 2 or len(b) != 2 or a[1] != rank or b[0] != rank:
             raise ModelCorrupt(f"{adapter.weights} has {module} of shapes {a} and {b}, which are not of rank {rank}.")
@@ -135,10 +139,10 @@ def _pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
     return pairs
 
 
-def _tensors(adapter: Adapter) -> dict[str, Matrix]:
-    """Return the adapter's tensors as the model has them, in float32."""
+def _read_tensors(adapter: Adapter) -> dict[str, Matrix]:
+    """Read the adapter's tensors in float32, with the names and the layout that the model gives them."""
     file = adapter.weights
-    header = read_header(file)
+    header = read_safetensors_header(file)
     try:
         raw = np.fromfile(file, np.uint8)
     except OSError as error:
@@ -150,15 +154,16 @@ def _tensors(adapter: Adapter) -> dict[str, Matrix]:
     for name in adapter.shapes:
         entry = header.get(adapter.names.get(name, name))
         if entry is None:
-            raise changed(file)
-        array = _float32(file, name, entry, raw[start:])
+            raise file_changed_error(file)
+        array = _decode_float32(file, name, entry, raw[start:])
         found[name] = np.ascontiguousarray(array.T) if adapter.transposed else array
         if found[name].shape != adapter.shapes[name]:
-            raise changed(file)
+            raise file_changed_error(file)
     return found
 
 
-def _float32(file: Path, name: str, entry: Any, data: npt.NDArray[np.uint8]) -> Matrix:
+def _decode_float32(file: Path, name: str, entry: Any, data: npt.NDArray[np.uint8]) -> Matrix:
+    """Return the tensor of a safetensors entry in float32."""
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         known = ", ".join(_DTYPES)
@@ -173,7 +178,8 @@ def _float32(file: Path, name: str, entry: Any, data: npt.NDArray[np.uint8]) -> 
     return array.astype(np.float32).reshape(shape)
 
 
-def _digest(pairs: Mapping[str, tuple[Matrix, Matrix]]) -> bytes:
+def _hash_pairs(pairs: Mapping[str, tuple[Matrix, Matrix]]) -> bytes:
+    """Return a hash of the names, shapes and numbers of all matrices."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(pairs):
         for array in pairs[name]:

@@ -13,13 +13,13 @@ from enum import Enum
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.file import GGUFHeader, Metadata
-from cortexmlx.models.gguf.tensors import read_floats
+from cortexmlx.models.gguf.file import GGUFHeader, GGUFMetadata
+from cortexmlx.models.gguf.tensors import read_float32_tensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
-_KEYS = frozenset(
+_SERVED_KEYS = frozenset(
     (
         "attention.head_count",
         "attention.head_count_kv",
@@ -73,8 +73,8 @@ instead of the head dimension. The files do not state the scale.
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The numbers that determine the shapes of a model's tensors."""
+class ModelDimensions:
+    """The numbers that determine the shapes of a model's tensors: layers, heads, widths, experts."""
 
     hidden: int
     layers: int
@@ -89,26 +89,26 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a file's header describes."""
+class ModelDescription:
+    """What a GGUF header says of its model: architecture, dimensions, the equivalent of config.json, and notes."""
 
     architecture: Architecture
-    sizes: Sizes
+    sizes: ModelDimensions
     config: dict[str, Any]
     """The equivalent of config.json."""
     notes: tuple[str, ...]
     """Lines for the user."""
 
 
-def describe(header: GGUFHeader) -> Description:
-    """Return what is needed to build mlx-lm's model of `header`'s architecture.
+def describe_model(header: GGUFHeader) -> ModelDescription:
+    """Return the description from which mlx-lm's model of a GGUF file is built.
 
     Raises ModelUnsupported for architectures and variants that are not served, and ModelCorrupt for missing metadata.
     """
-    meta = Metadata(header)
-    architecture = _architecture(meta)
-    _check_keys(meta, architecture)
-    sizes = _sizes(meta, architecture)
+    meta = GGUFMetadata(header)
+    architecture = _find_architecture(meta)
+    _check_metadata_keys(meta, architecture)
+    sizes = _read_dimensions(meta, architecture)
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "hidden_size": sizes.hidden,
@@ -121,19 +121,19 @@ def describe(header: GGUFHeader) -> Description:
         "vocab_size": sizes.vocabulary,
         "max_position_embeddings": meta.arch_integer("context_length"),
         "rope_theta": meta.arch_number("rope.freq_base", 10000.0),
-        "tie_word_embeddings": architecture.head is Head.TIED or "output.weight" not in header.tensors,
+        "tie_word_embeddings": architecture.head is OutputHead.TIED or "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
     }
-    scaling = _rope_scaling(meta, architecture)
+    scaling = _read_rope_scaling(meta, architecture)
     if scaling is not None:
         config["rope_scaling"] = scaling
-    config |= _of_architecture(meta, architecture, sizes)
-    _check_scale(meta, config)
-    return Description(architecture, sizes, config, _window(meta, architecture, config))
+    config |= _architecture_settings(meta, architecture, sizes)
+    _check_attention_scale(meta, config)
+    return ModelDescription(architecture, sizes, config, _limit_to_window(meta, architecture, config))
 
 
-def activation_type(header: GGUFHeader, description: Description) -> str:
-    """Return the MLX type of activations and of all numbers that are not packed.
+def activation_type(header: GGUFHeader, description: ModelDescription) -> str:
+    """Return the name of the MLX type for activations and for all numbers that are not packed, such as "bfloat16".
 
     It is the type of the matrices, or float32 where that would lose bits. For packed matrices it is float16, or
     bfloat16 if activations exceed float16's largest number.
@@ -150,7 +150,8 @@ def activation_type(header: GGUFHeader, description: Description) -> str:
     return "bfloat16" if "BF16" in kinds or wide_range else "float16"
 
 
-def _architecture(meta: Metadata) -> Architecture:
+def _find_architecture(meta: GGUFMetadata) -> Architecture:
+    """Return the architecture that the metadata names. Raises ModelUnsupported if it is not served."""
     name = meta.architecture
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -165,8 +166,9 @@ def _architecture(meta: Metadata) -> Architecture:
     return architecture
 
 
-def _check_keys(meta: Metadata, architecture: Architecture) -> None:
-    known = _KEYS | architecture.keys
+def _check_metadata_keys(meta: GGUFMetadata, architecture: Architecture) -> None:
+    """Raise ModelUnsupported for a metadata key that may change the model's result and is not served."""
+    known = _SERVED_KEYS | architecture.keys
     for full, value in meta.header.metadata.items():
         key = full.removeprefix(f"{meta.architecture}.")
         if key == full or key in known or value in _WITHOUT_EFFECT.get(key, ()):
@@ -179,7 +181,8 @@ def _check_keys(meta: Metadata, architecture: Architecture) -> None:
             raise ModelUnsupported(f"{meta.file} sets {key!r} to {value!r}, which is not served here.")
 
 
-def _sizes(meta: Metadata, architecture: Architecture) -> Sizes:
+def _read_dimensions(meta: GGUFMetadata, architecture: Architecture) -> ModelDimensions:
+    """Read the model's dimensions from the metadata and the shapes of tensors, and check that they fit together."""
     heads = meta.arch_integer("attention.head_count")
     kv_heads = meta.arch_integer("attention.head_count_kv", heads)
     hidden = meta.arch_integer("embedding_length")
@@ -198,31 +201,32 @@ def _sizes(meta: Metadata, architecture: Architecture) -> Sizes:
             f"{meta.file}: {meta.architecture} with {heads} heads of {head_dim} values on {hidden} is not served here."
         )
     feed_forward = meta.arch_integer("feed_forward_length", None if not architecture.has_experts else 1)
-    return Sizes(
+    return ModelDimensions(
         hidden=hidden,
         layers=meta.arch_integer("block_count"),
         feed_forward=feed_forward,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocabulary=_rows(meta, "token_embd.weight", 2),
+        vocabulary=_count_rows(meta, "token_embd.weight", 2),
         experts=meta.arch_integer("expert_count") if architecture.has_experts else 0,
-        expert_feed_forward=_rows(meta, "blk.0.ffn_gate_exps.weight", 3) if architecture.has_experts else 0,
-        shared_feed_forward=_rows(meta, "blk.0.ffn_gate_shexp.weight", 2)
+        expert_feed_forward=_count_rows(meta, "blk.0.ffn_gate_exps.weight", 3) if architecture.has_experts else 0,
+        shared_feed_forward=_count_rows(meta, "blk.0.ffn_gate_shexp.weight", 2)
         if "ffn_gate_shexp" in architecture.modules
         else 0,
     )
 
 
-def _rows(meta: Metadata, tensor: str, dims: int) -> int:
+def _count_rows(meta: GGUFMetadata, tensor: str, dims: int) -> int:
+    """Return how many rows a tensor has, which must have `dims` dimensions."""
     info = meta.header.tensors.get(tensor)
     if info is None or len(info.shape) != dims:
         raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims} dimensions. Download the file again.")
     return info.shape[-2]
 
 
-def _of_architecture(meta: Metadata, architecture: Architecture, sizes: Sizes) -> dict[str, Any]:
-    """Return the settings that only this architecture has."""
+def _architecture_settings(meta: GGUFMetadata, architecture: Architecture, sizes: ModelDimensions) -> dict[str, Any]:
+    """Return the settings of config.json that only this architecture has."""
     kind = architecture.model_type
     found: dict[str, Any] = {}
     if architecture.has_experts:
@@ -263,9 +267,9 @@ def _of_architecture(meta: Metadata, architecture: Architecture, sizes: Sizes) -
     return found
 
 
-def _window(meta: Metadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
-    """Limit the context to a window that mlx-lm's class does not have, and return a note. Up to that length every token
-    is seen anyway.
+def _limit_to_window(meta: GGUFMetadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
+    """Limit the context to a sliding window that mlx-lm's class does not have, and return a note. Up to that length
+    every token is seen anyway.
     """
     window = meta.integer(
         f"{meta.architecture}.attention.sliding_window", 4096 if config["model_type"] == "gemma2" else 0
@@ -279,7 +283,8 @@ def _window(meta: Metadata, architecture: Architecture, config: dict[str, Any]) 
     return (f"mlx-lm's class has no sliding window: contexts end at {window} tokens, where it would begin",)
 
 
-def _check_scale(meta: Metadata, config: dict[str, Any]) -> None:
+def _check_attention_scale(meta: GGUFMetadata, config: dict[str, Any]) -> None:
+    """Raise ModelUnsupported if the file's attention scale is not the one that mlx-lm's class uses."""
     used = config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5
     stated = meta.arch_number("attention.scale", used)
     if not math.isclose(stated, used, rel_tol=1e-5):
@@ -288,7 +293,8 @@ def _check_scale(meta: Metadata, config: dict[str, Any]) -> None:
         )
 
 
-def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] | None:
+def _read_rope_scaling(meta: GGUFMetadata, architecture: Architecture) -> dict[str, Any] | None:
+    """Return the `rope_scaling` of config.json; None if the file has none."""
     prefix = f"{meta.architecture}.rope.scaling."
     tensors = meta.header.tensors
     kind = meta.text(f"{prefix}type", "linear" if meta.arch_has("rope.scaling.factor") else "none")
@@ -301,7 +307,7 @@ def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] 
     if ROPE_FACTORS in tensors:
         raise ModelUnsupported(f"{meta.file} has both a rope scaling and {ROPE_FACTORS!r}, which is not served here.")
     if kind == "longrope":
-        return _long_rope(meta)
+        return _read_long_rope(meta)
     factor = meta.arch_number("rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
@@ -313,15 +319,17 @@ def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] 
     return scaling
 
 
-def _long_rope(meta: Metadata) -> dict[str, Any]:
-    """Return one factor for each wavelength, from two tensors. mlx-lm's class uses the long ones at every length."""
+def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
+    """Return the rope scaling "longrope", whose factor for each wavelength is in two tensors. mlx-lm's class uses the
+    long ones at every length.
+    """
     factors = {}
     dims = meta.arch_integer("rope.dimension_count")
     for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
         info = meta.header.tensors.get(tensor)
         if info is None or info.shape != (dims // 2,) or info.type_name != "F32":
             raise ModelCorrupt(f"{meta.file} has no tensor {tensor!r} of {dims // 2} factors. Download the file again.")
-        factors[name] = read_floats(info)
+        factors[name] = read_float32_tensor(info)
     context, original = (meta.arch_integer(k) for k in ("context_length", "rope.scaling.original_context_length"))
     if original == 1:
         raise ModelCorrupt(f"{meta.file} says that it was trained on texts of one token. Download the file again.")
@@ -335,7 +343,7 @@ def _long_rope(meta: Metadata) -> dict[str, Any]:
 # The supported GGUF architectures: mlx-lm's class for each, and the file's names for its parts.
 
 
-class Head(Enum):
+class OutputHead(Enum):
     """Where the output projection comes from: the embedding, a tensor of its own, or either of them, depending on the
     file.
     """
@@ -347,7 +355,7 @@ class Head(Enum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A GGUF architecture."""
+    """A GGUF architecture that is served: mlx-lm's model type, its tensors, and the metadata that it may have."""
 
     model_type: str
     """The name of mlx-lm's class."""
@@ -357,7 +365,7 @@ class Architecture:
     """The metadata keys that other architectures do not have."""
     scalings: frozenset[str] = frozenset()
     """The rope scalings that mlx-lm's class applies."""
-    head: Head = Head.EITHER
+    head: OutputHead = OutputHead.EITHER
     interleaved: bool = False
     """Whether the rows of queries and keys are stored for a rotation of neighbouring pairs."""
     norm_offset: float = 0.0
@@ -367,6 +375,7 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
+        """Whether its layers are mixtures of experts."""
         return "ffn_gate_inp" in self.modules
 
 
@@ -387,7 +396,8 @@ _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_no
 _FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 
-def _experts(router: str, experts: str) -> dict[str, str]:
+def _expert_modules(router: str, experts: str) -> dict[str, str]:
+    """Return the modules of a mixture of experts by GGUF's tensor names."""
     return {
         "ffn_gate_inp": router,
         "ffn_gate_exps": f"{experts}.gate_proj",
@@ -412,20 +422,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture("qwen3", _LLAMA | _HEAD_NORMS, scalings=_PLAIN_SCALINGS),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        _NORMS | _ATTENTION | _experts("mlp.gate", "mlp.switch_mlp") | _SHARED_EXPERT,
+        _NORMS | _ATTENTION | _expert_modules("mlp.gate", "mlp.switch_mlp") | _SHARED_EXPERT,
         keys=_EXPERT_KEYS | {"expert_shared_feed_forward_length"},
-        head=Head.OWN,
+        head=OutputHead.OWN,
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
-        _NORMS | _ATTENTION | _HEAD_NORMS | _experts("mlp.gate", "mlp.switch_mlp"),
+        _NORMS | _ATTENTION | _HEAD_NORMS | _expert_modules("mlp.gate", "mlp.switch_mlp"),
         keys=_EXPERT_KEYS,
     ),
     "gemma2": Architecture(
         "gemma2",
         _GEMMA_NORMS | _ATTENTION | _FEED_FORWARD,
         keys=frozenset(("attn_logit_softcapping", "final_logit_softcapping")),
-        head=Head.TIED,
+        head=OutputHead.TIED,
         norm_offset=1.0,
         wide_range=True,
     ),
@@ -457,10 +467,10 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attn_sinks": "self_attn.sinks",
         }
         | _ATTENTION
-        | _experts("mlp.router", "mlp.experts"),
+        | _expert_modules("mlp.router", "mlp.experts"),
         keys=_EXPERT_KEYS,
         scalings=frozenset(("yarn",)),
-        head=Head.OWN,
+        head=OutputHead.OWN,
         wide_range=True,
     ),
 }
@@ -468,7 +478,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 MIXTRAL = Architecture(
     "mixtral",
-    _NORMS | _ATTENTION | _experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"),
+    _NORMS | _ATTENTION | _expert_modules("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"),
     keys=_EXPERT_KEYS,
     interleaved=True,
 )

@@ -73,7 +73,7 @@ _ARRAY = 9
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One entry of the tensor directory."""
+    """One entry of a GGUF file's tensor directory: a tensor's name, shape, type and place in the file."""
 
     path: Path
     """The file that has its data."""
@@ -88,13 +88,13 @@ class TensorInfo:
 
     @property
     def values(self) -> int:
-        """How many numbers it stands for."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The header of a GGUF file."""
+    """The header of a GGUF file: its metadata and its tensor directory."""
 
     path: Path
     metadata: dict[str, Any]
@@ -104,13 +104,13 @@ class GGUFHeader:
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that hold its tensors, and its own file."""
+        """The files that hold the tensors, and the header's own file."""
         return frozenset(info.path for info in self.tensors.values()) | {self.path}
 
 
-class _Reader:
-    """A position in the header. Every read checks how many bytes are left, so a wrong length ends in an error with the
-    offset.
+class _HeaderReader:
+    """Reads the values of a GGUF header in order. Every read checks how many bytes are left, so a wrong length ends in
+    an error with the offset.
     """
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
@@ -119,82 +119,86 @@ class _Reader:
         self.size = len(data)
         self.at = 0
 
-    def fail(self, what: str) -> ModelCorrupt:
+    def damage_error(self, what: str) -> ModelCorrupt:
+        """Return the error for damage at the current position."""
         return ModelCorrupt(
             f"{self.path.name} is damaged at byte {self.at} of {self.size}: {what}. Download the file again."
         )
 
-    def take(self, count: int, what: str) -> bytes:
+    def read_bytes(self, count: int, what: str) -> bytes:
+        """Read the next `count` bytes. `what` names them in errors."""
         if count > self.size - self.at:
-            raise self.fail(f"{what} needs {count} bytes, {self.size - self.at} are left")
+            raise self.damage_error(f"{what} needs {count} bytes, {self.size - self.at} are left")
         chunk = self.data[self.at : self.at + count]
         self.at += count
         return chunk
 
-    def number(self, fmt: str, what: str) -> Any:
-        return struct.unpack(fmt, self.take(struct.calcsize(fmt), what))[0]
+    def read_number(self, fmt: str, what: str) -> Any:
+        """Read a number of the struct format `fmt`."""
+        return struct.unpack(fmt, self.read_bytes(struct.calcsize(fmt), what))[0]
 
-    def string(self, what: str) -> str:
-        length = self.number("<Q", f"the length of {what}")
+    def read_string(self, what: str) -> str:
+        """Read a string with its length before it."""
+        length = self.read_number("<Q", f"the length of {what}")
         if length > MAX_TEXT:
-            raise self.fail(f"{what} claims {length} bytes")
+            raise self.damage_error(f"{what} claims {length} bytes")
         try:
-            return self.take(length, what).decode("utf-8")
+            return self.read_bytes(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.fail(f"{what} is not UTF-8") from error
+            raise self.damage_error(f"{what} is not UTF-8") from error
 
-    def strings(self, count: int, what: str) -> list[str]:
-        """Return an array of `count` strings. The loop is tight, because a vocabulary and its merges have 100,000
-        strings.
-        """
+    def read_strings(self, count: int, what: str) -> list[str]:
+        """Read an array of `count` strings, in a tight loop: a vocabulary and its merges have 100,000 and more."""
         data, at, size = self.data, self.at, self.size
         unpack = struct.Struct("<Q").unpack_from
         found = []
         for _ in range(count):
             if size - at < 8:
                 self.at = at
-                raise self.fail(f"{what} ends early")
+                raise self.damage_error(f"{what} ends early")
             (length,) = unpack(data, at)
             at += 8
             if length > size - at:
                 self.at = at
-                raise self.fail(f"a string of {what} needs {length} bytes, {size - at} are left")
+                raise self.damage_error(f"a string of {what} needs {length} bytes, {size - at} are left")
             try:
                 found.append(data[at : at + length].decode("utf-8"))
             except UnicodeDecodeError as error:
                 self.at = at
-                raise self.fail(f"a string of {what} is not UTF-8") from error
+                raise self.damage_error(f"a string of {what} is not UTF-8") from error
             at += length
         self.at = at
         return found
 
-    def value(self, kind: int, key: str) -> Any:
+    def read_value(self, kind: int, key: str) -> Any:
+        """Read a metadata value of the type number `kind`."""
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], f"the value of {key!r}")
+            return self.read_number(_SCALARS[kind], f"the value of {key!r}")
         if kind == _STRING:
-            return self.string(f"the value of {key!r}")
+            return self.read_string(f"the value of {key!r}")
         if kind == _ARRAY:
-            return self.array(key)
-        raise self.fail(f"{key!r} has the unknown value type {kind}")
+            return self.read_array(key)
+        raise self.damage_error(f"{key!r} has the unknown value type {kind}")
 
-    def array(self, key: str) -> list[Any]:
-        kind = self.number("<I", f"the element type of {key!r}")
-        count = self.number("<Q", f"the length of {key!r}")
+    def read_array(self, key: str) -> list[Any]:
+        """Read an array: its element type, its length and its values."""
+        kind = self.read_number("<I", f"the element type of {key!r}")
+        count = self.read_number("<Q", f"the length of {key!r}")
         if count > MAX_ITEMS:
-            raise self.fail(f"{key!r} claims {count} values")
+            raise self.damage_error(f"{key!r} claims {count} values")
         if kind == _STRING:
             if count * 8 > self.size - self.at:
-                raise self.fail(f"{key!r} claims {count} strings")
-            return self.strings(count, repr(key))
+                raise self.damage_error(f"{key!r} claims {count} strings")
+            return self.read_strings(count, repr(key))
         if kind not in _SCALARS:
-            raise self.fail(f"{key!r} is an array of the unsupported element type {kind}")
+            raise self.damage_error(f"{key!r} is an array of the unsupported element type {kind}")
         fmt = _SCALARS[kind]
-        raw = self.take(count * struct.calcsize(fmt), f"the array {key!r}")
+        raw = self.read_bytes(count * struct.calcsize(fmt), f"the array {key!r}")
         return list(struct.unpack(f"<{count}{fmt[1]}", raw))
 
 
-def read_header(path: Path) -> GGUFHeader:
-    """Parse the header of `path` and check that every tensor lies inside the file.
+def read_gguf_header(path: Path) -> GGUFHeader:
+    """Read the header of one GGUF file, and check that every tensor lies inside the file.
 
     Raises ModelNotFound if the file cannot be opened, and ModelCorrupt if it is damaged or cut short. Raises
     ModelUnsupported for another version of the format or an unknown tensor type number.
@@ -208,67 +212,70 @@ def read_header(path: Path) -> GGUFHeader:
         if size == 0:
             raise ModelCorrupt(f"{path.name} is empty. Download the file again.")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Reader(data, path))
+            return _parse_header(_HeaderReader(data, path))
 
 
-def _parse(reader: _Reader) -> GGUFHeader:
+def _parse_header(reader: _HeaderReader) -> GGUFHeader:
+    """Parse a header: version, metadata and tensor directory."""
     if reader.data[: len(LFS_POINTER)] == LFS_POINTER:
         raise ModelCorrupt(lfs_pointer_message(reader.path))
-    if reader.take(4, "the magic") != MAGIC:
+    if reader.read_bytes(4, "the magic") != MAGIC:
         raise ModelCorrupt(f"{reader.path.name} is not a GGUF file: it does not begin with the letters GGUF.")
-    version = reader.number("<I", "the version")
+    version = reader.read_number("<I", "the version")
     if version not in SUPPORTED_VERSIONS:
         raise ModelUnsupported(
             f"{reader.path.name} is GGUF version {version}; versions 2 and 3 (little-endian) are read."
         )
-    tensor_count = reader.number("<Q", "the tensor count")
-    pair_count = reader.number("<Q", "the metadata count")
+    tensor_count = reader.read_number("<Q", "the tensor count")
+    pair_count = reader.read_number("<Q", "the metadata count")
     if max(tensor_count, pair_count) > MAX_ENTRIES:
-        raise reader.fail(f"it claims {tensor_count} tensors and {pair_count} metadata pairs")
+        raise reader.damage_error(f"it claims {tensor_count} tensors and {pair_count} metadata pairs")
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
-        key = reader.string("a metadata key")
+        key = reader.read_string("a metadata key")
         if key in metadata:
-            raise reader.fail(f"the metadata {key!r} appears twice")
-        metadata[key] = reader.value(reader.number("<I", f"the type of {key!r}"), key)
-    entries = [_tensor_entry(reader) for _ in range(tensor_count)]
+            raise reader.damage_error(f"the metadata {key!r} appears twice")
+        metadata[key] = reader.read_value(reader.read_number("<I", f"the type of {key!r}"), key)
+    entries = [_read_tensor_entry(reader) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8 or alignment > 1 << 20:
-        raise reader.fail(f"the alignment {alignment!r} is not a positive multiple of 8")
+        raise reader.damage_error(f"the alignment {alignment!r} is not a positive multiple of 8")
     data_start = -(-reader.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for name, shape, type_number, offset in entries:
         if name in tensors:
-            raise reader.fail(f"tensor {name!r} appears twice")
-        tensors[name] = _tensor_info(reader, name, shape, type_number, data_start, offset)
+            raise reader.damage_error(f"tensor {name!r} appears twice")
+        tensors[name] = _make_tensor_info(reader, name, shape, type_number, data_start, offset)
     _check_overlap(reader, tensors)
     return GGUFHeader(reader.path, metadata, tensors)
 
 
-def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    name = reader.string("a tensor name")
-    dims = reader.number("<I", f"the dimension count of {name!r}")
+def _read_tensor_entry(reader: _HeaderReader) -> tuple[str, tuple[int, ...], int, int]:
+    """Read one entry of the tensor directory: name, shape, type number and offset."""
+    name = reader.read_string("a tensor name")
+    dims = reader.read_number("<I", f"the dimension count of {name!r}")
     if not 1 <= dims <= MAX_DIMS:
-        raise reader.fail(f"tensor {name!r} has {dims} dimensions")
-    shape = tuple(reader.number("<Q", f"a dimension of {name!r}") for _ in range(dims))
+        raise reader.damage_error(f"tensor {name!r} has {dims} dimensions")
+    shape = tuple(reader.read_number("<Q", f"a dimension of {name!r}") for _ in range(dims))
     if 0 in shape:
-        raise reader.fail(f"tensor {name!r} has an empty dimension {shape}")
+        raise reader.damage_error(f"tensor {name!r} has an empty dimension {shape}")
     return (
         name,
         shape[::-1],
-        reader.number("<I", f"the type of {name!r}"),
-        reader.number("<Q", f"the offset of {name!r}"),
+        reader.read_number("<I", f"the type of {name!r}"),
+        reader.read_number("<Q", f"the offset of {name!r}"),
     )
 
 
-def _tensor_info(
-    reader: _Reader, name: str, shape: tuple[int, ...], type_number: int, data_start: int, offset: int
+def _make_tensor_info(
+    reader: _HeaderReader, name: str, shape: tuple[int, ...], type_number: int, data_start: int, offset: int
 ) -> TensorInfo:
+    """Return the description of a tensor, after a check of its type and of its place in the file."""
     if type_number not in TENSOR_TYPES:
         raise ModelUnsupported(f"{reader.path.name}: tensor {name!r} has the unknown type number {type_number}.")
     type_name, block_values, block_bytes = TENSOR_TYPES[type_number]
     if shape[-1] % block_values:
-        raise reader.fail(
+        raise reader.damage_error(
             f"tensor {name!r} has rows of {shape[-1]} values, {type_name} needs a multiple of {block_values}"
         )
     nbytes = math.prod(shape) // block_values * block_bytes
@@ -281,17 +288,18 @@ def _tensor_info(
     return TensorInfo(reader.path, name, shape, type_name, start, nbytes)
 
 
-def _check_overlap(reader: _Reader, tensors: dict[str, TensorInfo]) -> None:
+def _check_overlap(reader: _HeaderReader, tensors: dict[str, TensorInfo]) -> None:
+    """Raise ModelCorrupt if two tensors share bytes."""
     placed = sorted(tensors.values(), key=lambda tensor: tensor.offset)
     for before, after in itertools.pairwise(placed):
         if before.offset + before.nbytes > after.offset:
-            raise reader.fail(f"tensors {before.name!r} and {after.name!r} overlap")
+            raise reader.damage_error(f"tensors {before.name!r} and {after.name!r} overlap")
 
 
 # Typed look-ups in a GGUF header. A missing or wrong value is one clear error.
 
 
-class Metadata:
+class GGUFMetadata:
     """Typed look-ups in a GGUF header's metadata. The methods with `arch_` put the architecture's name before the
     key.
     """
@@ -301,86 +309,103 @@ class Metadata:
         self.file = header.path.name
         self.architecture = self.text("general.architecture")
 
-    def _missing(self, key: str) -> ModelCorrupt:
+    def _missing_error(self, key: str) -> ModelCorrupt:
+        """Return the error for a key that is missing."""
         return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
 
-    def _wrong(self, key: str, wanted: str) -> ModelCorrupt:
+    def _wrong_value_error(self, key: str, wanted: str) -> ModelCorrupt:
+        """Return the error for a value that is not what is `wanted`."""
         found = self.header.metadata.get(key)
         shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
         return ModelCorrupt(f"{self.file}: the metadata {key!r} is {shown}, not {wanted}.")
 
     def text(self, key: str, default: str | None = None) -> str:
+        """Return the string under `key`, or `default`. Raises ModelCorrupt if both are missing or the value is no
+        string.
+        """
         value = self.header.metadata.get(key, default)
         if value is None:
-            raise self._missing(key)
+            raise self._missing_error(key)
         if not isinstance(value, str):
-            raise self._wrong(key, "a text")
+            raise self._wrong_value_error(key, "a text")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int | None:
+        """Return the integer under `key`, or `default`. Raises ModelCorrupt if the value is no integer."""
         value = self.header.metadata.get(key, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self._wrong(key, "a whole number")
+            raise self._wrong_value_error(key, "a whole number")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """Return the boolean under `key`, or `default`. Raises ModelCorrupt if the value is no boolean."""
         value = self.header.metadata.get(key, default)
         if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
+            raise self._wrong_value_error(key, "true or false")
         return value
 
     def items(self, key: str, kind: type) -> list[Any]:
+        """Return the list under `key`, whose items must be of the type `kind`; empty if the key is missing."""
         value = self.header.metadata.get(key, [])
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self._wrong(key, f"a list of {kind.__name__}")
+            raise self._wrong_value_error(key, f"a list of {kind.__name__}")
         return value
 
     def arch_integer(self, key: str, default: int | None = None) -> int:
+        """Return the architecture's positive integer under `key`, or `default`. Raises ModelCorrupt without a valid
+        one.
+        """
         full = f"{self.architecture}.{key}"
         if isinstance(self.header.metadata.get(full), list):
             raise ModelUnsupported(f"{self.file}: {full!r} differs from layer to layer, which is not served here.")
         value = self.integer(full, default)
         if value is None:
-            raise self._missing(full)
+            raise self._missing_error(full)
         if not 0 < value < 1 << 31:
-            raise self._wrong(full, "a sensible positive number")
+            raise self._wrong_value_error(full, "a sensible positive number")
         return value
 
     def arch_number(self, key: str, default: float | None = None) -> float:
+        """Return the architecture's positive number under `key`, or `default`. Raises ModelCorrupt without a valid
+        one.
+        """
         full = f"{self.architecture}.{key}"
         value = self.header.metadata.get(full, default)
         if value is None:
-            raise self._missing(full)
+            raise self._missing_error(full)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._wrong(full, "a positive number")
+            raise self._wrong_value_error(full, "a positive number")
         return float(value)
 
     def arch_has(self, key: str) -> bool:
+        """Return whether the architecture's metadata has `key`."""
         return f"{self.architecture}.{key}" in self.header.metadata
 
 
 # A model in one GGUF file, or split into several files: `NAME-00001-of-00003.gguf` and so on.
 
 
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def read_model_header(path: Path) -> GGUFHeader:
-    """Return the header of the model that begins in `path`: the metadata of that file, and the tensors of all its
-    parts.
+    """Return the header of a model in one file or several: the metadata of the first file `path`, and the tensors of
+    all parts.
 
     Raises ModelNotFound for a missing part, and for a `path` that is not the first part. Raises ModelCorrupt for parts
     that do not belong together. Raises what `read_header` raises.
     """
-    first = read_header(path)
-    meta = Metadata(first)
+    first = read_gguf_header(path)
+    meta = GGUFMetadata(first)
     count = meta.integer("split.count") or 1
     if count == 1:
         return first
     if meta.integer("split.no", 0):
-        raise ModelNotFound(f"{path.name} is not the first of its {count} parts: give {_name(path, 1, count)} instead.")
+        raise ModelNotFound(
+            f"{path.name} is not the first of its {count} parts: give {_part_name(path, 1, count)} instead."
+        )
     tensors: dict[str, TensorInfo] = {}
-    for header in (first, *(_part(path, number, count) for number in range(2, count + 1))):
+    for header in (first, *(_read_part_header(path, number, count) for number in range(2, count + 1))):
         twice = tensors.keys() & header.tensors.keys()
         if twice:
             raise ModelCorrupt(f"tensor {min(twice)!r} is in two parts of {path.name}. Download the files again.")
@@ -392,17 +417,18 @@ def read_model_header(path: Path) -> GGUFHeader:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return the file of a model, or all its parts that exist. Only the files' names count."""
-    found = _PART.fullmatch(path.name)
+    """Return the file of a model, or all its parts that exist, by their names alone."""
+    found = _PART_NAME.fullmatch(path.name)
     if found is None:
         return [path]
     count = int(found[3])
-    parts = [path.with_name(_name(path, number, count)) for number in range(1, count + 1)]
+    parts = [path.with_name(_part_name(path, number, count)) for number in range(1, count + 1)]
     return [path, *(part for part in parts if part != path and part.is_file())]
 
 
-def _name(path: Path, number: int, count: int) -> str:
-    found = _PART.fullmatch(path.name)
+def _part_name(path: Path, number: int, count: int) -> str:
+    """Return the file name of the part `number` of `count`."""
+    found = _PART_NAME.fullmatch(path.name)
     if found is None or int(found[3]) != count:
         raise ModelCorrupt(
             f"{path.name} is one of {count} parts, whose names end in -00001-of-{count:05}.gguf and so on: rename it."
@@ -410,13 +436,14 @@ def _name(path: Path, number: int, count: int) -> str:
     return f"{found[1]}-{number:05}-of-{count:05}.gguf"
 
 
-def _part(first: Path, number: int, count: int) -> GGUFHeader:
-    path = first.with_name(_name(first, number, count))
+def _read_part_header(first: Path, number: int, count: int) -> GGUFHeader:
+    """Read the header of the part `number`, and check that it belongs to the model."""
+    path = first.with_name(_part_name(first, number, count))
     if not path.is_file():
         raise ModelNotFound(
             f"{first.name} is one of {count} parts, and {path.name} is not beside it: download it, too."
         )
-    header = read_header(path)
+    header = read_gguf_header(path)
     stated = header.metadata.get("split.no"), header.metadata.get("split.count")
     if stated != (number - 1, count):
         raise ModelCorrupt(f"{path.name} does not say that it is part {number} of {count}. Download it again.")

@@ -25,14 +25,14 @@ from cortexmlx.models.gguf.config import (
     ROPE_FACTORS,
     SHORT_FACTORS,
     Architecture,
-    Description,
-    Head,
-    Sizes,
+    ModelDescription,
+    ModelDimensions,
+    OutputHead,
     activation_type,
-    describe,
+    describe_model,
 )
 from cortexmlx.models.gguf.file import GGUFHeader, read_model_header
-from cortexmlx.models.gguf.tensors import FLOATS, GROUP, READ_TYPES, WIDENED, PackedArrays, TensorFiles
+from cortexmlx.models.gguf.tensors import FLOATS, GROUP_SIZE, READ_TYPES, UNPACKED_TYPES, PackedArrays, TensorFiles
 from cortexmlx.models.gguf.tokenizer import build_tokenizer
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers import templates
@@ -50,9 +50,9 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     that is not served. Both are raised before any tensor is read.
     """
     header = read_model_header(path)
-    description = describe(header)
-    names, tokenizer, config, notes = _read(header, description)
-    preparing = templates.import_in_background() if tokenizer.has_chat_template else None
+    description = describe_model(header)
+    names, tokenizer, config, notes = _read_names_and_tokenizer(header, description)
+    preparing = templates.import_renderer_in_background() if tokenizer.has_chat_template else None
     dtype: mx.Dtype = mx.float32 if float32 else getattr(mx, activation_type(header, description))
     try:
         model = _build_model(header, description, names, dtype)
@@ -62,28 +62,30 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     return model, tokenizer, config, (*notes, *_widened_note(header, dtype))
 
 
-def read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Return the tokenizer, the config and the notes of `load_gguf`. Reads no tensor. Raises what it raises."""
+def load_gguf_without_weights(path: Path) -> tuple[Tokenizer, dict[str, Any], tuple[str, ...]]:
+    """Return the tokenizer, the config and the notes of `load_gguf`. No tensor is read. Raises what `load_gguf`
+    raises.
+    """
     header = read_model_header(path)
-    _, tokenizer, config, notes = _read(header, describe(header))
+    _, tokenizer, config, notes = _read_names_and_tokenizer(header, describe_model(header))
     return tokenizer, config, notes
 
 
-def _read(
-    header: GGUFHeader, description: Description
+def _read_names_and_tokenizer(
+    header: GGUFHeader, description: ModelDescription
 ) -> tuple[dict[str, str], Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Return the parameters' names by those of the tensors, the tokenizer, the config and the notes of a file."""
+    """Check the tensors' types. Return the model's parameter for each tensor, the tokenizer, the config and the
+    notes.
+    """
     check_tensor_types(header)
-    names = parameter_names(header, description)
+    names = map_parameter_names(header, description)
     tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
     config = description.config | {"eos_token_id": sorted(tokenizer.eos_token_ids)}
     return names, tokenizer, config, (*description.notes, *notes)
 
 
 def check_tensor_types(header: GGUFHeader) -> None:
-    """Raise ModelUnsupported if tensors have types that are not read, with the number of tensors of each type. Also
-    raise it for a quantized tensor that is not a matrix.
-    """
+    """Raise ModelUnsupported for tensors of types that cannot be read, and for a quantized tensor that is no matrix."""
     refused = Counter(info.type_name for info in header.tensors.values() if info.type_name not in READ_TYPES)
     if refused:
         found = ", ".join(f"{count} of type {name}" for name, count in sorted(refused.items()))
@@ -98,7 +100,8 @@ def check_tensor_types(header: GGUFHeader) -> None:
 
 
 def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
-    widened = [info for info in header.tensors.values() if info.type_name in WIDENED]
+    """Return a note on the tensors that are unpacked in memory, because MLX has no packed form of their type."""
+    widened = [info for info in header.tensors.values() if info.type_name in UNPACKED_TYPES]
     if not widened:
         return ()
     kinds = ", ".join(sorted({info.type_name for info in widened}))
@@ -110,11 +113,12 @@ def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
     )
 
 
-def _build_model(header: GGUFHeader, description: Description, names: dict[str, str], dtype: mx.Dtype) -> Any:
+def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[str, str], dtype: mx.Dtype) -> Any:
+    """Build mlx-lm's model and load the file's tensors into it, packed where MLX can compute with them."""
     files = TensorFiles()
     weights: dict[str, mx.array] = {}
     packed: dict[str, PackedArrays] = {}
-    for parameter, found in _tensors(header, description, names, dtype, files):
+    for parameter, found in _read_parameters(header, description, names, dtype, files):
         if isinstance(found, PackedArrays):
             module = parameter.removesuffix(".weight")
             packed[module] = found
@@ -123,10 +127,10 @@ def _build_model(header: GGUFHeader, description: Description, names: dict[str, 
                 weights[f"{module}.biases"] = found.biases
         else:
             weights[parameter] = found
-    model = _plain_model(header, description)
+    model = _build_plain_model(header, description)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
-    _pack(header, model, packed, dtype)
+    _replace_packed_layers(header, model, packed, dtype)
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
@@ -138,7 +142,8 @@ def _build_model(header: GGUFHeader, description: Description, names: dict[str, 
     return model
 
 
-def _plain_model(header: GGUFHeader, description: Description) -> Any:
+def _build_plain_model(header: GGUFHeader, description: ModelDescription) -> Any:
+    """Build mlx-lm's model of the description, with unquantized layers and without the file's weights."""
     arch = importlib.import_module(f"mlx_lm.models.{description.architecture.model_type}")
     try:
         return arch.Model(arch.ModelArgs.from_dict(description.config))
@@ -146,8 +151,8 @@ def _plain_model(header: GGUFHeader, description: Description) -> Any:
         raise ModelCorrupt(f"{header.path.name} describes no model: {one_line(error)}") from error
 
 
-def _tensors(
-    header: GGUFHeader, description: Description, names: dict[str, str], dtype: mx.Dtype, files: TensorFiles
+def _read_parameters(
+    header: GGUFHeader, description: ModelDescription, names: dict[str, str], dtype: mx.Dtype, files: TensorFiles
 ) -> Iterator[tuple[str, Any]]:
     """Yield the model's parameters by path, in the model's own row order and values."""
     architecture = description.architecture
@@ -160,20 +165,20 @@ def _tensors(
         yield parameter, found[None] if tensor.endswith("ffn_gate_inp_shexp.weight") else found
 
 
-def _pack(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
-    """Replace the plain layers whose weights are packed by quantized layers."""
+def _replace_packed_layers(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
+    """Replace the layers whose weights are packed by quantized layers."""
     twins = []
     for path, layer in model.named_modules():
         if path in packed:
-            twin = packed_layer(layer, packed[path], dtype)
+            twin = make_packed_layer(layer, packed[path], dtype)
             if twin is None:
                 raise ModelUnsupported(f"{header.path.name}: {path!r} is quantized, which it cannot be here.")
             twins.append((path, twin))
     model.update_modules(tree_unflatten(twins))
 
 
-def _row_order(tensor: str, description: Description) -> list[int] | None:
-    """Return, for each place, the stored row that belongs there; None if rows are stored in order.
+def _row_order(tensor: str, description: ModelDescription) -> list[int] | None:
+    """Return, for each row of the model, the row of the file that belongs there; None if they are in the same order.
 
     Converters interleave the two halves of each head of llama's query and key projections. Then a rotation of
     neighbouring pairs does what the original rotation of halves does. The models here rotate halves.
@@ -187,8 +192,8 @@ def _row_order(tensor: str, description: Description) -> list[int] | None:
 
 
 def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], files: TensorFiles) -> None:
-    """Give every layer a rope whose wavelengths are multiplied by the file's factors. Llama 3.1's scaling is stored
-    this way.
+    """Give every layer a rope whose wavelengths are multiplied by the file's factors, which is how Llama 3.1's scaling
+    is stored.
     """
     from mlx_lm.models.rope_utils import Llama3RoPE
 
@@ -219,10 +224,10 @@ _GLOBAL_NAMES = {
     "output": "lm_head",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)", re.ASCII)
-_READ_ALREADY = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+_ROPE_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
-def parameter_names(header: GGUFHeader, description: Description) -> dict[str, str]:
+def map_parameter_names(header: GGUFHeader, description: ModelDescription) -> dict[str, str]:
     """Return the model's parameter for each tensor: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
 
     Raises ModelUnsupported for a tensor that the architecture does not have here. Raises ModelCorrupt for a missing
@@ -231,12 +236,12 @@ def parameter_names(header: GGUFHeader, description: Description) -> dict[str, s
     architecture = description.architecture
     shapes = _weight_shapes(description.sizes, architecture)
     global_names = dict(_GLOBAL_NAMES)
-    if architecture.head is Head.TIED:
+    if architecture.head is OutputHead.TIED:
         del global_names["output"]
-    _check_complete(header, description)
+    _check_no_missing_tensors(header, description)
     names: dict[str, str] = {}
     for tensor, info in header.tensors.items():
-        if tensor in _READ_ALREADY:
+        if tensor in _ROPE_TENSORS:
             continue
         stem, _, kind = tensor.rpartition(".")
         layer = _LAYER_TENSOR.fullmatch(stem)
@@ -250,18 +255,19 @@ def parameter_names(header: GGUFHeader, description: Description) -> dict[str, s
         if info.shape != wanted:
             raise ModelCorrupt(f"{header.path.name}: tensor {tensor!r} has the shape {info.shape}, not {wanted}.")
         prefix = f"model.layers.{int(layer[1])}." if layer else ""
-        names[tensor] = prefix + _parameter(known[part], kind)
+        names[tensor] = prefix + _parameter_name(known[part], kind)
     return names
 
 
-def _parameter(module: str, kind: str) -> str:
-    """Return the name of a parameter. Attention sinks belong to the attention itself, all other parameters to a
-    module.
+def _parameter_name(module: str, kind: str) -> str:
+    """Return the name of a module's parameter. Attention sinks belong to the attention itself, so they have no
+    `kind`.
     """
     return module if module.endswith(".sinks") else f"{module}.{kind}"
 
 
-def _weight_shapes(sizes: Sizes, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+def _weight_shapes(sizes: ModelDimensions, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight that a model of these dimensions has, by GGUF's name without the layer."""
     hidden, feed_forward = sizes.hidden, sizes.feed_forward
     gate_and_up = feed_forward if "ffn_gate" in architecture.modules else 2 * feed_forward
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -296,20 +302,22 @@ def _weight_shapes(sizes: Sizes, architecture: Architecture) -> dict[str, tuple[
     }
 
 
-def _check_complete(header: GGUFHeader, description: Description) -> None:
+def _check_no_missing_tensors(header: GGUFHeader, description: ModelDescription) -> None:
+    """Raise ModelCorrupt if a layer, or a tensor that the architecture needs, is missing."""
     architecture, layers = description.architecture, description.sizes.layers
     stored = {int(found[1]) for name in header.tensors if (found := _LAYER_TENSOR.match(name))}
     if len(stored) != layers or max(stored) != layers - 1:
         raise ModelCorrupt(f"{header.path.name} says it has {layers} layers and holds tensors of {len(stored)}.")
-    wanted = _needed_globals(architecture)
+    wanted = _required_global_tensors(architecture)
     wanted += [f"blk.{layer}.{part}" for layer in range(layers) for part in architecture.modules]
     missing = [part for part in wanted if f"{part}.weight" not in header.tensors]
     if missing:
         raise ModelCorrupt(f"{header.path.name} lacks {len(missing)} tensors, for example {missing[0]!r}.")
 
 
-def _needed_globals(architecture: Architecture) -> list[str]:
-    return ["token_embd", "output_norm", *(["output"] if architecture.head is Head.OWN else [])]
+def _required_global_tensors(architecture: Architecture) -> list[str]:
+    """Return the names of the tensors outside of layers that the architecture must have."""
+    return ["token_embd", "output_norm", *(["output"] if architecture.head is OutputHead.OWN else [])]
 
 
 # Quantized layers whose scales are finer than the activations. They compute in float32, and return the activations'
@@ -319,25 +327,25 @@ def _needed_globals(architecture: Architecture) -> list[str]:
 # in the wider of two types and returns that type. Then the whole model would be float32, and its KV cache too.
 
 
-class FineLinear(nn.QuantizedLinear):  # type: ignore[misc]
-    """A packed linear layer that returns its input's type."""
+class CastingLinear(nn.QuantizedLinear):  # type: ignore[misc]
+    """A quantized linear layer with float32 scales that casts its result to its input's type."""
 
     def __call__(self, x: mx.array) -> mx.array:
         answer: mx.array = super().__call__(x)
         return answer.astype(x.dtype)
 
 
-class FineSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
-    """A packed linear layer of many experts that returns its input's type."""
+class CastingSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
+    """A quantized linear layer of many experts with float32 scales that casts its result to its input's type."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         answer: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
         return answer.astype(x.dtype)
 
 
-class FineEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
-    """A packed embedding that returns vectors of the type `dtype`. As an output projection it returns its input's
-    type.
+class CastingEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
+    """A quantized embedding with float32 scales that casts its vectors to `dtype`. As an output projection it casts to
+    its input's type.
     """
 
     dtype: mx.Dtype
@@ -347,30 +355,32 @@ class FineEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         return vectors.astype(self.dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
+        """Compute the output projection, in the input's type."""
         answer: mx.array = super().as_linear(x)
         return answer.astype(x.dtype)
 
 
-def packed_layer(plain: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
-    """Return a quantized layer to replace `plain`; None if there is no such layer. Its parameters are loaded later.
+def make_packed_layer(plain: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
+    """Return a quantized layer to replace the layer `plain`; None if there is no such kind. Its parameters are loaded
+    later.
 
     `dtype` is the type of the activations. Nothing is computed: the weights that the constructors draw are never
     evaluated.
     """
     fine = arrays.scales.dtype not in (dtype, mx.uint8)
-    how = {"group_size": GROUP, "bits": arrays.bits, "mode": arrays.mode}
+    how = {"group_size": GROUP_SIZE, "bits": arrays.bits, "mode": arrays.mode}
     if isinstance(plain, nn.Linear):
         rows, columns = plain.weight.shape
-        linear = FineLinear if fine else nn.QuantizedLinear
+        linear = CastingLinear if fine else nn.QuantizedLinear
         return linear(columns, rows, "bias" in plain, **how)
     if isinstance(plain, SwitchLinear):
         experts, rows, columns = plain.weight.shape
-        switch = FineSwitchLinear if fine else QuantizedSwitchLinear
+        switch = CastingSwitchLinear if fine else QuantizedSwitchLinear
         return switch(columns, rows, experts, "bias" in plain, **how)
     if isinstance(plain, nn.Embedding):
         if not fine:
             return nn.QuantizedEmbedding(*plain.weight.shape, **how)
-        embedding = FineEmbedding(*plain.weight.shape, **how)
+        embedding = CastingEmbedding(*plain.weight.shape, **how)
         embedding.dtype = dtype
         return embedding
     return None

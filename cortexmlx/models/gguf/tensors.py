@@ -21,9 +21,9 @@ from cortexmlx.models.gguf.file import TENSOR_TYPES, TensorInfo
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-GROUP = 32
+GROUP_SIZE = 32
 _LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
-_JOINING = (
+_FIVE_BIT_STEPS = (
     (3, 0x001F001F001F001F, 0x03E003E003E003E0),
     (6, 0x000003FF000003FF, 0x000FFC00000FFC00),
     (12, 0x00000000000FFFFF, 0x000000FFFFF00000),
@@ -34,8 +34,8 @@ are shifted down to them.
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Groups of 32 values."""
+class QuantizedGroups:
+    """Quantized values in groups of 32, as MLX packs them: codes, scales and biases."""
 
     codes: Bytes
     """`[groups, 4 * bits] uint8`, the first value in the lowest bits, as MLX packs them."""
@@ -46,25 +46,25 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Packing:
-    """How a tensor type stays packed."""
+class PackedFormat:
+    """How MLX holds a GGUF tensor type that stays packed in memory."""
 
     bits: int
     """Bits of a code."""
     mode: str
     """MLX's quantization mode."""
-    groups: Callable[[Bytes], Groups]
+    groups: Callable[[Bytes], QuantizedGroups]
     """Makes groups of blocks `[n, bytes]`."""
 
 
-def _half(columns: Bytes) -> Floats:
-    """Return `[n, 2]` bytes as `[n]` float32."""
+def _read_float16(columns: Bytes) -> Floats:
+    """Read `[n, 2]` bytes as float16 numbers: `[n]` float32."""
     return np.ascontiguousarray(columns).view("<f2").astype(np.float32)[:, 0]
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """Repack `[n, 8k]` bytes: all low halves are the first 8k values and all high halves the next 8k. In the result
-    neighbours share a byte.
+def _reorder_nibbles(packed: Bytes) -> Bytes:
+    """Reorder 4-bit values from GGUF's order to MLX's. In `[n, 8k]` bytes GGUF has all low halves first; MLX has
+    neighbours in one byte.
     """
     words = np.ascontiguousarray(packed).view("<u8")
     sides = (words & _LOW_HALVES, words >> np.uint64(4) & _LOW_HALVES)
@@ -73,61 +73,70 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([side.view(np.uint8)[:, ::2] for side in sides], axis=1)
 
 
-def _halves(packed: Bytes) -> Bytes:
-    """Return `[n, k]` bytes as `[n, 2k]` values of 4 bits, all low halves first."""
+def _split_nibbles(packed: Bytes) -> Bytes:
+    """Split `[n, k]` bytes into `[n, 2k]` values of 4 bits, all low halves first."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
 
-def _five_bits(codes: Bytes) -> Bytes:
-    """Return `[n, 32]` values below 32 as `[n, 20]` bytes. Every eight values become 40 bits, joined in steps of two,
+def _pack_five_bits(codes: Bytes) -> Bytes:
+    """Pack `[n, 32]` values of 5 bits into `[n, 20]` bytes. Every eight values become 40 bits, joined in steps of two,
     four and eight.
     """
     words = np.ascontiguousarray(codes).view("<u8")
-    for shift, kept, moved in _JOINING:
+    for shift, kept, moved in _FIVE_BIT_STEPS:
         words = words & np.uint64(kept) | words >> np.uint64(shift) & np.uint64(moved)
     return words.view(np.uint8).reshape(-1, 4, 8)[:, :, :5].reshape(-1, 20)
 
 
-def _q4_0(blocks: Bytes) -> Groups:
-    """d, qs[16]: d * (q - 8)."""
-    scale = _half(blocks[:, :2])
-    return Groups(_nibbles(blocks[:, 2:]), scale, -8 * scale)
+def _convert_q4_0(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q4_0 blocks to MLX's groups. Layout: d, qs[16]; a value is d * (q - 8)."""
+    scale = _read_float16(blocks[:, :2])
+    return QuantizedGroups(_reorder_nibbles(blocks[:, 2:]), scale, -8 * scale)
 
 
-def _q4_1(blocks: Bytes) -> Groups:
-    """d, m, qs[16]: d * q + m."""
-    return Groups(_nibbles(blocks[:, 4:]), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+def _convert_q4_1(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q4_1 blocks to MLX's groups. Layout: d, m, qs[16]; a value is d * q + m."""
+    return QuantizedGroups(_reorder_nibbles(blocks[:, 4:]), _read_float16(blocks[:, :2]), _read_float16(blocks[:, 2:4]))
 
 
-def _with_fifth_bits(high: Bytes, packed: Bytes) -> Bytes:
+def _join_fifth_bits(high: Bytes, packed: Bytes) -> Bytes:
+    """Return packed 5-bit codes of their fifth bits `high` and their lower four bits `packed`."""
     bits = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
-    return _five_bits(_halves(packed) | bits << np.uint8(4))
+    return _pack_five_bits(_split_nibbles(packed) | bits << np.uint8(4))
 
 
-def _q5_0(blocks: Bytes) -> Groups:
-    """d, qh[4], qs[16]: d * (q - 16), the fifth bit of value j being bit j of qh."""
-    scale = _half(blocks[:, :2])
-    return Groups(_with_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), scale, -16 * scale)
+def _convert_q5_0(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q5_0 blocks to MLX's groups. Layout: d, qh[4], qs[16]; a value is d * (q - 16), the fifth bit of value j
+    being bit j of qh.
+    """
+    scale = _read_float16(blocks[:, :2])
+    return QuantizedGroups(_join_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), scale, -16 * scale)
 
 
-def _q5_1(blocks: Bytes) -> Groups:
-    """d, m, qh[4], qs[16]: d * q + m."""
-    return Groups(_with_fifth_bits(blocks[:, 4:8], blocks[:, 8:]), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+def _convert_q5_1(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q5_1 blocks to MLX's groups. Layout: d, m, qh[4], qs[16]; a value is d * q + m."""
+    return QuantizedGroups(
+        _join_fifth_bits(blocks[:, 4:8], blocks[:, 8:]), _read_float16(blocks[:, :2]), _read_float16(blocks[:, 2:4])
+    )
 
 
-def _q8_0(blocks: Bytes) -> Groups:
-    """d, qs[32] signed: d * q. MLX's codes are unsigned, so 128 is added to each and taken off again by the bias."""
-    scale = _half(blocks[:, :2])
-    return Groups(blocks[:, 2:] ^ np.uint8(0x80), scale, -128 * scale)
+def _convert_q8_0(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q8_0 blocks to MLX's groups. Layout: d, qs[32] signed; a value is d * q. MLX's codes are unsigned, so
+    128 is added to each and taken off again by the bias.
+    """
+    scale = _read_float16(blocks[:, :2])
+    return QuantizedGroups(blocks[:, 2:] ^ np.uint8(0x80), scale, -128 * scale)
 
 
-def _mxfp4(blocks: Bytes) -> Groups:
-    """An exponent, qs[16] of 4-bit floating-point numbers: the codes and the exponent are those of MLX."""
-    return Groups(_nibbles(blocks[:, 1:]), np.ascontiguousarray(blocks[:, 0]), None)
+def _convert_mxfp4(blocks: Bytes) -> QuantizedGroups:
+    """Convert MXFP4 blocks to MLX's groups. Layout: an exponent, qs[16] of 4-bit floats. MLX has the same codes and
+    exponents.
+    """
+    return QuantizedGroups(_reorder_nibbles(blocks[:, 1:]), np.ascontiguousarray(blocks[:, 0]), None)
 
 
-def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Layout: d, dmin, scales[12]. Return the scale and the bias of each of the 8 groups of a block of Q4_K or Q5_K.
+def _decode_k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Return the scale and the bias of each of the 8 groups of Q4_K or Q5_K blocks. Layout: d, dmin, scales[12].
 
     Twelve bytes hold 8 multipliers of d and 8 of dmin, 6 bits each. Those of groups 0 to 3 are the low 6 bits of bytes
     0 to 3 and 4 to 7. Those of groups 4 to 7 are the low and high halves of bytes 8 to 11, with the two spare bits of
@@ -137,82 +146,95 @@ def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     of_scale = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
     of_minimum = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
-    scales = _half(blocks[:, :2])[:, None] * of_scale.astype(np.float32)
-    minima = _half(blocks[:, 2:4])[:, None] * of_minimum.astype(np.float32)
+    scales = _read_float16(blocks[:, :2])[:, None] * of_scale.astype(np.float32)
+    minima = _read_float16(blocks[:, 2:4])[:, None] * of_minimum.astype(np.float32)
     return scales.reshape(-1), -minima.reshape(-1)
 
 
-def _q4_k(blocks: Bytes) -> Groups:
-    """d, dmin, scales[12], qs[128]: 32 bytes hold two groups, in their low and their high halves."""
-    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 16), *_scales_and_minima(blocks))
+def _convert_q4_k(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q4_K blocks to MLX's groups. Layout: d, dmin, scales[12], qs[128]; 32 bytes hold two groups, in their
+    low and their high halves.
+    """
+    return QuantizedGroups(_reorder_nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 16), *_decode_k_scales(blocks))
 
 
-def _q5_k(blocks: Bytes) -> Groups:
-    """d, dmin, scales[12], qh[32], qs[128]: as Q4_K, the fifth bit of value l of group g being bit g of qh[l]."""
-    codes = _halves(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
+def _convert_q5_k(blocks: Bytes) -> QuantizedGroups:
+    """Convert Q5_K blocks to MLX's groups. Layout: d, dmin, scales[12], qh[32], qs[128]; as Q4_K, the fifth bit of
+    value l of group g being bit g of qh[l].
+    """
+    codes = _split_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
     fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-    return Groups(_five_bits((codes | fifth << np.uint8(4)).reshape(-1, 32)), *_scales_and_minima(blocks))
+    return QuantizedGroups(_pack_five_bits((codes | fifth << np.uint8(4)).reshape(-1, 32)), *_decode_k_scales(blocks))
 
 
-PACKED: dict[str, Packing] = {
-    "Q4_0": Packing(4, "affine", _q4_0),
-    "Q4_1": Packing(4, "affine", _q4_1),
-    "Q5_0": Packing(5, "affine", _q5_0),
-    "Q5_1": Packing(5, "affine", _q5_1),
-    "Q8_0": Packing(8, "affine", _q8_0),
-    "Q4_K": Packing(4, "affine", _q4_k),
-    "Q5_K": Packing(5, "affine", _q5_k),
-    "MXFP4": Packing(4, "mxfp4", _mxfp4),
+PACKED_TYPES: dict[str, PackedFormat] = {
+    "Q4_0": PackedFormat(4, "affine", _convert_q4_0),
+    "Q4_1": PackedFormat(4, "affine", _convert_q4_1),
+    "Q5_0": PackedFormat(5, "affine", _convert_q5_0),
+    "Q5_1": PackedFormat(5, "affine", _convert_q5_1),
+    "Q8_0": PackedFormat(8, "affine", _convert_q8_0),
+    "Q4_K": PackedFormat(4, "affine", _convert_q4_k),
+    "Q5_K": PackedFormat(5, "affine", _convert_q5_k),
+    "MXFP4": PackedFormat(4, "mxfp4", _convert_mxfp4),
 }
 
 
-def _pairs_of_bits(packed: Bytes) -> Bytes:
-    """Return `[n, 64]` bytes as `[n, 2, 4, 32]` values of 2 bits. Each half of the bytes gives all its lowest bits
+def _split_two_bits(packed: Bytes) -> Bytes:
+    """Split `[n, 64]` bytes into `[n, 2, 4, 32]` values of 2 bits. Each half of the bytes gives all its lowest bits
     first.
     """
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
 
 
-def _scaled(scales: Floats, codes: NDArray[Any]) -> Floats:
-    """Return `[n, 16]` scales times the 16 values that each belongs to, `[n, 16, 16]`."""
+def _apply_scales(scales: Floats, codes: NDArray[Any]) -> Floats:
+    """Multiply the 16 values of each of `[n, 16]` scales by it: `[n, 16, 16]`."""
     return scales[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
 
 
-def _q2_k(blocks: Bytes) -> Floats:
-    """scales[16], qs[64], d, dmin: d * (low half of the scale) * q - dmin * (high half)."""
-    scales = _half(blocks[:, 80:82])[:, None] * (blocks[:, :16] & 15).astype(np.float32)
-    minima = _half(blocks[:, 82:84])[:, None] * (blocks[:, :16] >> 4).astype(np.float32)
-    return (_scaled(scales, _pairs_of_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
+def _decode_q2_k(blocks: Bytes) -> Floats:
+    """Return the values of Q2_K blocks. Layout: scales[16], qs[64], d, dmin; a value is d * (low half of the scale) *
+    q - dmin * (high half).
+    """
+    scales = _read_float16(blocks[:, 80:82])[:, None] * (blocks[:, :16] & 15).astype(np.float32)
+    minima = _read_float16(blocks[:, 82:84])[:, None] * (blocks[:, :16] >> 4).astype(np.float32)
+    return (_apply_scales(scales, _split_two_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
 
 
-def _q3_k(blocks: Bytes) -> Floats:
-    """hmask[32], qs[64], scales[12], d: d * (s - 32) * q, where q is 2 bits, less 4 where its bit in hmask is not set.
+def _decode_q3_k(blocks: Bytes) -> Floats:
+    """Return the values of Q3_K blocks. Layout: hmask[32], qs[64], scales[12], d; a value is d * (s - 32) * q, where q
+    is 2 bits, less 4 where its bit in hmask is not set.
 
     The low 4 bits of the 16 scales are in scales[0..7], first all low halves; their high 2 bits in scales[8..11].
     """
-    low = _halves(blocks[:, 96:104])
+    low = _split_nibbles(blocks[:, 96:104])
     high = (blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
-    scales = _half(blocks[:, 108:])[:, None] * ((low | high << 4).astype(np.float32) - 32)
+    scales = _read_float16(blocks[:, 108:])[:, None] * ((low | high << 4).astype(np.float32) - 32)
     kept = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
-    codes = _pairs_of_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - kept.astype(np.int8))
-    return _scaled(scales, codes).reshape(-1, 256)
+    codes = _split_two_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - kept.astype(np.int8))
+    return _apply_scales(scales, codes).reshape(-1, 256)
 
 
-def _q6_k(blocks: Bytes) -> Floats:
-    """ql[128], qh[64], scales[16] signed, d: d * scale * (q - 32), 4 bits of q in ql and 2 in qh."""
-    low = _halves(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
-    codes = (low | _pairs_of_bits(blocks[:, 128:192]).reshape(-1, 256) << 4).astype(np.int8) - 32
-    scales = _half(blocks[:, 208:])[:, None] * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _scaled(scales, codes).reshape(-1, 256)
+def _decode_q6_k(blocks: Bytes) -> Floats:
+    """Return the values of Q6_K blocks. Layout: ql[128], qh[64], scales[16] signed, d; a value is d * scale * (q -
+    32), with 4 bits of q in ql and 2 in qh.
+    """
+    low = _split_nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
+    codes = (low | _split_two_bits(blocks[:, 128:192]).reshape(-1, 256) << 4).astype(np.int8) - 32
+    scales = _read_float16(blocks[:, 208:])[:, None] * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _apply_scales(scales, codes).reshape(-1, 256)
 
 
-WIDENED: dict[str, Callable[[Bytes], Floats]] = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k}
+UNPACKED_TYPES: dict[str, Callable[[Bytes], Floats]] = {
+    "Q2_K": _decode_q2_k,
+    "Q3_K": _decode_q3_k,
+    "Q6_K": _decode_q6_k,
+}
 
 
 FLOATS = ("F32", "F16", "BF16")
-READ_TYPES = frozenset((*FLOATS, *PACKED, *WIDENED))
-PIECE = 1 << 20
+READ_TYPES = frozenset((*FLOATS, *PACKED_TYPES, *UNPACKED_TYPES))
+PIECE_BYTES = 1 << 20
 """Bytes of a file that are decoded at once."""
 
 _BLOCKS = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.values()}
@@ -220,7 +242,7 @@ _BLOCKS = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.value
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """A packed tensor as MLX's quantized layers hold it, in groups of 32 along the rows.
+    """A quantized tensor as the arrays of MLX's quantized layers, in groups of 32 along the rows.
 
     `scales` and `biases` have the activations' type if it holds all of them exactly, otherwise float32.
     """
@@ -234,7 +256,7 @@ class PackedArrays:
 
 
 class TensorFiles:
-    """The files of a model. Each is mapped into memory when it is first read. Raises ModelNotFound if a file is
+    """Reads tensors from a model's files, each mapped into memory at its first use. Raises ModelNotFound if a file is
     missing.
     """
 
@@ -242,23 +264,25 @@ class TensorFiles:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def read(self, info: TensorInfo, dtype: Any, rows: Sequence[int] | None = None) -> Any:
-        """Return the tensor with its values rounded once to the MLX type `dtype`, or PackedArrays if its type is
-        packed.
+        """Read a tensor: PackedArrays if its type stays packed, otherwise an array with its values rounded once to the
+        MLX type `dtype`.
 
         `rows` gives, for each place, the stored row (of the first dimension) that belongs there.
         """
-        raw = self._bytes(info)
+        raw = self._tensor_bytes(info)
         if rows is not None:
             raw = raw.reshape(len(rows), -1)[np.array(rows)].reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged file's scales may be anything
-            found = (_packed if info.type_name in PACKED else _widened)(info, raw, dtype)
-        self._give_back(info)
+            found = (_read_packed if info.type_name in PACKED_TYPES else _read_unpacked)(info, raw, dtype)
+        self._release_pages(info)
         return found
 
-    def _bytes(self, info: TensorInfo) -> Bytes:
-        return np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.offset)
+    def _tensor_bytes(self, info: TensorInfo) -> Bytes:
+        """Return the tensor's bytes in the mapped file."""
+        return np.frombuffer(self._map_file(info.path), np.uint8, info.nbytes, info.offset)
 
-    def _map(self, path: Path) -> mmap.mmap:
+    def _map_file(self, path: Path) -> mmap.mmap:
+        """Return the memory map of a file, which is opened at the first call."""
         if path not in self._maps:
             try:
                 with path.open("rb") as file:
@@ -267,51 +291,52 @@ class TensorFiles:
                 raise ModelNotFound(f"cannot open {path}: {error.strerror}") from error
         return self._maps[path]
 
-    def _give_back(self, info: TensorInfo) -> None:
-        """Take the tensor's pages out of the memory that counts as the process's. They stay in the system's cache."""
+    def _release_pages(self, info: TensorInfo) -> None:
+        """Take the tensor's pages out of the process's memory. They stay in the system's file cache."""
         start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         length = info.offset + info.nbytes - start
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._map(info.path).madvise(mmap.MADV_DONTNEED, start, length)
+            self._map_file(info.path).madvise(mmap.MADV_DONTNEED, start, length)
 
 
-def memory_bytes(info: TensorInfo, dtype: str) -> int:
-    """Return the bytes that the tensor takes in memory in a model whose activations are `dtype`. Only its type and
+def tensor_memory_bytes(info: TensorInfo, dtype: str) -> int:
+    """Return the bytes that a tensor takes in the memory of a model whose activations are `dtype`. Only its type and
     shape count.
     """
     itemsize = 4 if dtype == "float32" else 2
-    packing = PACKED.get(info.type_name)
+    packing = PACKED_TYPES.get(info.type_name)
     if packing is None:
         return info.values * itemsize
     fine = info.type_name in ("Q4_K", "Q5_K") or dtype != "float16"
     per_group = (2 * (4 if fine else 2)) if packing.mode == "affine" else 1
-    return info.values * packing.bits // 8 + info.values // GROUP * per_group
+    return info.values * packing.bits // 8 + info.values // GROUP_SIZE * per_group
 
 
-def read_floats(info: TensorInfo) -> list[float]:
-    """Return the numbers of a small F32 tensor."""
+def read_float32_tensor(info: TensorInfo) -> list[float]:
+    """Read the numbers of a small F32 tensor."""
     with info.path.open("rb") as file:
         file.seek(info.offset)
         return [float(value) for value in np.frombuffer(file.read(info.nbytes), "<f4")]
 
 
-def _pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes]]:
-    """Yield slices of blocks, each with the bytes of its blocks, `[n, block_bytes]`."""
+def _iterate_pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes]]:
+    """Yield a tensor's blocks piece by piece: the slice of their numbers, and their bytes `[n, block_bytes]`."""
     blocks = raw.reshape(-1, block_bytes)
-    step = max(1, PIECE // block_bytes)
+    step = max(1, PIECE_BYTES // block_bytes)
     for start in range(0, len(blocks), step):
         part = slice(start, min(start + step, len(blocks)))
         yield part, blocks[part]
 
 
-def _widened(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
+def _read_unpacked(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
+    """Return a tensor as an array of `dtype`, unpacked if its type is quantized."""
     import mlx.core as mx
 
     kind = info.type_name
-    if kind in WIDENED:
+    if kind in UNPACKED_TYPES:
         arrays = []
-        for _, blocks in _pieces(raw, _BLOCKS[kind][1]):
-            arrays.append(mx.array(WIDENED[kind](blocks)).astype(dtype))
+        for _, blocks in _iterate_pieces(raw, _BLOCKS[kind][1]):
+            arrays.append(mx.array(UNPACKED_TYPES[kind](blocks)).astype(dtype))
             mx.eval(arrays[-1])
         found = mx.concatenate(arrays).reshape(info.shape)
     else:
@@ -321,18 +346,19 @@ def _widened(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
     return found
 
 
-def _packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
+def _read_packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
+    """Return a quantized tensor as the arrays of MLX's quantized layers."""
     import mlx.core as mx
 
-    packing = PACKED[info.type_name]
+    packing = PACKED_TYPES[info.type_name]
     values, block_bytes = _BLOCKS[info.type_name]
-    per_block = values // GROUP
+    per_block = values // GROUP_SIZE
     count = len(raw) // block_bytes * per_block
-    codes = np.empty((count, GROUP * packing.bits // 8), np.uint8)
+    codes = np.empty((count, GROUP_SIZE * packing.bits // 8), np.uint8)
     affine = packing.mode == "affine"
     scales = np.empty(count, np.float32 if affine else np.uint8)
     biases = np.empty(count if affine else 0, np.float32)
-    for part, blocks in _pieces(raw, block_bytes):
+    for part, blocks in _iterate_pieces(raw, block_bytes):
         place = slice(part.start * per_block, part.stop * per_block)
         groups = packing.groups(blocks)
         codes[place], scales[place] = groups.codes, groups.scales
@@ -340,13 +366,13 @@ def _packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
             biases[place] = groups.biases
     lead, columns = info.shape[:-1], info.shape[-1]
     weight = mx.array(codes.view("<u4")).reshape(*lead, columns * packing.bits // 32)
-    arrays = _narrowest((scales, biases), dtype) if affine else [mx.array(scales)]
-    shaped = [array.reshape(*lead, columns // GROUP) for array in arrays]
+    arrays = _narrow_if_exact((scales, biases), dtype) if affine else [mx.array(scales)]
+    shaped = [array.reshape(*lead, columns // GROUP_SIZE) for array in arrays]
     mx.eval(weight, shaped)
     return PackedArrays(weight, shaped[0], shaped[1] if affine else None, packing.bits, packing.mode)
 
 
-def _narrowest(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]:
+def _narrow_if_exact(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]:
     """Return the float32 `numbers` in `dtype` if it holds all of them exactly, otherwise in float32."""
     import mlx.core as mx
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.file import GGUFHeader, Metadata
+from cortexmlx.models.gguf.file import GGUFHeader, GGUFMetadata
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
-from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
-from cortexmlx.models.tokenizers.sentencepiece import PieceType, SentencePieceTokenizer, bpe_model
-from cortexmlx.models.tokenizers.turn_ends import named_ends
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, find_pre_tokenizer
+from cortexmlx.models.tokenizers.sentencepiece import PieceType, SentencePieceTokenizer, serialize_bpe_model
+from cortexmlx.models.tokenizers.turn_ends import find_named_ends
 
 # The control tokens of Phi 3 that keep the spaces after them. The file does not state this.
-PHI3_KEEPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+PHI3_SPACE_KEEPERS = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 
 def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tuple[str, ...]]:
@@ -20,7 +20,7 @@ def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tup
 
     Raises ModelUnsupported for an unknown tokenizer type or pre-tokenizer, and ModelCorrupt for inconsistent metadata.
     """
-    meta = Metadata(header)
+    meta = GGUFMetadata(header)
     kind = meta.text("tokenizer.ggml.model")
     tokens = meta.items("tokenizer.ggml.tokens", str)
     if not tokens or len(tokens) > vocab_rows:
@@ -32,46 +32,49 @@ def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tup
         raise ModelCorrupt(f"{meta.file} has token types from {min(types)} to {max(types)}; 0 to {max(PieceType)} are.")
     template = meta.text("tokenizer.chat_template", "") or None
     if kind == "gpt2":
-        return _byte_level(meta, tokens, types, template)
+        return _build_byte_level(meta, tokens, types, template)
     if kind == "llama":
-        return _sentencepiece(meta, tokens, types, template), ()
+        return _build_sentencepiece(meta, tokens, types, template), ()
     raise ModelUnsupported(f"{meta.file} has a tokenizer of type {kind!r}; gpt2 (byte-level BPE) and llama are read.")
 
 
-def _byte_level(
-    meta: Metadata, tokens: list[str], types: list[int], template: str | None
+def _build_byte_level(
+    meta: GGUFMetadata, tokens: list[str], types: list[int], template: str | None
 ) -> tuple[Tokenizer, tuple[str, ...]]:
+    """Build a byte-level BPE tokenizer. Return it with notes for the user."""
     notes: tuple[str, ...] = ()
     pre = meta.text("tokenizer.ggml.pre", "")
     if not pre:
         pre = "default"
         notes = ("the file does not say how to cut text into words: the default rule is used, tokens may differ",)
-    rule = pre_tokenizer(pre, meta.file)
-    special = _special_tokens(meta, tokens, types, add_bos=rule.add_bos)
+    rule = find_pre_tokenizer(pre, meta.file)
+    special = _read_special_tokens(meta, tokens, types, add_bos=rule.add_bos)
     return ByteLevelTokenizer(tokens, meta.items("tokenizer.ggml.merges", str), types, rule, special, template), notes
 
 
-def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:
+def _build_sentencepiece(meta: GGUFMetadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:
     """Build a sentencepiece BPE tokenizer, which joins pieces by score. After a special token the leading space is
     added again.
     """
     scores = meta.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(scores)} scores.")
-    special = _special_tokens(meta, tokens, types, add_bos=True)
+    special = _read_special_tokens(meta, tokens, types, add_bos=True)
     pieces = list(types)
     if PieceType.UNKNOWN not in pieces and special.unk_id is not None:
         pieces[special.unk_id] = PieceType.UNKNOWN  # some converters write it as a control token
-    model = bpe_model(tokens, scores, pieces, meta.flag("tokenizer.ggml.add_space_prefix", True))
+    model = serialize_bpe_model(tokens, scores, pieces, meta.flag("tokenizer.ggml.add_space_prefix", True))
     standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
     added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
     shown = {token for token, index in added.items() if types[index] == PieceType.USER_DEFINED}
     controls = added.keys() - shown
-    rstrip_tokens = controls - PHI3_KEEPING | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
+    rstrip_tokens = controls - PHI3_SPACE_KEEPERS | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
     return SentencePieceTokenizer(model, special, template, added, shown=shown, rstrip_tokens=rstrip_tokens)
 
 
-def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
+def _read_special_tokens(meta: GGUFMetadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
+    """Return the special tokens that the metadata names, and all tokens that end an answer."""
+
     def token_id(name: str) -> int | None:
         value = meta.integer(f"tokenizer.ggml.{name}_token_id")
         if value is None or value == 0xFFFFFFFF:
@@ -81,7 +84,7 @@ def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos
         return value
 
     # A file names only one end id, and often the wrong one for chat.
-    ends = named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
+    ends = find_named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
     ends |= {found for name in ("eos", "eot", "eom") if (found := token_id(name)) is not None}
     return SpecialTokens(
         bos_id=token_id("bos"),

@@ -1,4 +1,4 @@
-"""The byte-level alphabet: the characters with which byte-level tokens write their bytes."""
+"""The byte-level alphabet of GPT-2: the characters with which byte-level tokens write their bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import lru_cache
 
 
 @lru_cache(maxsize=1)
-def byte_of_char() -> dict[str, int]:
-    """Return the byte of each character of the alphabet. Printable bytes are written as themselves, the other 68 as the
-    characters from U+0100 on.
+def alphabet_bytes() -> dict[str, int]:
+    """Return the byte that each character of the alphabet stands for. Printable bytes are written as themselves, the
+    other 68 as the characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
@@ -17,11 +17,11 @@ def byte_of_char() -> dict[str, int]:
     return table
 
 
-def token_bytes(token: str) -> bytes:
+def byte_level_token_bytes(token: str) -> bytes:
     """Return the bytes that a byte-level token stands for. For a token with other characters (an added one) these are
     its UTF-8.
     """
-    table = byte_of_char()
+    table = alphabet_bytes()
     try:
         return bytes([table[char] for char in token])
     except KeyError:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.detokenize import Detokenizer
-from cortexmlx.models.tokenizers.least_tokens import LeastTokens
+from cortexmlx.models.tokenizers.detokenize import StreamingDetokenizer
+from cortexmlx.models.tokenizers.least_tokens import TokenLowerBound
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens, and which of them an encoded prompt begins and ends with."""
+    """The ids of a tokenizer's special tokens, and whether prompts begin and end with them."""
 
     bos_id: int | None = None
     eos_id: int | None = None
@@ -32,7 +32,7 @@ class SpecialTokens:
     """Whether an encoded prompt ends with `eos_id`."""
 
 
-def _without_lone_surrogates(text: str) -> str:
+def _replace_lone_surrogates(text: str) -> str:
     """Replace lone surrogates by U+FFFD, as for all invalid text. Broken UTF-8 from a terminal or a file arrives as
     these.
     """
@@ -44,8 +44,8 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to token ids (plain ints) and back. Special tokens that are written in the text are recognised. Any number
-    of threads may use one tokenizer at once.
+    """The base class of our tokenizers: encodes text to token ids (plain ints) and decodes ids. It recognises special
+    tokens in the text. Any number of threads may use one at once.
     """
 
     def __init__(self, tokens: Sequence[str], special: SpecialTokens, chat_template: str | None) -> None:
@@ -60,12 +60,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
-        """Return the ids of `text`, without special tokens around it."""
+        """Return the ids of `text`, without a begin or end token around it."""
 
     @property
     @abstractmethod
-    def least_tokens(self) -> LeastTokens:
-        """The lower bound of a text's tokens."""
+    def token_lower_bound(self) -> TokenLowerBound:
+        """A lower bound for the number of tokens of any text, computed without tokenizing."""
 
     @abstractmethod
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -76,16 +76,16 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def special_ids(self) -> frozenset[int]:
-        """The ids of the tokens that are no text, such as the end of a turn. `decode` can skip them."""
+        """The ids of tokens that stand for no text, such as the end of a turn. `decode` can skip them."""
 
     @property
     @abstractmethod
-    def detokenizer(self) -> Detokenizer:
-        """A new streaming detokenizer. Each request needs its own."""
+    def detokenizer(self) -> StreamingDetokenizer:
+        """A new streaming detokenizer; each request needs its own."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, with the beginning- and end-of-text tokens that the model's settings ask for."""
-        ids = self._encode_plain(_without_lone_surrogates(text))
+        """Return the ids of `text`, with the begin and end tokens that the model's settings ask for."""
+        ids = self._encode_plain(_replace_lone_surrogates(text))
         if add_special_tokens:
             if self._special.add_bos and self._special.bos_id is not None:
                 ids.insert(0, self._special.bos_id)
@@ -103,19 +103,18 @@ class Tokenizer(ABC):
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str | list[int]:
-        """Return the conversation in the form that the model was trained on: as text, or as ids without further special
-        tokens.
+        """Render the conversation by the model's chat template: as text, or as ids without further special tokens.
 
         Raises InvalidRequest if the model has no template, or if the template refuses the conversation.
         """
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template: give a plain text prompt instead of messages.")
-        from cortexmlx.models.tokenizers.templates import render
+        from cortexmlx.models.tokenizers.templates import render_template
 
         names = {"bos_token": self.bos_token, "eos_token": self.eos_token, "unk_token": self.unk_token}
         options = {name: token for name, token in names.items() if token is not None} | variables
         options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-        text = render(self.chat_template, conversation, tools, options)
+        text = render_template(self.chat_template, conversation, tools, options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     @property
@@ -136,22 +135,23 @@ class Tokenizer(ABC):
 
     @property
     def bos_token(self) -> str | None:
-        return self._token(self._special.bos_id)
+        return self._token_text(self._special.bos_id)
 
     @property
     def eos_token(self) -> str | None:
-        return self._token(self._special.eos_id)
+        return self._token_text(self._special.eos_id)
 
     @property
     def unk_token(self) -> str | None:
-        return self._token(self._special.unk_id)
+        return self._token_text(self._special.unk_id)
 
-    def _token(self, token_id: int | None) -> str | None:
+    def _token_text(self, token_id: int | None) -> str | None:
+        """Return the text of a token id; None without an id."""
         return None if token_id is None else self._tokens[token_id]
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens have a text."""
+        """The number of tokens that have a text."""
         return len(self._tokens)
 
     def __len__(self) -> int:
@@ -164,7 +164,11 @@ class Tokenizer(ABC):
         return self._ids
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
+        """Return the id of a token's text, or the unknown token's id. The name is that of transformers."""
         return self.get_vocab().get(token, self._special.unk_id)
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
+        """Return the text of an id, or of each of several ids, as the vocabulary writes it. The name is that of
+        transformers.
+        """
         return self._tokens[ids] if isinstance(ids, int) else [self._tokens[index] for index in ids]

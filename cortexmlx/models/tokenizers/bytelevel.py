@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.messages import one_line
-from cortexmlx.models.tokenizers.alphabet import token_bytes
+from cortexmlx.models.tokenizers.alphabet import byte_level_token_bytes
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
-from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer
-from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core
+from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, StreamingDetokenizer
+from cortexmlx.models.tokenizers.least_tokens import TokenLowerBound, bound_for_core
 from cortexmlx.models.tokenizers.sentencepiece import PieceType
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?
 
 
 @dataclass(frozen=True)
-class PreTokenizer:
-    """The rule that cuts text before merging."""
+class PreTokenizerRule:
+    """How a byte-level tokenizer normalizes a text and cuts it into words, before merges join the bytes of each
+    word.
+    """
 
     splits: tuple[str, ...]
     """Patterns that are applied in order. Each match becomes a piece of its own."""
@@ -45,10 +47,10 @@ class PreTokenizer:
     """Whether prompts begin with the beginning-of-text token if the file does not say."""
 
 
-_GPT2 = PreTokenizer((_GPT2_WORDS,))
-_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2_WORDS))
+_GPT2 = PreTokenizerRule((_GPT2_WORDS,))
+_SINGLE_DIGITS = PreTokenizerRule((r"\p{N}", _GPT2_WORDS))
 _LLAMA3_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
-_LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
+_LLAMA3 = PreTokenizerRule((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
 _QWEN2_WORDS = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
 _O200K_WORDS = "|".join(
     (
@@ -60,8 +62,8 @@ _O200K_WORDS = "|".join(
 )
 _TEKKEN_WORDS = rf"{_CASED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": PreTokenizer(
+PRE_TOKENIZERS: dict[str, PreTokenizerRule] = {
+    "default": PreTokenizerRule(
         (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS.removesuffix(r"|\s+"), r"\p{N}+", r"[0-9][0-9][0-9]")
     ),
     "gpt-2": _GPT2,
@@ -71,17 +73,17 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
-    "dbrx": PreTokenizer((_LLAMA3_WORDS,)),
-    "gpt-4o": PreTokenizer((_O200K_WORDS,)),
-    "qwen2": PreTokenizer((_QWEN2_WORDS,), nfc=True),
-    "deepseek-r1-qwen": PreTokenizer((_QWEN2_WORDS,)),
-    "tekken": PreTokenizer((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),
+    "smaug-bpe": PreTokenizerRule((_LLAMA3_WORDS,)),
+    "dbrx": PreTokenizerRule((_LLAMA3_WORDS,)),
+    "gpt-4o": PreTokenizerRule((_O200K_WORDS,)),
+    "qwen2": PreTokenizerRule((_QWEN2_WORDS,), nfc=True),
+    "deepseek-r1-qwen": PreTokenizerRule((_QWEN2_WORDS,)),
+    "tekken": PreTokenizerRule((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),
 }
 
 
-def pre_tokenizer(name: str, file: str) -> PreTokenizer:
-    """Return the rule that the GGUF file `file` calls `name`. Raises ModelUnsupported for an unknown name."""
+def find_pre_tokenizer(name: str, file: str) -> PreTokenizerRule:
+    """Return the pre-tokenizer with the name that a GGUF file gives. Raises ModelUnsupported for an unknown name."""
     if name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelUnsupported(
@@ -90,8 +92,8 @@ def pre_tokenizer(name: str, file: str) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Return the ids of `text`. Other threads can run Python meanwhile, unlike with the library's `encode`.
+def encode_without_gil(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Encode `text` with the tokenizers library, while other threads can run Python, unlike with its `encode`.
 
     Raises InvalidRequest if the library panics, which no `except Exception` would catch. It panics if a word pattern
     backtracks too often in a text.
@@ -116,21 +118,21 @@ class ByteLevelTokenizer(Tokenizer):
         tokens: Sequence[str],
         merges: Sequence[str],
         types: Sequence[int],
-        rule: PreTokenizer,
+        rule: PreTokenizerRule,
         special: SpecialTokens,
         chat_template: str | None = None,
     ) -> None:
         super().__init__(tokens, special, chat_template)
-        self._core = _build(tokens, merges, types, rule)
+        self._core = _build_core(tokens, merges, types, rule)
         self._control = frozenset(index for index, kind in enumerate(types) if kind == PieceType.CONTROL)
-        self._pieces = [token_bytes(token) for token in tokens]
+        self._pieces = [byte_level_token_bytes(token) for token in tokens]
 
     def _encode_plain(self, text: str) -> list[int]:
-        return encode_with(self._core, text, add_special_tokens=False)
+        return encode_without_gil(self._core, text, add_special_tokens=False)
 
     @cached_property
-    def least_tokens(self) -> LeastTokens:
-        return least_of_core(self._core)
+    def token_lower_bound(self) -> TokenLowerBound:
+        return bound_for_core(self._core)
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         wanted = [ids] if isinstance(ids, int) else ids
@@ -146,13 +148,14 @@ class ByteLevelTokenizer(Tokenizer):
         return self._control
 
     @property
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self) -> StreamingDetokenizer:
         return ByteDetokenizer(self._pieces)
 
 
-def _build(
-    tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], rule: PreTokenizer
+def _build_core(
+    tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], rule: PreTokenizerRule
 ) -> tokenizers.Tokenizer:
+    """Build the tokenizers library's object for a vocabulary, its merges and a pre-tokenizer."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     pairs = []

@@ -8,34 +8,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_decoder_of = codecs.getincrementaldecoder("utf-8")
+_make_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class _Text:
-    """Text that grows at its end, read as a whole or piece by piece."""
+class _TextBuffer:
+    """A text that grows at its end, and is read as a whole or only where it is new."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._unread: list[str] = []
 
     def append(self, text: str) -> None:
+        """Add text at the end."""
         if text:
             self._parts.append(text)
             self._unread.append(text)
 
-    def all(self) -> str:
+    def read_all(self) -> str:
+        """Return the whole text."""
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
-    def unread(self) -> str:
+    def read_new(self) -> str:
+        """Return the text that was added since the last call."""
         segment = "".join(self._unread)
         self._unread.clear()
         return segment
 
 
-class Detokenizer(ABC):
-    """The streaming text of tokens. The interface is that of mlx-lm's detokenizers. Each request has its own object.
+class StreamingDetokenizer(ABC):
+    """Turns tokens into text as they come, with the interface of mlx-lm's detokenizers. Each request has its own.
 
     - `text`: all text that is final so far.
     - `last_segment`: the text that became final since it was last read.
@@ -55,7 +58,7 @@ class Detokenizer(ABC):
 
     def reset(self) -> None:
         """Forget all text and tokens."""
-        self._text = _Text()
+        self._text = _TextBuffer()
         self.tokens: list[int] = []
 
     @abstractmethod
@@ -67,24 +70,22 @@ class Detokenizer(ABC):
         """End the text: an unfinished character becomes U+FFFD."""
 
     @abstractmethod
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that one token stands for, which may be part of a character. They are empty for an id beyond
-        the vocabulary.
-        """
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be part of a character; empty for an id beyond the vocabulary."""
 
     @property
     def text(self) -> str:
         """All text that is final so far."""
-        return self._text.all()
+        return self._text.read_all()
 
     @property
     def last_segment(self) -> str:
-        """The text that became final since this property was last read."""
-        return self._text.unread()
+        """The text that became final since the last read of this property."""
+        return self._text.read_new()
 
 
-class ByteDetokenizer(Detokenizer):
-    """A detokenizer for tokens that stand for bytes. The text is the UTF-8 decoding of all bytes."""
+class ByteDetokenizer(StreamingDetokenizer):
+    """A streaming detokenizer for byte-level tokens. The text is the UTF-8 decoding of all their bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -92,7 +93,7 @@ class ByteDetokenizer(Detokenizer):
 
     def reset(self) -> None:
         super().reset()
-        self._decoder = _decoder_of(errors="replace")
+        self._decoder = _make_utf8_decoder(errors="replace")
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
@@ -102,12 +103,13 @@ class ByteDetokenizer(Detokenizer):
     def finalize(self) -> None:
         self._text.append(self._decoder.decode(b"", final=True))
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token; empty for an id beyond the vocabulary."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
 
 class LeadingSpace(Enum):
-    """What happens to the marker spaces at the beginning of a text. sentencepiece itself adds one of them."""
+    """What to do with the marker spaces at the beginning of a text. sentencepiece itself adds one of them."""
 
     KEEP = "keep"
     DROP_ONE = "drop one"
@@ -115,8 +117,10 @@ class LeadingSpace(Enum):
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A sentencepiece piece: a text with spaces for its markers, a byte, or a special token, which is not text."""
+class TokenPiece:
+    """What a sentencepiece token stands for: a text with spaces for its markers, a byte, or a special token, which is
+    not text.
+    """
 
     text: str
     marked: bool = False
@@ -125,12 +129,12 @@ class Piece:
     special: bool = False
 
 
-class PieceDetokenizer(Detokenizer):
-    """A detokenizer for tokens that are pieces of text or single bytes. Bytes join into characters. Each byte that does
-    not becomes U+FFFD.
+class PieceDetokenizer(StreamingDetokenizer):
+    """A streaming detokenizer for sentencepiece's tokens, which are texts or single bytes. Bytes that join into no
+    character become U+FFFD each.
     """
 
-    def __init__(self, pieces: Sequence[Piece], leading: LeadingSpace) -> None:
+    def __init__(self, pieces: Sequence[TokenPiece], leading: LeadingSpace) -> None:
         self._pieces = pieces
         self._leading = leading
         self.drops_space = leading is not LeadingSpace.KEEP
@@ -149,21 +153,23 @@ class PieceDetokenizer(Detokenizer):
         if piece.byte is not None:
             self._drop = LeadingSpace.KEEP
             self._pending += bytes([piece.byte])
-            self._flush(final=False)
+            self._flush_bytes(final=False)
             return
-        self._flush(final=True)
-        self._text.append(piece.text if piece.special else self._without_leading(piece))
+        self._flush_bytes(final=True)
+        self._text.append(piece.text if piece.special else self._strip_leading_space(piece))
 
     def finalize(self) -> None:
-        self._flush(final=True)
+        self._flush_bytes(final=True)
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token; empty for an id beyond the vocabulary."""
         if not 0 <= token < len(self._pieces):
             return b""
         piece = self._pieces[token]
         return piece.text.encode("utf-8", "replace") if piece.byte is None else bytes([piece.byte])
 
-    def _without_leading(self, piece: Piece) -> str:
+    def _strip_leading_space(self, piece: TokenPiece) -> str:
+        """Return a piece's text, without the leading spaces that are to be dropped at the beginning."""
         drop, text = self._drop, piece.text
         if drop is LeadingSpace.DROP_ALL and piece.marked:
             text = text.lstrip(" ")
@@ -172,7 +178,7 @@ class PieceDetokenizer(Detokenizer):
         self._drop = LeadingSpace.KEEP
         return text.removeprefix(" ") if drop is LeadingSpace.DROP_ONE and piece.marked else text
 
-    def _flush(self, final: bool) -> None:
+    def _flush_bytes(self, final: bool) -> None:
         """Decode the pending bytes: whole characters as they are, every other byte as U+FFFD. Unless `final`, the
         beginning of a character stays pending.
         """
@@ -193,13 +199,13 @@ class PieceDetokenizer(Detokenizer):
 _CHARACTER_TOKENS = 4
 """The most tokens that a character can have: one per byte."""
 
-_MOST_HELD = 16
+_MOST_PENDING_TOKENS = 16
 """The most tokens that may wait for the end of a character. All of them are decoded again for each new token."""
 
 
-class WindowDetokenizer(Detokenizer):
-    """A detokenizer for tokens whose text depends on the tokens before them. The text is what `decode` returns for all
-    tokens together.
+class WindowDetokenizer(StreamingDetokenizer):
+    """A streaming detokenizer for tokens whose text depends on the tokens before them. The text is what `decode`
+    returns for all tokens together.
 
     Each step decodes only the newest tokens and those just before them, and appends what the newest ones add.
     """
@@ -216,25 +222,27 @@ class WindowDetokenizer(Detokenizer):
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
-        self._grow(final=False)
+        self._append_new_text(final=False)
 
     def finalize(self) -> None:
-        self._grow(final=True)
+        self._append_new_text(final=True)
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
+        """Return the UTF-8 of the text that the token has alone."""
         return self._decode([token]).encode("utf-8", "replace")
 
-    def _grow(self, final: bool) -> None:
+    def _append_new_text(self, final: bool) -> None:
+        """Append the text that the newest tokens add. Unless `final`, wait while it ends within a character."""
         before = self._decode(self.tokens[self._begin : self._appended])
         text = self._decode(self.tokens[self._begin :])
         if final or (len(text) > len(before) and not text.endswith("\ufffd")):
             self._text.append(text[len(before) :])
             self._begin, self._appended = self._appended, len(self.tokens)
-        elif len(self.tokens) - self._appended > _MOST_HELD:
-            self._append_all_but_a_character(before, text)
+        elif len(self.tokens) - self._appended > _MOST_PENDING_TOKENS:
+            self._append_settled_text(before, text)
 
-    def _append_all_but_a_character(self, before: str, text: str) -> None:
-        """Append a long run of broken text, except its newest tokens: only these can still become a character."""
+    def _append_settled_text(self, before: str, text: str) -> None:
+        """Append a long run of broken text except its newest tokens, since only these can still become a character."""
         certain_end = len(self.tokens) - _CHARACTER_TOKENS
         certain = self._decode(self.tokens[self._begin : certain_end])
         if len(certain) > len(before) and text.startswith(certain):

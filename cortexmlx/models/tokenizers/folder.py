@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.mlx_lm.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from cortexmlx.models.folder_config import read_json_object
-from cortexmlx.models.messages import logged, one_line
-from cortexmlx.models.tokenizers.alphabet import token_bytes
+from cortexmlx.models.messages import one_line, redirect_log
+from cortexmlx.models.tokenizers.alphabet import byte_level_token_bytes
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.bytelevel import encode_with
+from cortexmlx.models.tokenizers.bytelevel import encode_without_gil
 from cortexmlx.models.tokenizers.detokenize import (
     ByteDetokenizer,
-    Detokenizer,
     LeadingSpace,
-    Piece,
     PieceDetokenizer,
+    StreamingDetokenizer,
+    TokenPiece,
     WindowDetokenizer,
 )
-from cortexmlx.models.tokenizers.least_tokens import parts_of
+from cortexmlx.models.tokenizers.least_tokens import iterate_parts
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from cortexmlx.models.tokenizers.templates import find_template, use_default_template
-from cortexmlx.models.tokenizers.turn_ends import template_ends
+from cortexmlx.models.tokenizers.turn_ends import find_template_ends
 
-_PLAIN = "glm4"
+_PLAIN_TYPE = "glm4"
 """A tokenizer type for which transformers reads tokenizer.json as it is, whatever class the folder asks for."""
 
 _TIKTOKEN = "a tiktoken vocabulary, which says nothing of how text is cut into words: that is in Python code"
@@ -61,33 +61,33 @@ def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...
     """
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
         pieces = load_sentencepiece_folder(folder, eos_ids)
-        pieces.eos_token_ids |= template_ends(
+        pieces.eos_token_ids |= find_template_ends(
             pieces, {t: i for t, i in pieces.get_vocab().items() if i in pieces.special_ids}
         )
         return pieces, ()
-    mlx_lm_utils()  # this imports transformers, so its logger exists from here on
+    import_mlx_lm_utils()  # this imports transformers, so its logger exists from here on
     try:
-        with logged("transformers"):
-            wrapper, notes = _load(folder, eos_ids)
+        with redirect_log("transformers"):
+            wrapper, notes = _load_wrapper(folder, eos_ids)
         tokenizer = use_exact_detokenizer(wrapper)
     except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
-        raise _unreadable(folder, error) from error
+        raise _tokenizer_error(folder, error) from error
     notes += use_default_template(tokenizer, folder)
     added = {str(token): index for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-    tokenizer.eos_token_ids |= template_ends(tokenizer, added)
+    tokenizer.eos_token_ids |= find_template_ends(tokenizer, added)
     return tokenizer, notes
 
 
-def _load(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
-    """Return mlx-lm's wrapper around the tokenizer, and notes. If the class that the settings name makes another
-    tokenizer than tokenizer.json describes, or none, the file is read as it is.
+def _load_wrapper(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
+    """Load the tokenizer with mlx-lm, and return its wrapper and notes. tokenizer.json is read as it is if the class
+    that the settings name fails, or cuts text in another way.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     def load(**options: Any) -> Any:
         settings = {"trust_remote_code": False, **options}
-        return mlx_lm_utils().load_tokenizer(folder, settings, eos_token_ids=sorted(eos_ids) or None)
+        return import_mlx_lm_utils().load_tokenizer(folder, settings, eos_token_ids=sorted(eos_ids) or None)
 
     file = folder / "tokenizer.json"
     try:
@@ -96,7 +96,7 @@ def _load(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
         if not file.is_file() or _is_config_error(folder, error):
             raise
         try:
-            wrapper = load(tokenizer_type=_PLAIN)
+            wrapper = load(tokenizer_type=_PLAIN_TYPE)
         except Exception:
             raise error from None
         why = "own Python code is not run" if "trust_remote_code" in str(error) else "class cannot read it"
@@ -105,37 +105,41 @@ def _load(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
     if not file.is_file() or type(named) is PreTrainedTokenizerFast:
         return wrapper, ()
     core = Tokenizer.from_file(str(file))
-    if _cuts_alike(named, core):
+    if _tokenizes_alike(named, core):
         return wrapper, ()
     said = [read_json_object(folder / name) for name in _SETTINGS if (folder / name).is_file()]
     silent = [name for name in _SPECIAL_NAMES if not any(settings.get(name) for settings in said)]
     tokens = {name: token for name in silent if (token := getattr(named, name)) in core.get_vocab()}
-    plain = load(tokenizer_type=_PLAIN, **tokens)
+    plain = load(tokenizer_type=_PLAIN_TYPE, **tokens)
     return plain, (
         f"its tokenizer's class {type(named).__name__} cuts text otherwise: tokenizer.json is read as it is",
     )
 
 
-def _cuts_alike(tokenizer: Any, core: Any) -> bool:
+def _tokenizes_alike(tokenizer: Any, core: Any) -> bool:
     """Return whether a tokenizer of transformers cuts text as `core` does, which tokenizer.json describes."""
     own = getattr(tokenizer, "backend_tokenizer", None)
     if own is None:
-        return bool(tokenizer.encode(_HARD_TEXT, add_special_tokens=False) == encode_with(core, _HARD_TEXT, False))
+        return bool(
+            tokenizer.encode(_HARD_TEXT, add_special_tokens=False) == encode_without_gil(core, _HARD_TEXT, False)
+        )
     for each in (own, core):
         each.no_truncation()
         each.no_padding()
-    return _parts(own) == _parts(core) and encode_with(own, _HARD_TEXT, False) == encode_with(core, _HARD_TEXT, False)
+    return _core_settings(own) == _core_settings(core) and encode_without_gil(
+        own, _HARD_TEXT, False
+    ) == encode_without_gil(core, _HARD_TEXT, False)
 
 
-def _parts(core: Any) -> list[object]:
-    """Return what a tokenizers core does to a text, apart from its vocabulary and merges."""
+def _core_settings(core: Any) -> list[object]:
+    """Return all settings of a tokenizers core that affect how it cuts text, apart from its vocabulary and merges."""
     model, options = core.model, ("dropout", "byte_fallback", "ignore_merges")
-    parts = [_part(core.normalizer), _part(core.pre_tokenizer, "trim_offsets")]
-    parts.append(_part(core.decoder, "trim_offsets", "add_prefix_space", "use_regex"))
+    parts = [_part_settings(core.normalizer), _part_settings(core.pre_tokenizer, "trim_offsets")]
+    parts.append(_part_settings(core.decoder, "trim_offsets", "add_prefix_space", "use_regex"))
     return [*parts, type(model).__name__, *(getattr(model, name, None) or None for name in options)]
 
 
-def _part(part: Any, *without: str) -> object:
+def _part_settings(part: Any, *without: str) -> object:
     """Return a part of a core as plain data, without settings of its `ByteLevel` that change no token and no text."""
 
     def kept(data: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +149,12 @@ def _part(part: Any, *without: str) -> object:
     return None if part is None else json.loads(part.__getstate__(), object_hook=kept)
 
 
-def _unreadable(folder: Path, error: Exception) -> CortexError:
+def _tokenizer_error(folder: Path, error: Exception) -> CortexError:
+    """Return the error for a tokenizer that failed to load, with the next step."""
     if _is_config_error(folder, error):
         return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {one_line(error)}")
     if (folder / "tokenizer.json").is_file():
-        return _damaged(folder, error)
+        return _damaged_file_error(folder, error)
     advice = "Take a folder with tokenizer.json or a sentencepiece tokenizer.model."
     if tiktoken := [*folder.glob("*.tiktoken"), *folder.glob("tiktoken.model")]:
         return ModelUnsupported(f"{tiktoken[0]} is {_TIKTOKEN}, which is not run. {advice}")
@@ -163,13 +168,11 @@ def _unreadable(folder: Path, error: Exception) -> CortexError:
         return ModelCorrupt(
             f"{folder} has no tokenizer: no tokenizer.json in it, and no tokenizer.model. Download it again."
         )
-    return _damaged(folder, error)
+    return _damaged_file_error(folder, error)
 
 
-def _damaged(folder: Path, error: Exception) -> ModelCorrupt:
-    """Return the error for the file that is not valid JSON, otherwise an error with what the tokenizer's library
-    says.
-    """
+def _damaged_file_error(folder: Path, error: Exception) -> ModelCorrupt:
+    """Return the error for the tokenizer file that is not valid JSON, or else one with the library's message."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
@@ -184,7 +187,7 @@ def _is_config_error(folder: Path, error: Exception) -> bool:
     from transformers import AutoConfig
 
     try:
-        with logged("transformers"):
+        with redirect_log("transformers"):
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as again:  # a configuration's class raises anything
         return "trust_remote_code" not in str(again) and str(again) == str(error)
@@ -200,20 +203,21 @@ def _is_config_error(folder: Path, error: Exception) -> bool:
 _TIKTOKEN_FILE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 """How a tiktoken file begins: a token's bytes in base64, and its rank."""
 
-_NAMED = ("bos_token", "eos_token", "pad_token")
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token")
 
 
 def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceTokenizer:
-    """Return the tokenizer of `folder`. `eos_ids` are the ids that end a generation by the model's configuration.
+    """Load the sentencepiece tokenizer of `folder`. `eos_ids` are the ids that end a generation by the model's
+    configuration.
 
     Raises ModelCorrupt if the model or a settings file cannot be read, and ModelUnsupported if the model is of another
     kind.
     """
-    settings = _settings(folder, "tokenizer_config.json")
-    named = {name: _content(settings.get(name)) for name in _NAMED}
-    for name, value in _settings(folder, "special_tokens_map.json").items():
-        if name in _NAMED and named[name] is None:
-            named[name] = _content(value)
+    settings = _read_settings(folder, "tokenizer_config.json")
+    named = {name: _special_token_text(settings.get(name)) for name in _NAMED_TOKENS}
+    for name, value in _read_settings(folder, "special_tokens_map.json").items():
+        if name in _NAMED_TOKENS and named[name] is None:
+            named[name] = _special_token_text(value)
     from sentencepiece import SentencePieceProcessor
 
     model = (folder / "tokenizer.model").read_bytes()
@@ -226,9 +230,9 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
                 "code to cut text into words. Take a folder with tokenizer.json."
             ) from error
         raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {one_line(error)}") from error
-    added = dict(_added(folder, settings))
+    added = dict(_read_added_tokens(folder, settings))
     pieces = core.vocab_size()
-    for text in [*named.values(), *map(_content, settings.get("additional_special_tokens") or [])]:
+    for text in [*named.values(), *map(_special_token_text, settings.get("additional_special_tokens") or [])]:
         if text and text not in added:
             index = core.piece_to_id(text)
             if index != core.unk_id():
@@ -258,25 +262,26 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     )
 
 
-def _settings(folder: Path, name: str) -> dict[str, Any]:
+def _read_settings(folder: Path, name: str) -> dict[str, Any]:
+    """Read a JSON file of the folder; empty if there is none."""
     path = folder / name
     return read_json_object(path) if path.is_file() else {}
 
 
-def _content(token: Any) -> str | None:
-    """Return the text of a special token, which is written as text or as an object with a `content`."""
+def _special_token_text(token: Any) -> str | None:
+    """Return the text of a special token, which is a string or an object with a `content`; None if it has none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
 
-def _added(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the tokens that stand for one id wherever they occur, from both files that may list them."""
-    for text, index in _settings(folder, "added_tokens.json").items():
+def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the added tokens, each with its id, from both files that may list them."""
+    for text, index in _read_settings(folder, "added_tokens.json").items():
         if text and isinstance(index, int) and index >= 0:
             yield text, index
     decoder = settings.get("added_tokens_decoder")
     for index, token in (decoder if isinstance(decoder, dict) else {}).items():
-        content = _content(token)
+        content = _special_token_text(token)
         if content and str(index).isdecimal():
             yield content, int(index)
 
@@ -289,7 +294,8 @@ _SPACE = "\u2581"
 
 
 def use_exact_detokenizer(tokenizer: Any) -> Any:
-    """Give a TokenizerWrapper our detokenizers, for the kinds of tokens that are known here. Return the same wrapper.
+    """Replace the detokenizer of mlx-lm's TokenizerWrapper by one of ours, if its kind of tokens is known. Return the
+    wrapper.
 
     mlx-lm's detokenizers have these faults:
 
@@ -301,48 +307,54 @@ def use_exact_detokenizer(tokenizer: Any) -> Any:
     - It is chosen by the decoder in tokenizer.json. Some files have the decoder of another kind of vocabulary: then
       answers have U+0120 or U+2581 for each space. What encodes the spaces says how the tokens write them.
     """
-    exact = _detokenizer(tokenizer)
+    exact = _make_detokenizer(tokenizer)
     if exact is not None:
         tokenizer._detokenizer = exact  # copied and reset for every request
     return tokenizer
 
 
-def _detokenizer(tokenizer: Any) -> Detokenizer | None:
+def _make_detokenizer(tokenizer: Any) -> StreamingDetokenizer | None:
+    """Return our detokenizer for the tokenizer's kind of tokens; None if the kind is unknown."""
     from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, SPMStreamingDetokenizer
 
     theirs = tokenizer.detokenizer
     core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
-    written = [] if core is None else [*parts_of(core.normalizer), *parts_of(core.pre_tokenizer)]
-    read = [] if core is None else list(parts_of(core.decoder))
-    marking = [part for part in written if _marks(part)]
+    written = [] if core is None else [*iterate_parts(core.normalizer), *iterate_parts(core.pre_tokenizer)]
+    read = [] if core is None else list(iterate_parts(core.decoder))
+    marking = [part for part in written if _uses_space_marker(part)]
     bytewise = any(part["type"] == "ByteLevel" for part in written) and not marking
     others = len(read) > 1 and any(part["type"] == "ByteLevel" for part in read)
     if (bytewise and not others) or (isinstance(theirs, BPEStreamingDetokenizer) and not marking):
-        return ByteDetokenizer([b"" if token is None else token_bytes(token) for token in _tokens(tokenizer)])
+        return ByteDetokenizer(
+            [b"" if token is None else byte_level_token_bytes(token) for token in _all_tokens(tokenizer)]
+        )
     if isinstance(theirs, SPMStreamingDetokenizer):
-        return _of_pieces(tokenizer, theirs.trim_space)
-    if marking and not any(map(_marks, read)):
+        return _make_piece_detokenizer(tokenizer, theirs.trim_space)
+    if marking and not any(map(_uses_space_marker, read)):
         added = (part["type"] != "Replace" and part.get("prepend_scheme") != "never" for part in marking)
-        return _of_pieces(tokenizer, any(added))
+        return _make_piece_detokenizer(tokenizer, any(added))
     return WindowDetokenizer(tokenizer.decode) if isinstance(theirs, NaiveStreamingDetokenizer) else None
 
 
-def _marks(part: dict[str, Any]) -> bool:
-    """Return whether a part of a core writes U+2581 for a space, or reads it as one."""
+def _uses_space_marker(part: dict[str, Any]) -> bool:
+    """Return whether a part of a tokenizer writes U+2581 for a space, or reads it as one."""
     return part["type"] in ("Metaspace", "Replace", "Prepend") and _SPACE in json.dumps(part, ensure_ascii=False)
 
 
-def _of_pieces(tokenizer: Any, trim_space: bool) -> PieceDetokenizer:
+def _make_piece_detokenizer(tokenizer: Any, trim_space: bool) -> PieceDetokenizer:
+    """Return a detokenizer for a vocabulary of sentencepiece's tokens."""
     leading = LeadingSpace.DROP_ONE if trim_space else LeadingSpace.KEEP
-    return PieceDetokenizer([_piece(token or "") for token in _tokens(tokenizer)], leading)
+    return PieceDetokenizer([_make_piece(token or "") for token in _all_tokens(tokenizer)], leading)
 
 
-def _tokens(tokenizer: Any) -> list[str | None]:
+def _all_tokens(tokenizer: Any) -> list[str | None]:
+    """Return the text of each token of the vocabulary, by id."""
     tokens: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return tokens
 
 
-def _piece(token: str) -> Piece:
+def _make_piece(token: str) -> TokenPiece:
+    """Return what a sentencepiece token stands for: a byte, or a text with spaces for its markers."""
     byte = _BYTE.fullmatch(token)
     text = token.replace(_SPACE, " ")
-    return Piece(text, marked=text.startswith(" "), byte=int(byte[1], 16) if byte else None)
+    return TokenPiece(text, marked=text.startswith(" "), byte=int(byte[1], 16) if byte else None)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cortexmlx.models.tokenizers.alphabet import token_bytes
+from cortexmlx.models.tokenizers.alphabet import byte_level_token_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -39,8 +39,9 @@ _WHITESPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, ran
 _WHITESPACE += "\u2028\u2029\u202f\u205f\u3000"
 
 
-class LeastTokens:
-    """The lower bound for one tokenizer.
+class TokenLowerBound:
+    """A lower bound for the number of tokens of a text, for one tokenizer, from the longest tokens that hold each
+    byte.
 
     - `tokens`: the bytes of every token that can occur.
     - `uncounted`: the bytes that are worth nothing.
@@ -63,12 +64,13 @@ class LeastTokens:
         self._worth = np.array([1 / most if most else 0.0 for most in longest])
         self._worth[list(uncounted)] = 0.0
 
-    def of(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least."""
-        worth = sum(map(self._worth_of, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
+    def compute(self, text: str) -> int:
+        """Return the least number of tokens that `text` can have."""
+        worth = sum(map(self._weigh_chunk, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
         return math.floor(worth * (1 - 1e-9))  # so rounding never adds one
 
-    def _worth_of(self, chunk: str) -> float:
+    def _weigh_chunk(self, chunk: str) -> float:
+        """Return the lower bound of one chunk of a text, as a fraction."""
         if self._composed and not unicodedata.is_normalized("NFC", chunk):
             return 0.0
         counts = np.bincount(np.frombuffer(chunk.encode("utf-8", "replace"), np.uint8), minlength=256)
@@ -76,46 +78,48 @@ class LeastTokens:
         return max(0.0, worth - _COMPOSED) if self._composed else worth
 
 
-def no_bound() -> LeastTokens:
-    """Return the bound for an unknown tokenizer: 0 for every text."""
-    return LeastTokens(())
+def zero_bound() -> TokenLowerBound:
+    """Return the lower bound for an unknown tokenizer: 0 for every text."""
+    return TokenLowerBound(())
 
 
-def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
-    """Return the bound for byte-level tokens. A byte that is not a token by itself may be dropped."""
+def bound_for_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> TokenLowerBound:
+    """Return the lower bound for byte-level tokens. A byte that is not a token by itself may be dropped."""
     known = list(tokens)
     single = {token[0] for token in known if len(token) == 1}
     uncounted = set(range(256)) - single
     if not whitespace_counts:
         uncounted |= set(_WHITESPACE.encode())
-    return LeastTokens(known, uncounted, composed=composed)
+    return TokenLowerBound(known, uncounted, composed=composed)
 
 
-def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
-    """Return the bound for tokens of characters, with U+2581 for a space.
+def bound_for_characters(
+    tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False
+) -> TokenLowerBound:
+    """Return the lower bound for tokens of characters, with U+2581 for a space.
 
     Characters that are in no token must become byte tokens `<0x..>`. If one of the 256 byte tokens is missing, any
     number of characters may become one unknown token, so there is no bound.
     """
     known = set(tokens)
     if any(f"<0x{byte:02X}>" not in known for byte in range(256)):
-        return no_bound()
+        return zero_bound()
     pieces = [token.encode("utf-8", "replace") for token in known]
     single = [bytes([byte]) for byte in range(256)]
     uncounted = () if whitespace_counts else set(_WHITESPACE.encode()) | set(SPACE.encode())
-    return LeastTokens([*pieces, *single], uncounted, spaces=True, composed=composed)
+    return TokenLowerBound([*pieces, *single], uncounted, spaces=True, composed=composed)
 
 
-def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
-    """Return the bound for a tokenizer of the tokenizers library. It is 0 for every text if the tokenizer has an
+def bound_for_core(core: tokenizers.Tokenizer) -> TokenLowerBound:
+    """Return the lower bound for a tokenizer of the tokenizers library. It is 0 for every text if the tokenizer has an
     unknown part.
     """
-    normalizers, cutters = list(parts_of(core.normalizer)), list(parts_of(core.pre_tokenizer))
+    normalizers, cutters = list(iterate_parts(core.normalizer)), list(iterate_parts(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
-        return no_bound()
-    if not all(map(_keeps_bytes, normalizers)) or not all(map(_drops_nothing, cutters)):
-        return no_bound()
+        return zero_bound()
+    if not all(map(_normalizer_keeps_bytes, normalizers)) or not all(map(_pre_tokenizer_keeps_text, cutters)):
+        return zero_bound()
     composed = any(part["type"] == "NFC" for part in normalizers)
     added = core.get_added_tokens_decoder().values()
     whitespace_counts = not any(token.lstrip or token.rstrip for token in added)
@@ -125,14 +129,14 @@ def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
     if not any(part["type"] == "ByteLevel" for part in cutters):
         spaced = [SPACE + text.replace(" ", SPACE) for text in written]
         known = [*tokens, *spaced]
-        return least_by_characters(known, whitespace_counts, composed) if model.byte_fallback else no_bound()
+        return bound_for_characters(known, whitespace_counts, composed) if model.byte_fallback else zero_bound()
     if any(part["type"] in ("Replace", "Metaspace", "Prepend") for part in (*normalizers, *cutters)):
-        return no_bound()
-    pieces = [*map(token_bytes, tokens), *(text.encode() for text in written)]
-    return least_by_bytes(pieces, whitespace_counts, composed)
+        return zero_bound()
+    pieces = [*map(byte_level_token_bytes, tokens), *(text.encode() for text in written)]
+    return bound_for_bytes(pieces, whitespace_counts, composed)
 
 
-def parts_of(part: Any) -> Iterator[dict[str, Any]]:
+def iterate_parts(part: Any) -> Iterator[dict[str, Any]]:
     """Yield the parts of a normalizer, pre-tokenizer or decoder as plain data. A sequence yields its own parts."""
     waiting = [] if part is None else [json.loads(part.__getstate__())]
     while waiting:
@@ -144,15 +148,15 @@ def parts_of(part: Any) -> Iterator[dict[str, Any]]:
             yield data
 
 
-def _keeps_bytes(part: dict[str, Any]) -> bool:
-    """Return whether a normalizer only composes, adds a prefix, or writes spaces as the tokens do."""
+def _normalizer_keeps_bytes(part: dict[str, Any]) -> bool:
+    """Return whether a normalizer only composes characters, adds a prefix, or writes spaces as the tokens do."""
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == SPACE)
     return part["type"] in ("NFC", "Prepend")
 
 
-def _drops_nothing(part: dict[str, Any]) -> bool:
-    """Return whether a pre-tokenizer cuts a text and drops nothing."""
+def _pre_tokenizer_keeps_text(part: dict[str, Any]) -> bool:
+    """Return whether a pre-tokenizer cuts a text without dropping any of it."""
     if part["type"] in ("Split", "Punctuation"):
         return bool(part["behavior"] != "Removed")
     if part["type"] == "Metaspace":

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
-from cortexmlx.models.tokenizers.detokenize import Detokenizer, LeadingSpace, Piece, PieceDetokenizer
-from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_by_characters, no_bound
+from cortexmlx.models.tokenizers.detokenize import LeadingSpace, PieceDetokenizer, StreamingDetokenizer, TokenPiece
+from cortexmlx.models.tokenizers.least_tokens import TokenLowerBound, bound_for_characters, zero_bound
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 
 SPACE = "\u2581"
-_SPACES = re.compile(r"\s*")
+_SPACE_RUN = re.compile(r"\s*")
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model (serialized, as in `tokenizer.model`) with special tokens around it. Raises ModelCorrupt if
-    sentencepiece refuses the model.
+    """A tokenizer with a serialized sentencepiece model (as in `tokenizer.model`) and special tokens. Raises
+    ModelCorrupt if the model cannot be read.
 
     - `added`: texts that stand for one id wherever they occur. Ids may be beyond the model's own pieces. Skipping
       special tokens skips these and control pieces, except those in `shown`.
@@ -53,7 +53,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._first = SentencePieceProcessor(model_proto=model)
             self._later = (
-                self._first if prefix_after_added else SentencePieceProcessor(model_proto=without_dummy_prefix(model))
+                self._first if prefix_after_added else SentencePieceProcessor(model_proto=remove_dummy_prefix(model))
             )
         except Exception as error:  # the library raises RuntimeError and others, all from parsing
             raise ModelCorrupt(f"sentencepiece cannot read the tokenizer: {one_line(error)}") from error
@@ -67,23 +67,24 @@ class SentencePieceTokenizer(Tokenizer):
         self._hidden = added.keys() - set(shown)
         self._rstrip_tokens = frozenset(rstrip_tokens)
         self._cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
-        self._pieces = [self._piece(index) for index in range(count)]
-        dummy_prefix, no_extra_spaces = leading_space_flags(model)
+        self._pieces = [self._make_piece(index) for index in range(count)]
+        dummy_prefix, no_extra_spaces = read_space_flags(model)
         self._leading = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
         if no_extra_spaces:
             self._leading = LeadingSpace.DROP_ALL
-        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not (no_extra_spaces or rstrip_tokens)
+        self._keeps_bytes, self._keeps_spaces = keeps_all_bytes(model), not (no_extra_spaces or rstrip_tokens)
 
-    def _piece(self, index: int) -> Piece:
+    def _make_piece(self, index: int) -> TokenPiece:
+        """Return what the token `index` stands for."""
         core = self._first
         text = self._tokens[index]
         if index >= core.vocab_size() or text in self._hidden or core.is_control(index):
-            return Piece(text, special=True)
+            return TokenPiece(text, special=True)
         if core.is_byte(index):
-            return Piece("", byte=int(text[3:5], 16))
+            return TokenPiece("", byte=int(text[3:5], 16))
         if core.is_unknown(index):
-            return Piece(core.decode([index]))
-        return Piece(text.replace(SPACE, " "), marked=text.startswith(SPACE))
+            return TokenPiece(core.decode([index]))
+        return TokenPiece(text.replace(SPACE, " "), marked=text.startswith(SPACE))
 
     def _encode_plain(self, text: str) -> list[int]:
         if self._cut is None:
@@ -93,17 +94,18 @@ class SentencePieceTokenizer(Tokenizer):
         for match in self._cut.finditer(text):
             ids += self._encode_run(self._later if done else self._first, text[done : match.start()])
             ids.append(self._added[match[0]])
-            spaces = _SPACES.match(text, match.end()) if match[0] in self._rstrip_tokens else None
+            spaces = _SPACE_RUN.match(text, match.end()) if match[0] in self._rstrip_tokens else None
             done = spaces.end() if spaces else match.end()
         return ids + self._encode_run(self._later if done else self._first, text[done:])
 
     @staticmethod
     def _encode_run(core: SentencePieceProcessor, text: str) -> list[int]:
+        """Return the ids of a text without added tokens."""
         return list(core.encode(text)) if text else []
 
     @cached_property
-    def least_tokens(self) -> LeastTokens:
-        return least_by_characters(self._tokens, self._keeps_spaces) if self._keeps_bytes else no_bound()
+    def token_lower_bound(self) -> TokenLowerBound:
+        return bound_for_characters(self._tokens, self._keeps_spaces) if self._keeps_bytes else zero_bound()
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         detokenizer = PieceDetokenizer(self._pieces, self._leading)
@@ -119,7 +121,7 @@ class SentencePieceTokenizer(Tokenizer):
         return frozenset(index for index, piece in enumerate(self._pieces) if piece.special)
 
     @property
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self) -> StreamingDetokenizer:
         return PieceDetokenizer(self._pieces, self._leading)
 
 
@@ -129,11 +131,11 @@ class SentencePieceTokenizer(Tokenizer):
 # to handle directly. Field numbers are those of sentencepiece_model.proto.
 
 
-BPE = 2
+BPE_MODEL_TYPE = 2
 
 
 class PieceType(IntEnum):
-    """The type of a piece. GGUF token types use the same numbers."""
+    """The type of a sentencepiece token. GGUF token types use the same numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -143,7 +145,8 @@ class PieceType(IntEnum):
     BYTE = 6
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
+    """Encode a number as a protocol buffer's varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -152,43 +155,54 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _integer(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+def _encode_integer_field(field: int, value: int) -> bytes:
+    """Encode a protocol buffer's field with an integer."""
+    return _encode_varint(field << 3) + _encode_varint(value)
 
 
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
+def _encode_bytes_field(field: int, value: bytes) -> bytes:
+    """Encode a protocol buffer's field with bytes or a message."""
+    return _encode_varint(field << 3 | 2) + _encode_varint(len(value)) + value
 
 
-def _piece(text: str, score: float, kind: int) -> bytes:
+def _encode_piece(text: str, score: float, kind: int) -> bytes:
+    """Encode a piece of the vocabulary: its text, score and type."""
     encoded = text.encode("utf-8")
-    return _bytes(1, _bytes(1, encoded) + b"\x15" + struct.pack("<f", score) + _integer(3, kind))
-
-
-def _normalizer(add_dummy_prefix: bool, remove_extra_whitespaces: bool) -> bytes:
-    return _bytes(
-        3,
-        _bytes(1, b"identity") + _integer(3, add_dummy_prefix) + _integer(4, remove_extra_whitespaces) + _integer(5, 1),
+    return _encode_bytes_field(
+        1, _encode_bytes_field(1, encoded) + b"\x15" + struct.pack("<f", score) + _encode_integer_field(3, kind)
     )
 
 
-def bpe_model(pieces: Sequence[str], scores: Iterable[float], types: Sequence[int], add_dummy_prefix: bool) -> bytes:
-    """Return a serialized BPE model of these pieces. Its only normalization writes spaces as U+2581."""
-    body = b"".join(map(_piece, pieces, scores, types))
-    trainer = _integer(3, BPE) + _integer(35, int(PieceType.BYTE in types))
-    return body + _bytes(2, trainer) + _normalizer(add_dummy_prefix, remove_extra_whitespaces=False)
+def _encode_normalizer(add_dummy_prefix: bool, remove_extra_whitespaces: bool) -> bytes:
+    """Encode the settings of sentencepiece's normalizer."""
+    return _encode_bytes_field(
+        3,
+        _encode_bytes_field(1, b"identity")
+        + _encode_integer_field(3, add_dummy_prefix)
+        + _encode_integer_field(4, remove_extra_whitespaces)
+        + _encode_integer_field(5, 1),
+    )
 
 
-def without_dummy_prefix(model: bytes) -> bytes:
-    """Return the same model without a space before the text.
+def serialize_bpe_model(
+    pieces: Sequence[str], scores: Iterable[float], types: Sequence[int], add_dummy_prefix: bool
+) -> bytes:
+    """Return a serialized sentencepiece BPE model of these pieces. Its only normalization writes spaces as U+2581."""
+    body = b"".join(map(_encode_piece, pieces, scores, types))
+    trainer = _encode_integer_field(3, BPE_MODEL_TYPE) + _encode_integer_field(35, int(PieceType.BYTE in types))
+    return body + _encode_bytes_field(2, trainer) + _encode_normalizer(add_dummy_prefix, remove_extra_whitespaces=False)
+
+
+def remove_dummy_prefix(model: bytes) -> bytes:
+    """Return a serialized sentencepiece model changed so that it adds no space before a text.
 
     A message that appears twice in a protocol buffer is merged, and the later value wins. So appending is enough.
     """
-    return model + _bytes(3, _integer(3, 0))
+    return model + _encode_bytes_field(3, _encode_integer_field(3, 0))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the field numbers and values of a well-formed message (one that sentencepiece has already read)."""
+def _parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the field numbers and values of a well-formed protocol buffer, one that sentencepiece has already read."""
     at = 0
 
     def varint() -> int:
@@ -213,26 +227,26 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             at += length
 
 
-def leading_space_flags(model: bytes) -> tuple[bool, bool]:
-    """Return `add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model. Both are true if the model does
-    not set them.
+def read_space_flags(model: bytes) -> tuple[bool, bool]:
+    """Return `add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model. Both are true if it does not set
+    them.
     """
     flags = {3: True, 4: True}
-    for field, value in _fields(model):
+    for field, value in _parse_fields(model):
         if field == 3 and isinstance(value, bytes):
-            flags |= {number: bool(inner) for number, inner in _fields(value) if number in flags}
+            flags |= {number: bool(inner) for number, inner in _parse_fields(value) if number in flags}
     return flags[3], flags[4]
 
 
-def keeps_bytes(model: bytes) -> bool:
-    """Return whether every byte of a text is in one of its pieces: no rules change the text, and unknown characters
+def keeps_all_bytes(model: bytes) -> bool:
+    """Return whether a serialized model keeps every byte of a text: no rules change the text, and unknown characters
     become byte pieces.
     """
     rules: int | bytes = b""
     fallback: int | bytes = 0
-    for field, value in _fields(model):
+    for field, value in _parse_fields(model):
         if isinstance(value, bytes) and field in (2, 3):
-            inner = dict(_fields(value))
+            inner = dict(_parse_fields(value))
             if field == 2:
                 fallback = inner.get(35, fallback)
             else:

@@ -18,7 +18,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.mlx_lm.package import without_side_effects
 from cortexmlx.models.folder_config import read_json_object
 from cortexmlx.models.messages import one_line
-from cortexmlx.structured.calls.find import format_of
+from cortexmlx.structured.calls.find import find_format
 from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RENDERER = "transformers.utils.chat_template_utils"
 
-_RENDERERS_OWN = frozenset(
+_RENDERER_VARIABLES = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
@@ -54,7 +54,7 @@ _RENDERERS_OWN = frozenset(
 
 @dataclass(frozen=True)
 class FoundTemplate:
-    """The chat template of a model's folder."""
+    """The chat template of a model's folder, and the names of its templates for other purposes."""
 
     text: str | None
     """The template for an ordinary conversation; None if there is no such template."""
@@ -63,7 +63,7 @@ class FoundTemplate:
 
 
 def find_template(folder: Path) -> FoundTemplate:
-    """Return the chat template of a model's folder.
+    """Find the chat template in a model's folder.
 
     It is in a file of its own, in the tokenizer's settings (which may list several by name), or in the file that image
     processors read. Raises ModelCorrupt for a broken file.
@@ -84,8 +84,8 @@ def find_template(folder: Path) -> FoundTemplate:
 
 
 def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
-    """Give mlx-lm's wrapper the template for ordinary conversations if transformers finds no default one. Return a note
-    for the user if the folder has templates for other purposes only.
+    """Give mlx-lm's wrapper the folder's default chat template if transformers finds none. Return a note for the user
+    if the folder has templates for other purposes only.
     """
     template = wrapper.chat_template
     if isinstance(template, str) or (isinstance(template, dict) and "default" in template):
@@ -99,14 +99,13 @@ def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def render(
+def render_template(
     template: str,
     conversation: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None,
     options: Mapping[str, Any],
 ) -> str:
-    """Return the text of `conversation` rendered by `template`. `options` are those of the renderer and the template's
-    variables.
+    """Render `conversation` by a chat template. `options` are those of the renderer and the template's variables.
 
     Raises InvalidRequest if the template is broken or refuses the conversation.
     """
@@ -125,19 +124,20 @@ def render(
     return str(rendered[0])
 
 
-def variables_of(template: str) -> frozenset[str]:
+def find_variables(template: str) -> frozenset[str]:
     """Return the variables that a template reads and a caller may set. Raises InvalidRequest if the template is
     broken.
     """
     from jinja2 import TemplateError, meta
 
     try:
-        return frozenset(meta.find_undeclared_variables(_parsed(template))) - _RENDERERS_OWN
+        return frozenset(meta.find_undeclared_variables(_parse_template(template))) - _RENDERER_VARIABLES
     except TemplateError as error:
         raise render_error(error) from error
 
 
-def _parsed(template: str) -> nodes.Template:
+def _parse_template(template: str) -> nodes.Template:
+    """Parse a chat template with the extensions that transformers' renderer has."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -154,18 +154,18 @@ def _parsed(template: str) -> nodes.Template:
     return ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols]).parse(template)
 
 
-def variables_read(tokenizer: Any) -> frozenset[str] | None:
-    """Return the variables that the chat template of a tokenizer reads, mlx-lm's or ours: see `variables_of`. Return
-    None if Python code renders the conversation, since its variables are unknown.
+def find_tokenizer_variables(tokenizer: Any) -> frozenset[str] | None:
+    """Return the variables that the chat template of a tokenizer (mlx-lm's or ours) reads. None if Python code renders
+    the conversation, since its variables are unknown.
     """
     template = _template_text(tokenizer)
     if getattr(tokenizer, "_chat_template", None) is not None or not template:
         return None if tokenizer.has_chat_template else frozenset()
-    return variables_of(template)
+    return find_variables(template)
 
 
 _HARMONY = "<|channel|>"
-_MARKED = (
+_THOUGHT_MARKS = (
     (Thoughts("<think>", "</think>"), ("<think>", "</think>")),
     (Thoughts("<longcat_think>", "</longcat_think>"), ("<longcat_think>", "</longcat_think>")),
     (Thoughts("<|think:start|>", "<|think:end|>"), ("<|think:start|>", "<|think:end|>")),
@@ -191,35 +191,35 @@ those that mlx-lm knows.
 """
 
 
-def thoughts_of(tokenizer: Any) -> Thoughts | None:
-    """Return how a model marks its thoughts; None if it does not think.
+def find_thought_marks(tokenizer: Any) -> Thoughts | None:
+    """Return the marks that a model puts around its thoughts; None if it does not think.
 
     The marks are recognised by the tokens of the tokenizer (mlx-lm's or ours), otherwise by the tags that its chat
     template writes.
     """
     vocabulary = tokenizer.get_vocab()
-    for thoughts, tokens in _MARKED:
+    for thoughts, tokens in _THOUGHT_MARKS:
         if all(token in vocabulary for token in tokens):
             return thoughts
     template = _template_text(tokenizer)
-    return next((t for t, _ in _MARKED if t.open in template and t.close in template), None)
+    return next((t for t, _ in _THOUGHT_MARKS if t.open in template and t.close in template), None)
 
 
-def call_format_of(tokenizer: Any) -> CallFormat | None:
-    """Return how a model writes tool calls, by its chat template and its vocabulary. None if that is not known, or if
-    its template reads no tools.
+def find_call_format(tokenizer: Any) -> CallFormat | None:
+    """Return the format of a model's tool calls, by its chat template and vocabulary. None if it is unknown, or if the
+    template reads no tools.
     """
     from jinja2 import TemplateError, meta
 
     template = _template_text(tokenizer, "tool_use")
     if getattr(tokenizer, "_chat_template", None) is None:
         try:
-            if "tools" not in meta.find_undeclared_variables(_parsed(template)):
+            if "tools" not in meta.find_undeclared_variables(_parse_template(template)):
                 return None
         except TemplateError:
             return None
     vocabulary = tokenizer.get_vocab()
-    found = format_of(template, vocabulary)
+    found = find_format(template, vocabulary)
     if found is not None:
         found.opener = vocabulary.get(found.trigger)
     return found
@@ -232,7 +232,7 @@ def reads_thoughts_field(tokenizer: Any) -> bool:
     from jinja2 import TemplateError, nodes
 
     try:
-        parsed = _parsed(_template_text(tokenizer))
+        parsed = _parse_template(_template_text(tokenizer))
     except TemplateError:
         return False
     read = {node.attr for node in parsed.find_all(nodes.Getattr)}
@@ -241,14 +241,14 @@ def reads_thoughts_field(tokenizer: Any) -> bool:
 
 
 def _template_text(tokenizer: Any, purpose: str = "default") -> str:
-    """Return the template for a purpose, or else the one for an ordinary conversation; empty if there is none."""
+    """Return a tokenizer's chat template for a purpose, or else the default one; empty if there is none."""
     template = tokenizer.chat_template
     template = template.get(purpose, template.get("default")) if isinstance(template, dict) else template
     return template if isinstance(template, str) else ""
 
 
-def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the variables under the names that a template reads, which are `names`. Raises InvalidRequest for
+def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
+    """Return the variables under the names that the template has for them; it reads `names`. Raises InvalidRequest for
     variables that it does not read, since they would change nothing.
 
     `names` is None if Python code renders the conversation. Then all variables are returned, and the code checks them
@@ -270,14 +270,15 @@ def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) ->
     return given
 
 
-def read_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """Return the hints that a template reads, which reads `names`. If they are unknown, there are none."""
-    return {name: value for name, value in hints.items() if _is_read(name, value, names or frozenset())}
+def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
+    """Return those of the hints that the template reads; it reads `names`. If these are unknown, return none."""
+    return {name: value for name, value in hints.items() if _reads_variable(name, value, names or frozenset())}
 
 
-def _is_read(name: str, value: object, names: frozenset[str]) -> bool:
+def _reads_variable(name: str, value: object, names: frozenset[str]) -> bool:
+    """Return whether a template that reads `names` reads this variable."""
     try:
-        accepted_variables({name: value}, names)
+        accept_variables({name: value}, names)
     except InvalidRequest:
         return False
     return True
@@ -291,9 +292,9 @@ def render_error(error: Exception) -> InvalidRequest:
     )
 
 
-def import_in_background() -> threading.Thread:
-    """Import the renderer on a thread of its own, and return the thread. The import takes half a second, and runs while
-    weights are loaded.
+def import_renderer_in_background() -> threading.Thread:
+    """Import transformers' renderer of chat templates on a thread, and return the thread. The import takes half a
+    second, while weights are loaded.
 
     The caller must join the thread: if two threads import transformers at once, one can see half of it.
     """
@@ -303,5 +304,6 @@ def import_in_background() -> threading.Thread:
 
 
 def _import_renderer() -> Any:
+    """Import the module of transformers that renders chat templates."""
     with without_side_effects():
         return importlib.import_module(_RENDERER)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.templates import render
+from cortexmlx.models.tokenizers.templates import render_template
 
 END_NAMES = frozenset(
     (
@@ -29,18 +29,18 @@ MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
 _ANSWER = "An answer."
 
 
-def named_ends(tokens: Mapping[str, int]) -> set[int]:
-    """Return which of `tokens`, ids by their texts, end an answer by their names."""
-    return {index for token, index in tokens.items() if token in END_NAMES} - _message_end(tokens)
+def find_named_ends(tokens: Mapping[str, int]) -> set[int]:
+    """Return the ids of the tokens that end an answer by their names, such as <|im_end|>. `tokens` are ids by text."""
+    return {index for token, index in tokens.items() if token in END_NAMES} - _find_message_end(tokens)
 
 
-def _message_end(tokens: Mapping[str, int]) -> set[int]:
-    """Return the end of a message that is not the last of an answer, if there is one."""
+def _find_message_end(tokens: Mapping[str, int]) -> set[int]:
+    """Return the id of the token that ends a message within an answer, as a set; empty if there is none."""
     return {tokens[MESSAGE_END]} if MESSAGE_END in tokens and ANSWER_END in tokens else set()
 
 
-def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
-    """Return which of `tokens`, ids by their texts, the chat template of a tokenizer ends an answer with.
+def find_template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
+    """Return the ids of the tokens with which the chat template ends an answer. `tokens` are ids by text.
 
     These are the tokens of `END_NAMES` that it names, and the last token that it writes after an answer if it writes
     nothing but tokens and white space there. `tokenizer` is mlx-lm's or ours.
@@ -49,12 +49,12 @@ def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
     template = template.get("default") if isinstance(template, dict) else template
     if not isinstance(template, str):
         return set()
-    ends = named_ends({token: index for token, index in tokens.items() if token in template})
+    ends = find_named_ends({token: index for token, index in tokens.items() if token in template})
     names = ("bos_token", "eos_token", "unk_token")
     named = {name: token for name in names if (token := getattr(tokenizer, name)) is not None}
     talk = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = render(template, talk, None, {**named, "add_generation_prompt": False})
+        text = render_template(template, talk, None, {**named, "add_generation_prompt": False})
     except InvalidRequest:  # the template is broken, or wants something else: each request says so
         return ends
     _, found, tail = text.rpartition(_ANSWER)
@@ -63,4 +63,4 @@ def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
         tail = tail.replace(token, "")
     if found and last and not tail.strip():
         ends.add(tokens[last])
-    return ends - _message_end(tokens)
+    return ends - _find_message_end(tokens)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import inside
+from cortexmlx.protocols.fields import prefix_error_field
 from cortexmlx.protocols.history import (
-    checked_name,
-    known_fields,
-    leave_out_thoughts,
-    message_fields,
-    orphan,
+    note_omitted_thoughts,
+    orphan_result_message,
+    pick_known_fields,
+    pick_message_fields,
     read_arguments,
     read_part,
     read_text,
+    require_name,
 )
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.types.messages import tagged
+from cortexmlx.types.messages import wrap_in_tag
 from cortexmlx.types.request import Message
 
 BILLING = "x-anthropic-billing-header:"
@@ -33,57 +33,62 @@ BILLING = "x-anthropic-billing-header:"
 it would share nothing with others in the prefix cache.
 """
 
-_ANSWERED = "the last message is an assistant's, but an answer cannot be continued: end with a user's message"
+_ENDS_WITH_ASSISTANT = (
+    "the last message is an assistant's, but an answer cannot be continued: end with a user's message"
+)
 
 
 def read_conversation(said: Mapping[str, Any], seal: Seal | None) -> list[Message]:
-    """Return the messages of a body. `seal` proves that thoughts are the model's own; None: they are not checked.
-    Raises InvalidRequest with the path of an invalid or unserved block.
+    """Convert `system` and `messages` of an Anthropic body into OpenAI-style messages. `seal` proves that thoughts are
+    the model's own; None: they are not checked. Raises InvalidRequest with the path of an invalid or unserved
+    block.
     """
-    with inside("system"):
-        system = [text for text in _texts(said.get("system", [])) if not text.startswith(BILLING)]
+    with prefix_error_field("system"):
+        system = [text for text in _content_texts(said.get("system", [])) if not text.startswith(BILLING)]
     messages = said.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
-    turns = _Turns(seal)
-    last_user = max((n for n, each in enumerate(messages) if _role(each) == "user"), default=-1)
+    turns = _ConversationBuilder(seal)
+    last_user = max((n for n, each in enumerate(messages) if _role_or_none(each) == "user"), default=-1)
     for place, message in enumerate(messages):
-        with inside(f"messages[{place}]"):
-            role, content = _parts(message)
-            with inside("content"):
+        with prefix_error_field(f"messages[{place}]"):
+            role, content = _split_message(message)
+            with prefix_error_field("content"):
                 if role == "assistant":
-                    turns.assistant(place, content)
+                    turns.add_assistant(place, content)
                 elif role == "user":
-                    turns.user(place, content)
+                    turns.add_user(place, content)
                 elif message.get("clear_at") == "next_user_message" and place < last_user:
                     continue
-                elif turns.begun:
-                    turns.system(place, _texts(content))
+                elif turns.has_turns:
+                    turns.add_system(place, _content_texts(content))
                 else:
-                    system += _texts(content)
-    first = [{"role": "system", "content": _lines(system)}] if any(system) else []
-    turns.end(len(messages) - 1)
+                    system += _content_texts(content)
+    first = [{"role": "system", "content": _join_lines(system)}] if any(system) else []
+    turns.check_last_turn(len(messages) - 1)
     return read_messages(first + turns.messages, ["system"] * len(first) + turns.paths)
 
 
 @dataclass
 class _Turn:
-    """A message of a user or an assistant, or the result of a call, while it grows."""
+    """One message of the converted conversation (user, assistant, system or tool result) while blocks are added to
+    it.
+    """
 
     role: str
-    place: int
+    index: int
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     """What the user says beside a result."""
-    more: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
 
-    def message(self) -> dict[str, Any]:
-        """Return it as a message of the OpenAI API. An assistant's texts have no line breaks between them."""
-        message: dict[str, Any] = {"role": self.role, **self.more}
-        said = [tagged("user", _lines(self.beside))] if any(self.beside) else []
-        message["content"] = "".join(self.texts) if self.role == "assistant" else _lines([*self.texts, *said])
+    def to_message(self) -> dict[str, Any]:
+        """Return the turn as a message of the OpenAI API. An assistant's texts are joined without line breaks."""
+        message: dict[str, Any] = {"role": self.role, **self.extra}
+        said = [wrap_in_tag("user", _join_lines(self.remarks))] if any(self.remarks) else []
+        message["content"] = "".join(self.texts) if self.role == "assistant" else _join_lines([*self.texts, *said])
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -91,8 +96,8 @@ class _Turn:
         return message
 
 
-class _Turns:
-    """The turns of a conversation."""
+class _ConversationBuilder:
+    """Builds the turns of a conversation from Anthropic messages, one message after the other."""
 
     def __init__(self, seal: Seal | None) -> None:
         self._turns: list[_Turn] = []
@@ -100,97 +105,100 @@ class _Turns:
         self._called: dict[str, str] = {}
 
     @property
-    def begun(self) -> bool:
-        """Whether there is a turn."""
+    def has_turns(self) -> bool:
+        """Whether there is a turn so far."""
         return bool(self._turns)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The turns as messages of the OpenAI API."""
-        return [turn.message() for turn in self._turns]
+        """The turns so far as messages of the OpenAI API."""
+        return [turn.to_message() for turn in self._turns]
 
     @property
     def paths(self) -> list[str]:
-        """The places of the turns in the body."""
-        return [f"messages[{turn.place}]" for turn in self._turns]
+        """The JSON path of each turn's message in the request's body, for errors."""
+        return [f"messages[{turn.index}]" for turn in self._turns]
 
-    def system(self, place: int, texts: list[str]) -> None:
-        """Add texts of a system message. How templates want to read them is not known here."""
-        self._turn("system", place).texts += texts
+    def add_system(self, place: int, texts: list[str]) -> None:
+        """Add the texts of a system message. They join the last turn if it is a system message, too."""
+        self._last_or_new_turn("system", place).texts += texts
 
-    def user(self, place: int, content: object) -> None:
-        """Add what a user says, and the results of calls. Raises InvalidRequest."""
+    def add_user(self, place: int, content: object) -> None:
+        """Add a user's message: its text, and the results of tool calls. Raises InvalidRequest."""
         since: list[_Turn] = []
         while self._turns and self._turns[-1].role != "assistant":
             since.insert(0, self._turns.pop())
         results = [turn for turn in since if turn.role == "tool"]
         before = [] if results else [text for turn in since if turn.role == "user" for text in turn.texts]
         began, orphans, texts = len(results), list[str](), list[str]()
-        for path, block, kind in _blocks(content):
-            with inside(path):
+        for path, block, kind in _content_blocks(content):
+            with prefix_error_field(path):
                 if kind == "tool_result":
-                    result = self._result(place, block)
+                    result = self._read_result(place, block)
                     if result.role == "tool":
                         results.append(result)
                     else:
                         orphans += result.texts
                 elif (text := read_part(block)) or kind == "text":
-                    (results[-1].beside if results else texts).append(text)
+                    (results[-1].remarks if results else texts).append(text)
         texts = [*orphans, *texts]
         if not results:
             self._turns += since
-            self._turn("user", place).texts += texts
+            self._last_or_new_turn("user", place).texts += texts
             return
         if began:
-            results[-1].beside += texts
+            results[-1].remarks += texts
         else:
-            results[0].beside[:0] = [*before, *texts]
+            results[0].remarks[:0] = [*before, *texts]
         self._turns += results
         for turn in since:
             if turn.role == "system":
-                self.system(turn.place, turn.texts)
+                self.add_system(turn.index, turn.texts)
 
-    def assistant(self, place: int, content: object) -> None:
-        """Add what an assistant says, thinks and calls. Raises InvalidRequest."""
-        turn = self._turn("assistant", place)
-        for path, block, kind in _blocks(content):
-            with inside(path):
+    def add_assistant(self, place: int, content: object) -> None:
+        """Add an assistant's message: its text, thoughts and tool calls. Raises InvalidRequest."""
+        turn = self._last_or_new_turn("assistant", place)
+        for path, block, kind in _content_blocks(content):
+            with prefix_error_field(path):
                 if kind == "tool_use":
-                    turn.calls.append(self._call(block))
+                    turn.calls.append(self._read_call(block))
                 elif kind in ("thinking", "redacted_thinking"):
-                    turn.thoughts.append(self._thought(block))
+                    turn.thoughts.append(self._read_thinking(block))
                 else:
                     turn.texts.append(read_part(block))
 
-    def end(self, place: int) -> None:
-        """Check that an answer may follow. Raises InvalidRequest."""
-        if not self.begun:
+    def check_last_turn(self, place: int) -> None:
+        """Raise InvalidRequest if the conversation is empty or ends with an assistant's message."""
+        if not self.has_turns:
             raise InvalidRequest("`messages` has no user's message", field="messages")
         if self._turns[-1].role == "assistant":
-            raise InvalidRequest(_ANSWERED, field=f"messages[{place}]")
+            raise InvalidRequest(_ENDS_WITH_ASSISTANT, field=f"messages[{place}]")
 
-    def _turn(self, role: str, place: int) -> _Turn:
-        """Return the last turn if it has this role, or else a new one."""
-        if not self.begun or self._turns[-1].role != role:
+    def _last_or_new_turn(self, role: str, place: int) -> _Turn:
+        """Return the last turn if it has this role, or else append a new one."""
+        if not self.has_turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role, place))
         return self._turns[-1]
 
-    def _result(self, place: int, block: Mapping[str, Any]) -> _Turn:
-        """Return the result of a call."""
-        block = known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
-        id, content = checked_name("tool_use_id", block.get("tool_use_id")), block.get("content")
-        with inside("content"):
+    def _read_result(self, place: int, block: Mapping[str, Any]) -> _Turn:
+        """Convert a `tool_result` block into a turn: of a tool, or of the user if its call is not in the
+        conversation.
+        """
+        block = pick_known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
+        id, content = require_name("tool_use_id", block.get("tool_use_id")), block.get("content")
+        with prefix_error_field("content"):
             parts = [[part] for part in content] if isinstance(content, list) else [content]
             texts = [read_text(part, loose=True) for part in parts]
         if block.get("is_error") not in (None, False, 0, "false"):
-            said = _lines(texts)
+            said = _join_lines(texts)
             texts = [said if said.lower().startswith("error") else f"Error: {said}"]
         if id not in self._called:
-            return _Turn("user", place, [orphan(_lines(texts))["content"]])
-        return _Turn("tool", place, texts, more={"tool_call_id": id, "name": self._called[id]})
+            return _Turn("user", place, [orphan_result_message(_join_lines(texts))["content"]])
+        return _Turn("tool", place, texts, extra={"tool_call_id": id, "name": self._called[id]})
 
-    def _call(self, block: Mapping[str, Any]) -> dict[str, Any]:
-        id, name = (checked_name(part, block.get(part)) for part in ("id", "name"))
+    def _read_call(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a `tool_use` block into a tool call of the OpenAI API, and remember its name by its id."""
+        id, name = (require_name(part, block.get(part)) for part in ("id", "name"))
         self._called[id] = name
         return {
             "id": id,
@@ -198,38 +206,39 @@ class _Turns:
             "function": {"name": name, "arguments": read_arguments(block.get("input"))},
         }
 
-    def _thought(self, block: Mapping[str, Any]) -> str:
-        """Return thoughts that this server wrote for this client; others are left out."""
+    def _read_thinking(self, block: Mapping[str, Any]) -> str:
+        """Return the text of a `thinking` block if this server signed it for this client, or else nothing."""
         text, signature = block.get("thinking"), block.get("signature")
         if isinstance(text, str):
-            if self._seal is None or (text and isinstance(signature, str) and self._seal.holds(text, signature)):
+            if self._seal is None or (text and isinstance(signature, str) and self._seal.verify(text, signature)):
                 return text
             if not text and isinstance(signature, str) and (known := self._seal.unwrap(signature)) is not None:
                 return known
-        leave_out_thoughts()
+        note_omitted_thoughts()
         return ""
 
 
-def _role(message: object) -> object:
+def _role_or_none(message: object) -> object:
+    """Return the role of a message, or None if it is not an object."""
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def _parts(message: object) -> tuple[str, object]:
+def _split_message(message: object) -> tuple[str, object]:
     """Return the role and the content of a message. Raises InvalidRequest."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
     role = "system" if message.get("role") == "developer" else message.get("role")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"role is {role!r:.80}, but must be user, assistant or system", field="role")
-    message = message_fields(message, ("role", "content", "clear_at"), "a message")
+    message = pick_message_fields(message, ("role", "content", "clear_at"), "a message")
     if role == "system" and message.get("clear_at") not in (None, "never", "next_user_message"):
         shown = f"{message['clear_at']!r:.80}"
         raise InvalidRequest(f"clear_at is {shown}, but must be never or next_user_message", field="clear_at")
     return role, message.get("content")
 
 
-def _blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
-    """Return the blocks of a content, each with its path in it and its type. Raises InvalidRequest."""
+def _content_blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
+    """Return the blocks of a message's content, each with its JSON path and its type. Raises InvalidRequest."""
     if isinstance(content, str):
         return [("", {"type": "text", "text": content}, "text")]
     if content is not None and not isinstance(content, list):
@@ -247,15 +256,15 @@ def _blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
     return blocks
 
 
-def _texts(content: object) -> list[str]:
-    """Return the texts of a content that has nothing else. Raises InvalidRequest."""
+def _content_texts(content: object) -> list[str]:
+    """Return the text of each block of a content. Raises InvalidRequest for a block that has no text."""
     texts = []
-    for path, block, _ in _blocks(content):
-        with inside(path):
+    for path, block, _ in _content_blocks(content):
+        with prefix_error_field(path):
             texts.append(read_part(block))
     return texts
 
 
-def _lines(texts: list[str]) -> str:
-    """Return texts, each in lines of its own."""
+def _join_lines(texts: list[str]) -> str:
+    """Join texts with line breaks."""
     return "\n".join(texts)

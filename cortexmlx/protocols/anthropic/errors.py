@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, PromptTooLong, RequestTimeout
-from cortexmlx.protocols.error_text import error_text, field_of
-from cortexmlx.protocols.openai.errors import is_refusal
+from cortexmlx.protocols.error_text import error_field, error_text
+from cortexmlx.protocols.openai.errors import is_client_error
 from cortexmlx.protocols.request import Body
 
 _BY_STATUS = {
@@ -18,44 +18,47 @@ _BY_STATUS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_NAMES = {"structured": "output_config.format", "stop": "stop_sequences"}
+_FIELD_NAMES = {"structured": "output_config.format", "stop": "stop_sequences"}
 """Names of parameters in this API."""
 
-_DETAILS = {"thread": "thread_unsupported_request"}
+_ERROR_CODES = {"thread": "thread_unsupported_request"}
 """The codes of fields that are not served, where Anthropic's packages go on without the field."""
 
 
-def is_own_path(path: str) -> bool:
-    """Whether a path belongs to this API. The application may be mounted somewhere."""
+def is_messages_path(path: str) -> bool:
+    """Whether a URL path belongs to Anthropic's API. The application may be mounted below another path."""
     return re.search(r"/v1/messages(/|$)", path) is not None
 
 
 def error_body(error: CortexError, status: int | None = None, request_id: str | None = None) -> Body:
-    """Return the body of an error. Without a `status`, the error's class says its type. The message names the wrong
-    field, since the body has no place for it.
+    """Return the JSON body of an error. Without an HTTP `status`, the error's class decides its type. The message
+    names the wrong field, since the body has no place for it.
     """
-    kind = _type_of(error) if status is None else _BY_STATUS.get(status)
+    kind = _error_type(error) if status is None else _BY_STATUS.get(status)
     if kind is None:
         kind = "invalid_request_error" if status is not None and status < 500 else "api_error"
-    body: Body = {"type": "error", "error": {"type": kind, "message": _message(error)}}
-    if isinstance(error, InvalidRequest) and error.field in _DETAILS:
-        body["error"]["details"] = {"error_code": _DETAILS[error.field]}
+    body: Body = {"type": "error", "error": {"type": kind, "message": _error_message(error)}}
+    if isinstance(error, InvalidRequest) and error.field in _ERROR_CODES:
+        body["error"]["details"] = {"error_code": _ERROR_CODES[error.field]}
     return body if request_id is None else {**body, "request_id": request_id}
 
 
-def _type_of(error: CortexError) -> str:
-    if is_refusal(error):
+def _error_type(error: CortexError) -> str:
+    """Return Anthropic's name for the type of an error."""
+    if is_client_error(error):
         return "invalid_request_error"
     if isinstance(error, RequestTimeout):
         return "timeout_error"
     return "overloaded_error" if isinstance(error, EngineClosed | KVCacheFull) else "api_error"
 
 
-def _message(error: CortexError) -> str:
-    """Return the message. Agents recognise a prompt that is too long by its first words, and then shorten it."""
-    message, field = error_text(error), field_of(error)
+def _error_message(error: CortexError) -> str:
+    """Return an error's message with the wrong field's name. Agents shorten a prompt if it begins with "prompt is too
+    long".
+    """
+    message, field = error_text(error), error_field(error)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"
     if field is not None and not message.startswith(field):
-        message = f"{_NAMES.get(field, field)}: {message}"
+        message = f"{_FIELD_NAMES.get(field, field)}: {message}"
     return message

@@ -10,11 +10,17 @@ from typing import Any
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.anthropic.errors import error_body
-from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
-from cortexmlx.protocols.history import known_fields, mend_tool
+from cortexmlx.protocols.fields import (
+    BodyFields,
+    UnservedField,
+    prefix_error_field,
+    reject_unknown_fields,
+    require_type,
+)
+from cortexmlx.protocols.history import pick_known_fields, sanitize_tool
 from cortexmlx.protocols.openai import chat_completions as choices
 from cortexmlx.protocols.openai import parameters
-from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, with_notes
+from cortexmlx.protocols.request import Body, ReplyInfo, Request, RequestDefaults, with_notes
 from cortexmlx.structured.tools import CallDelta, Tool, ToolCall
 from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
 from cortexmlx.types.progress import Progress
@@ -47,17 +53,17 @@ sent, so nothing of it is cleared.
 
 _STATELESS = "no conversations and no files are kept here: send the whole conversation as `messages`"
 
-UNSERVED: Mapping[str, Unserved] = {
-    "compaction": Unserved("conversations are not summarized here: ask for a summary in a message"),
-    "container": Unserved(_STATELESS),
-    "mcp_servers": Unserved("the server calls no tools: offer them as `tools`, and call them yourself", ([],)),
-    "thread": Unserved(_STATELESS),
+UNSERVED: Mapping[str, UnservedField] = {
+    "compaction": UnservedField("conversations are not summarized here: ask for a summary in a message"),
+    "container": UnservedField(_STATELESS),
+    "mcp_servers": UnservedField("the server calls no tools: offer them as `tools`, and call them yourself", ([],)),
+    "thread": UnservedField(_STATELESS),
 }
 
 TOOL_FIELDS = frozenset({"tools", "tool_choice"})
 """The fields of a body that offer tools."""
 
-FIELDS = Fields(
+FIELDS = BodyFields(
     f"a {URL} body",
     frozenset({"max_tokens", "messages", "output_config", "output_format", "stop_sequences", "stream", "system"})
     | {"temperature", "thinking", "top_k", "top_p"}
@@ -70,48 +76,51 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 """What templates call the degrees of effort. They know no more than three."""
 
 
-def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """Return the request in a body. Raises InvalidRequest."""
+def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse the JSON body of a `/v1/messages` call into a Request. Raises InvalidRequest."""
     if body.get("max_tokens") is None:
         raise InvalidRequest("`max_tokens` is missing", field="max_tokens")
-    return _read(body, defaults)
+    return _read_body(body, defaults)
 
 
-def read_prompt(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """Return the request in a body whose prompt is to be counted. It needs no `max_tokens`. Raises InvalidRequest."""
-    return _read(body, defaults)
+def read_for_counting(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse the body of a `count_tokens` call, which needs no `max_tokens`, into a Request. Raises InvalidRequest."""
+    return _read_body(body, defaults)
 
 
 @with_notes
-def _read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    said = FIELDS.without(defaults.unserved).given(body)
+def _read_body(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse a body, with or without `max_tokens`, into a Request."""
+    said = FIELDS.exclude(defaults.unserved).validate(body)
     values: dict[str, Any] = {"n": 1, "best_of": None, "logprobs": None, "prompt_logprobs": None}
     values |= {name: said[name] for name in ("max_tokens", "temperature", "top_p", "top_k") if name in said}
     if "stop_sequences" in said:
-        values["stop"] = checked("stop_sequences", said["stop_sequences"], list, "a list of texts")
-    thinking, variables, hints = _thinking(said, defaults.template_vars)
-    form, effort = _output(said)
-    params = parameters.sampling_params(defaults.params, values | thinking | form | tool_values(said), said)
+        values["stop"] = require_type("stop_sequences", said["stop_sequences"], list, "a list of texts")
+    thinking, variables, hints = _read_thinking(said, defaults.template_vars)
+    form, effort = _read_output_config(said)
+    params = parameters.build_sampling_params(defaults.params, values | thinking | form | read_tools(said), said)
     if params.temperature > 1 and "temperature" in said:
         message = f"temperature is {params.temperature:g}, but must be a number in [0, 1]"
         raise InvalidRequest(message, field="temperature")
-    stream = parameters.flag(said, "stream")
+    stream = parameters.read_flag(said, "stream")
     messages = read_conversation(said, defaults.seal)
     return Request((messages,), params, variables, stream=stream, body=body, hints=hints | effort)
 
 
-def _thinking(said: Mapping[str, Any], usual: TemplateVars) -> tuple[dict[str, Any], TemplateVars, dict[str, object]]:
-    """Return the sampling parameters, the template's variables and the hints that `thinking` sets.
+def _read_thinking(
+    said: Mapping[str, Any], usual: TemplateVars
+) -> tuple[dict[str, Any], TemplateVars, dict[str, object]]:
+    """Return the sampling parameters, the template's variables and the template hints that the field `thinking` sets.
 
     Clients send it whatever the model is, so a model that does not think ignores it. "adaptive" leaves the choice to
     whoever runs the server, and else to the model.
     """
     if "thinking" not in said:
         return {}, usual, {}
-    thinking = checked("thinking", said["thinking"], dict, "an object with a `type`")
-    with inside("thinking"):
+    thinking = require_type("thinking", said["thinking"], dict, "an object with a `type`")
+    with prefix_error_field("thinking"):
         given = {name: value for name, value in thinking.items() if value is not None}
-        check_fields(given, ("type", "budget_tokens", "display"), "`thinking`")
+        reject_unknown_fields(given, ("type", "budget_tokens", "display"), "`thinking`")
         kind = given.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             raise InvalidRequest(f"type is {kind!r:.80}, but must be enabled, disabled or adaptive", field="type")
@@ -130,30 +139,31 @@ def _thinking(said: Mapping[str, Any], usual: TemplateVars) -> tuple[dict[str, A
     return {"max_thinking_tokens": budget or 0}, others, {THINKING: kind == "enabled"}
 
 
-def _output(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return the sampling parameters and the hints that `output_config` sets. `output_format` is an older name of its
-    `format`.
+def _read_output_config(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    """Return the sampling parameters and the template hints that `output_config` sets. `output_format` is an older
+    name of its `format`.
     """
-    config = checked("output_config", said.get("output_config", {}), dict, "an object")
-    with inside("output_config"):
+    config = require_type("output_config", said.get("output_config", {}), dict, "an object")
+    with prefix_error_field("output_config"):
         given = {name: value for name, value in config.items() if value is not None}
-        check_fields(given, ("effort", "format", "task_budget"), "`output_config`")
+        reject_unknown_fields(given, ("effort", "format", "task_budget"), "`output_config`")
         effort = given.get("effort", "high")
         if not isinstance(effort, str) or effort not in _EFFORTS:
             raise InvalidRequest(f"effort is {effort!r:.80}, but must be one of {', '.join(_EFFORTS)}", field="effort")
-        form = _form("format", given)
-    return form or _form("output_format", said), {EFFORT: _EFFORTS[effort]} if "effort" in given else {}
+        form = _read_format("format", given)
+    return form or _read_format("output_format", said), {EFFORT: _EFFORTS[effort]} if "effort" in given else {}
 
 
-def _form(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_format(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `structured` parameter that a format with a JSON schema sets, or nothing if there is no format."""
     if name not in given:
         return {}
-    asked = checked(name, given[name], dict, "an object with a `schema`")
-    with inside(name):
-        check_fields(asked, ("type", "schema"), f"`{name}`")
+    asked = require_type(name, given[name], dict, "an object with a `schema`")
+    with prefix_error_field(name):
+        reject_unknown_fields(asked, ("type", "schema"), f"`{name}`")
         if asked.get("type") != "json_schema":
             raise InvalidRequest(f"type is {asked.get('type')!r:.80}, but must be json_schema", field="type")
-        return {"structured": parameters.json_schema({"schema": asked.get("schema")})}
+        return {"structured": parameters.read_json_schema({"schema": asked.get("schema")})}
 
 
 # Tools: `tools`, `tool_choice`, and the calls in replies.
@@ -164,49 +174,51 @@ HINTS = ("cache_control", "defer_loading", "eager_input_streaming", "input_examp
 """Parts of a tool that change no answer here. A tool whose loading is deferred is offered at once."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_LARGEST = 1.7976931348623157e308
+_LARGEST_FLOAT = 1.7976931348623157e308
 
 
-def tool_values(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that offer tools, as a body sets them. Raises InvalidRequest."""
+def read_tools(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that `tools` and `tool_choice` of a body set. Raises InvalidRequest."""
     values: dict[str, Any] = {}
     tools: list[Tool] = []
-    for place, tool in enumerate(checked("tools", said.get("tools", []), list, "a list of tools")):
-        with inside(f"tools[{place}]"):
-            tools.append(_tool(tool))
+    for place, tool in enumerate(require_type("tools", said.get("tools", []), list, "a list of tools")):
+        with prefix_error_field(f"tools[{place}]"):
+            tools.append(_read_tool(tool))
     if tools:
         values["tools"] = tools
     if "tool_choice" in said:
-        choice = checked("tool_choice", said["tool_choice"], dict, "an object with a `type`")
-        with inside("tool_choice"):
-            values |= _tool_choice(choice, [tool.name for tool in tools])
+        choice = require_type("tool_choice", said["tool_choice"], dict, "an object with a `type`")
+        with prefix_error_field("tool_choice"):
+            values |= _read_tool_choice(choice, [tool.name for tool in tools])
     return values
 
 
-def input_of(call: ToolCall) -> Any:
-    """Return the arguments of a call as a JSON value: with the largest number that JSON readers know in place of a
-    larger one. Raises CortexError if they are nested too deeply to be read.
+def tool_input(call: ToolCall) -> Any:
+    """Return a tool call's arguments as a JSON value; infinities become the largest float. Raises CortexError if they
+    are nested too deeply.
     """
     try:
-        return _finite(call.values if call.arguments else {})
+        return _clamp_infinities(call.values if call.arguments else {})
     except RecursionError:
         raise CortexError(f"the input of the tool {call.name!r} is nested too deeply: ask without tools") from None
 
 
-def _finite(value: Any) -> Any:
+def _clamp_infinities(value: Any) -> Any:
+    """Replace infinite numbers in a JSON value by the largest float, and NaN by null."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _clamp_infinities(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_clamp_infinities(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else math.copysign(_LARGEST, value)
+        return None if math.isnan(value) else math.copysign(_LARGEST_FLOAT, value)
     return value
 
 
-def _tool(tool: object) -> Tool:
+def _read_tool(tool: object) -> Tool:
+    """Convert one entry of `tools` into a Tool. Raises InvalidRequest."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `name` and `input_schema`")
-    given = known_fields(mend_tool(tool), (*_TOOL_PARTS, *HINTS, "allowed_callers"), "a tool", _TOOL_PARTS)
+    given = pick_known_fields(sanitize_tool(tool), (*_TOOL_PARTS, *HINTS, "allowed_callers"), "a tool", _TOOL_PARTS)
     kind = given.get("type", "custom")
     if kind != "custom":
         raise InvalidRequest(
@@ -228,11 +240,12 @@ def _tool(tool: object) -> Tool:
         raise
 
 
-def _tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    check_fields(choice, ("type", "name", "disable_parallel_tool_use"), "`tool_choice`")
+def _read_tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return the sampling parameters that `tool_choice` sets. `names` are those of the offered tools."""
+    reject_unknown_fields(choice, ("type", "name", "disable_parallel_tool_use"), "`tool_choice`")
     values: dict[str, Any] = {}
     if (single := choice.get("disable_parallel_tool_use")) is not None:
-        values["parallel_tool_calls"] = not checked("disable_parallel_tool_use", single, bool, "true or false")
+        values["parallel_tool_calls"] = not require_type("disable_parallel_tool_use", single, bool, "true or false")
     kind, name = choice.get("type"), choice.get("name")
     if kind == "tool":
         if name not in names:
@@ -251,24 +264,22 @@ def _tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the body of a reply: the model's thoughts if it had any, its text, and its calls. An answer with thoughts
-    or calls may have no text.
-    """
+    """Return the JSON body of a reply: a thinking block if the model thought, its text, and its tool calls."""
     [[answer]] = answers
     content: list[Body] = []
     if answer.thinking:
-        content.append(thought(request, info, answer.thinking))
+        content.append(thinking_block(request, info, answer.thinking))
     if answer.text or not (answer.tool_calls or content):
         content.append({"type": "text", "text": answer.text})
     content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call)} for call in answer.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input(call)} for call in answer.tool_calls
     ]
-    body = begun(info, usage(answer, info))
-    return {**body, "content": content, **ended(request, answer), **choices.notes(request, answer)}
+    body = empty_message(info, answer_usage(answer, info))
+    return {**body, "content": content, **stop_fields(request, answer), **choices.notes_field(request, answer)}
 
 
-def begun(info: ReplyInfo, usage: Body) -> Body:
-    """Return the body of a reply without content."""
+def empty_message(info: ReplyInfo, usage: Body) -> Body:
+    """Return the body of a reply without content, as at the start of a stream."""
     return {
         "id": f"msg_{info.id}",
         "type": "message",
@@ -281,38 +292,40 @@ def begun(info: ReplyInfo, usage: Body) -> Body:
     }
 
 
-def ended(request: Request, answer: Completion) -> Body:
-    """Return the fields that say why an answer ended."""
+def stop_fields(request: Request, answer: Completion) -> Body:
+    """Return the fields `stop_reason` and `stop_sequence` of an answer that has ended."""
     sequence = answer.stop_string if answer.finish_reason is FinishReason.STOP else None
     return {"stop_reason": _stop_reason(request, answer, sequence), "stop_sequence": sequence}
 
 
-def thought(request: Request, info: ReplyInfo, text: str) -> Body:
-    """Return the block of thoughts. If the request leaves them out, only their signature holds them."""
-    if omits(request):
+def thinking_block(request: Request, info: ReplyInfo, text: str) -> Body:
+    """Return a `thinking` block with its signature. If the request omits thinking, only the signature holds the
+    text.
+    """
+    if omits_thinking(request):
         return {"type": "thinking", "thinking": "", "signature": "" if info.seal is None else info.seal.wrap(text)}
     return {"type": "thinking", "thinking": text, "signature": "" if info.seal is None else info.seal.sign(text)}
 
 
-def omits(request: Request) -> bool:
-    """Whether the texts of thoughts are left out."""
+def omits_thinking(request: Request) -> bool:
+    """Whether the request asks for thinking blocks without their text (`display: omitted`)."""
     return (request.body.get("thinking") or {}).get("display") == "omitted"
 
 
-def usage(answer: Completion, info: ReplyInfo) -> Body:
-    """Return the tokens of a prompt and its answer."""
+def answer_usage(answer: Completion, info: ReplyInfo) -> Body:
+    """Return the `usage` of a finished answer: tokens of its prompt, of its text, and of its thoughts."""
     used = answer.usage
-    tokens = counted(used.prompt_tokens, 0 if info.repeatable else used.cached_tokens, used.completion_tokens)
+    tokens = usage_body(used.prompt_tokens, 0 if info.repeatable else used.cached_tokens, used.completion_tokens)
     return {**tokens, "output_tokens_details": {"thinking_tokens": used.thinking_tokens}}
 
 
-def usage_so_far(progress: Progress | None) -> Body:
-    """Return the tokens of a prompt whose answer has not begun, as far as they are known."""
-    return counted(0, 0, 0) if progress is None else counted(progress.total, progress.cached, 0)
+def prompt_usage(progress: Progress | None) -> Body:
+    """Return the `usage` before the answer begins: the prompt's tokens, as far as they are known."""
+    return usage_body(0, 0, 0) if progress is None else usage_body(progress.total, progress.cached, 0)
 
 
-def counted(prompt: int, cached: int, answer: int) -> Body:
-    """Return numbers of tokens as a usage."""
+def usage_body(prompt: int, cached: int, answer: int) -> Body:
+    """Return a `usage` object with these numbers of tokens."""
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
@@ -322,6 +335,7 @@ def counted(prompt: int, cached: int, answer: int) -> Body:
 
 
 def _stop_reason(request: Request, answer: Completion, sequence: str | None) -> str:
+    """Return Anthropic's `stop_reason` of an answer. `sequence` is the stop string that ended it, or None."""
     if answer.finish_reason is FinishReason.TOOL_CALLS:
         return "tool_use"
     if answer.finish_reason is not FinishReason.LENGTH:
@@ -335,94 +349,99 @@ def _stop_reason(request: Request, answer: Completion, sequence: str | None) -> 
 
 
 @dataclass
-class _Block:
-    """The block that is open. `text` is what was said of thoughts so far."""
+class _OpenBlock:
+    """The content block that a stream is writing. `text` is collected for thoughts only, to sign them."""
 
     kind: str
-    call: int = 0
+    call_index: int = 0
     text: str = ""
 
 
 class MessageEvents:
-    """The events of one streamed message, from the engine's events. Each is a body with a `type`."""
+    """Converts the engine's events into the server-sent events of one streamed message, each a JSON object with a
+    `type`.
+    """
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
         self._info = info
         self._begun = False
-        self._open: _Block | None = None
+        self._open: _OpenBlock | None = None
         self._count = 0
         self._text = 0
         self._thinking = 0
         self._calls = 0
 
-    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """Return the events of one event of the engine. The first of all says that the message begins."""
+    def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """Return the stream's events for one event of the engine. The first of all is `message_start`."""
         if event.error is not None:
             return [error_body(event.error)]
-        return [*self._begin(event), *self._of(event)]
+        return [*self._start_message(event), *self._convert(event)]
 
-    def _of(self, event: TokenEvent) -> Iterator[Body]:
+    def _convert(self, event: TokenEvent) -> Iterator[Body]:
+        """Yield the events for text, thoughts or calls, or those that end the message."""
         if event.completion is not None:
-            yield from self._end(event.completion)
+            yield from self._finish(event.completion)
         else:
-            yield from self._grow(event.thinking, event.text, event.tool_calls)
+            yield from self._add_deltas(event.thinking, event.text, event.tool_calls)
 
-    def _begin(self, event: TokenEvent) -> Iterator[Body]:
+    def _start_message(self, event: TokenEvent) -> Iterator[Body]:
+        """Yield `message_start`, the first time only."""
         if not self._begun:
             self._begun = True
-            usage = usage_so_far(event.progress or self._info.progress())
-            yield {"type": "message_start", "message": begun(self._info, usage)}
+            usage = prompt_usage(event.progress or self._info.progress())
+            yield {"type": "message_start", "message": empty_message(self._info, usage)}
 
-    def _grow(self, thinking: str, text: str, calls: Sequence[CallDelta]) -> Iterator[Body]:
+    def _add_deltas(self, thinking: str, text: str, calls: Sequence[CallDelta]) -> Iterator[Body]:
+        """Yield the events for more thoughts, text and pieces of tool calls."""
         self._thinking += len(thinking)
         self._text += len(text)
         if thinking:
-            yield from self._switch("thinking", {"thinking": "", "signature": ""})
+            yield from self._switch_block("thinking", {"thinking": "", "signature": ""})
             assert self._open is not None
             self._open.text += thinking
-            if not omits(self._request):
-                yield self._delta({"type": "thinking_delta", "thinking": thinking})
+            if not omits_thinking(self._request):
+                yield self._delta_event({"type": "thinking_delta", "thinking": thinking})
         if text:
-            yield from self._switch("text", {"text": ""})
-            yield self._delta({"type": "text_delta", "text": text})
+            yield from self._switch_block("text", {"text": ""})
+            yield self._delta_event({"type": "text_delta", "text": text})
         for delta in calls:
             self._calls = max(self._calls, delta.index + 1)
-            yield from self._switch("tool_use", {"id": delta.id, "name": delta.name, "input": {}}, delta.index)
+            yield from self._switch_block("tool_use", {"id": delta.id, "name": delta.name, "input": {}}, delta.index)
             if delta.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
+                yield self._delta_event({"type": "input_json_delta", "partial_json": delta.arguments})
 
-    def _switch(self, kind: str, begun: Body, call: int = 0) -> Iterator[Body]:
-        """Yield the end of the open block and the beginning of another, if what comes does not belong to the open
-        one.
-        """
-        if self._open is not None and (self._open.kind, self._open.call) == (kind, call):
+    def _switch_block(self, kind: str, begun: Body, call: int = 0) -> Iterator[Body]:
+        """Close the open block and start another, unless the open one has this type and call."""
+        if self._open is not None and (self._open.kind, self._open.call_index) == (kind, call):
             return
-        yield from self._close()
-        self._open = _Block(kind, call)
+        yield from self._close_block()
+        self._open = _OpenBlock(kind, call)
         yield {"type": "content_block_start", "index": self._count, "content_block": {"type": kind, **begun}}
 
-    def _close(self) -> Iterator[Body]:
+    def _close_block(self) -> Iterator[Body]:
+        """Yield the events that end the open block; thoughts are signed."""
         if self._open is None:
             return
         if self._open.kind == "thinking":
-            signature = thought(self._request, self._info, self._open.text)["signature"]
-            yield self._delta({"type": "signature_delta", "signature": signature})
+            signature = thinking_block(self._request, self._info, self._open.text)["signature"]
+            yield self._delta_event({"type": "signature_delta", "signature": signature})
         yield {"type": "content_block_stop", "index": self._count}
         self._open = None
         self._count += 1
 
-    def _end(self, completion: Completion) -> Iterator[Body]:
-        """Yield what no event has said yet, and why the message ended."""
-        calls = choices.whole(completion.tool_calls, self._calls)
-        yield from self._grow(completion.thinking[self._thinking :], completion.text[self._text :], calls)
+    def _finish(self, completion: Completion) -> Iterator[Body]:
+        """Yield what was not streamed yet, the stop reason with the usage, and `message_stop`."""
+        calls = choices.remaining_call_deltas(completion.tool_calls, self._calls)
+        yield from self._add_deltas(completion.thinking[self._thinking :], completion.text[self._text :], calls)
         if not self._count and self._open is None:
-            yield from self._switch("text", {"text": ""})
-        yield from self._close()
-        delta = ended(self._request, completion)
-        used, notes = usage(completion, self._info), choices.notes(self._request, completion)
+            yield from self._switch_block("text", {"text": ""})
+        yield from self._close_block()
+        delta = stop_fields(self._request, completion)
+        used, notes = answer_usage(completion, self._info), choices.notes_field(self._request, completion)
         yield {"type": "message_delta", "delta": delta, "usage": used, **notes}
         yield {"type": "message_stop"}
 
-    def _delta(self, delta: Body) -> Body:
+    def _delta_event(self, delta: Body) -> Body:
+        """Return a `content_block_delta` event of the open block."""
         return {"type": "content_block_delta", "index": self._count, "delta": delta}

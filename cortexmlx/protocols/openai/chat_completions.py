@@ -10,90 +10,96 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import THINKING, Fields, checked
+from cortexmlx.protocols.fields import PEER_THINKING, BodyFields, require_type
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import chat_logprobs, id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, with_notes
+from cortexmlx.protocols.request import Body, ReplyInfo, Request, RequestDefaults, with_notes
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 URL = "/v1/chat/completions"
-FIELDS = Fields(
+FIELDS = BodyFields(
     f"a {URL} body",
-    parameters.SHARED
-    | parameters.STREAM
-    | parameters.CHOICES
+    parameters.SHARED_FIELDS
+    | parameters.STREAM_FIELDS
+    | parameters.CHOICE_FIELDS
     | parameters.TOOL_FIELDS
-    | {"messages", "top_logprobs", *THINKING},
+    | {"messages", "top_logprobs", *PEER_THINKING},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
 
 
 @with_notes
-def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """Return the request in a body. Raises InvalidRequest."""
-    said = FIELDS.without(defaults.unserved).given(body)
-    thinking, variables = parameters.thinking_of(said)
-    values = thinking | parameters.sampling_values(said) | parameters.tool_values(said)
+def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse the JSON body of a `/v1/chat/completions` call into a Request. Raises InvalidRequest."""
+    said = FIELDS.exclude(defaults.unserved).validate(body)
+    thinking, variables = parameters.read_thinking(said)
+    values = thinking | parameters.read_sampling(said) | parameters.read_tools(said)
     number = "true or false: the number is `top_logprobs`"
-    asked = checked("logprobs", said.get("logprobs", False), bool, number)
-    values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
-    params = parameters.sampling_params(defaults.params, values, said)
-    stream = parameters.stream_of(said, params)
+    asked = require_type("logprobs", said.get("logprobs", False), bool, number)
+    values["logprobs"] = parameters.read_top_logprobs(said, asked, '"logprobs": true', defaults.params.logprobs)
+    params = parameters.build_sampling_params(defaults.params, values, said)
+    stream = parameters.read_stream_fields(said, params)
     if "messages" not in said:
         raise InvalidRequest("`messages` is missing", field="messages")
     messages = read_messages(said["messages"])
     asked_for = parameters.template_variables(said, defaults, more=variables)
-    ids = parameters.flag(said, "return_token_ids")
+    ids = parameters.read_flag(said, "return_token_ids")
     return Request((messages,), params, asked_for, body=body, token_ids=ids, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the body of a reply. `answers` has the answers to the only prompt."""
+    """Return the JSON body of a chat completion. `answers` has the answers to the only prompt, which become its
+    choices.
+    """
     written = [
         {
             "index": index,
-            "message": {"role": "assistant", **_content(answer), **thoughts(answer)},
-            **scored_prompt(request, answer, info),
-            **notes(request, answer),
-            **token_ids(request, answer.token_ids),
-            "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
+            "message": {"role": "assistant", **_message_content(answer), **reasoning_field(answer)},
+            **prompt_logprobs_field(request, answer, info),
+            **notes_field(request, answer),
+            **token_ids_field(request, answer.token_ids),
+            "logprobs": None if answer.logprobs is None else _logprobs_body(answer.logprobs, info),
             "finish_reason": answer.finish_reason.value,
         }
         for index, answer in enumerate(answers[0])
     ]
-    return {**reply_body("chat.completion", info, written), "usage": _usage(answers, info)}
+    return {**reply_body("chat.completion", info, written), "usage": _chat_usage(answers, info)}
 
 
-def _content(answer: Completion) -> Body:
-    """Return the text and the calls of a message. Beside calls, no text is null, as in the OpenAI API."""
+def _message_content(answer: Completion) -> Body:
+    """Return the fields `content` and `tool_calls` of a message. Beside calls, an empty text is null, as in the OpenAI
+    API.
+    """
     if not answer.tool_calls:
         return {"content": answer.text}
-    return {"content": answer.text or None, "tool_calls": call_bodies(answer.tool_calls)}
+    return {"content": answer.text or None, "tool_calls": tool_call_bodies(answer.tool_calls)}
 
 
-def thoughts(answer: Completion) -> Body:
-    """Return vLLM's field with what the model thought before its answer, or no field if it thought nothing."""
+def reasoning_field(answer: Completion) -> Body:
+    """Return the field `reasoning_content` with the model's thoughts, or no field if there are none."""
     return {"reasoning_content": answer.thinking} if answer.thinking else {}
 
 
-def _logprobs(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
+def _logprobs_body(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
+    """Return the `logprobs` object of a chat choice."""
     return {"content": chat_logprobs(told, info.token_bytes)}
 
 
-def _usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    return {**usage_body(answers, info), **completion_details(answers, info)}
+def _chat_usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """Return the `usage` of a chat completion, with the details of its completion tokens."""
+    return {**usage_body(answers, info), **completion_token_details(answers, info)}
 
 
 # Parts of replies with numbered choices.
 
 
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
-    """Return a reply or a chunk. `kind` is the value of its field `object`."""
+    """Return the body of a reply or a chunk with these choices. `kind` is the value of its field `object`."""
     return {
         "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{info.id}",
         "object": kind,
@@ -103,28 +109,28 @@ def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
     }
 
 
-def scored_prompt(request: Request, answer: Completion, info: ReplyInfo) -> Body:
-    """Return vLLM's field for the log-probabilities of the prompt, for the first choice of each prompt. With `echo`
-    they are in the choice's `logprobs` instead.
+def prompt_logprobs_field(request: Request, answer: Completion, info: ReplyInfo) -> Body:
+    """Return vLLM's field `prompt_logprobs`, for the first choice of each prompt. With `echo` they are in the choice's
+    `logprobs` instead.
     """
     if answer.prompt_logprobs is None or request.echo or answer.index:
         return {}
     return {"prompt_logprobs": id_logprobs(answer.prompt_logprobs, info.token_bytes)}
 
 
-def notes(request: Request, answer: Completion) -> Body:
-    """What of a body was changed, and what of a lenient schema was not enforced, in a field of our own."""
+def notes_field(request: Request, answer: Completion) -> Body:
+    """Return our own field `notes`: what of the body was changed, and what of a lenient schema was not enforced."""
     said = [*request.notes, *answer.notes]
     return {"notes": said} if said else {}
 
 
-def token_ids(request: Request, ids: Sequence[int]) -> Body:
-    """Return vLLM's field with the ids of tokens, if the request asks for it."""
+def token_ids_field(request: Request, ids: Sequence[int]) -> Body:
+    """Return vLLM's field `token_ids`, or no field if the request does not ask for it."""
     return {"token_ids": list(ids)} if request.token_ids else {}
 
 
-def completion_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return how many tokens were thoughts, and how many were drafted and accepted.
+def completion_token_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """Return `completion_tokens_details`: how many tokens were thoughts, and how many were drafted and accepted.
 
     The OpenAI API has fields for the tokens of a `prediction`. The rejected ones of them are tokens of the completion
     there, and cost money. Drafts of the engine's own are not: they have fields of our own.
@@ -138,7 +144,7 @@ def completion_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo)
 
 
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
+    """Return `usage` with the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
     prompts = [own[0].usage for own in answers]
     asked = sum(usage.prompt_tokens for usage in prompts)
     written = sum(answer.usage.completion_tokens for own in answers for answer in own)
@@ -148,16 +154,16 @@ def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body
     return usage
 
 
-def call_bodies(calls: Sequence[ToolCall]) -> list[Body]:
-    """Return the calls of a message."""
+def tool_call_bodies(calls: Sequence[ToolCall]) -> list[Body]:
+    """Return the `tool_calls` of a message."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
 
 
-def delta_bodies(deltas: Sequence[CallDelta]) -> list[Body]:
-    """Return the pieces of calls in a chunk. The first piece of a call has its id and its name."""
+def tool_call_deltas(deltas: Sequence[CallDelta]) -> list[Body]:
+    """Return the `tool_calls` of a chunk. The first piece of a call has its id and its name."""
     return [
         {
             "index": delta.index,
@@ -168,8 +174,8 @@ def delta_bodies(deltas: Sequence[CallDelta]) -> list[Body]:
     ]
 
 
-def whole(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
-    """Return the calls from number `first` on as pieces."""
+def remaining_call_deltas(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
+    """Return the calls from number `first` on, each as one complete CallDelta."""
     return tuple(CallDelta(first + n, call.id, call.name, call.arguments) for n, call in enumerate(calls[first:]))
 
 
@@ -177,13 +183,13 @@ def whole(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
 
 
 @dataclass
-class _Written:
-    """How much of a choice the chunks so far contain: characters, tokens, tokens with log-probabilities, and calls."""
+class _ChoiceProgress:
+    """How much of a choice was streamed so far: characters, tokens, tokens with log-probabilities, and calls."""
 
     text: int = 0
     thinking: int = 0
     ids: int = 0
-    waiting: list[int] = field(default_factory=list)
+    pending_ids: list[int] = field(default_factory=list)
     """The ids of tokens that no chunk has yet, since their text waits."""
     tokens: int = 0
     calls: int = 0
@@ -191,8 +197,8 @@ class _Written:
 
 
 @dataclass(frozen=True)
-class ChoicePiece:
-    """The next piece of a choice."""
+class ChoiceDelta:
+    """What the next chunk adds to a choice: text, thoughts, log-probabilities, pieces of calls, and token ids."""
 
     text: str
     thinking: str
@@ -205,8 +211,7 @@ class ChoicePiece:
 
 
 class ChoiceChunks(ABC):
-    """The chunks of a streamed reply, from the engine's events. Together they say the same as the body of a whole
-    reply.
+    """Converts the engine's events into the chunks of a streamed reply. Together they say the same as a whole reply.
 
     All choices begin in order before one of them continues. The OpenAI package fails if a choice other than the first
     begins first.
@@ -217,69 +222,77 @@ class ChoiceChunks(ABC):
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
         self._info = info
-        self._written: list[_Written] = []
+        self._written: list[_ChoiceProgress] = []
         self._answers: dict[int, tuple[Completion, ...]] = {}
 
-    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """Return the chunks of one event of the answers to a prompt. Often it is one chunk. An event of progress has no
-        chunks. The error of a failed request takes the place of a chunk.
+    def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """Return the chunks for one event of the answers to a prompt, mostly one. Progress has none; an error takes
+        the place of a chunk.
         """
         if event.error is not None:
             return [error_body(event.error)]
         if event.progress is not None:
             return []
-        begun = [] if self._written else self._begin()
+        begun = [] if self._written else self._start_choices()
         if event.completion is not None:
-            return begun + self._end(event.completion, prompt)
+            return begun + self._finish(event.completion, prompt)
         ids = () if event.token_id is None else (event.token_id,)
         logprobs = () if event.logprob is None else (event.logprob,)
-        piece = ChoicePiece(event.text, event.thinking, logprobs, event.tool_calls, ids)
-        return begun + self._grow(self._number(prompt, event.index), piece, event.finish_reason)
+        piece = ChoiceDelta(event.text, event.thinking, logprobs, event.tool_calls, ids)
+        return begun + self._add_delta(self._choice_number(prompt, event.index), piece, event.finish_reason)
 
-    def _begin(self) -> list[Body]:
+    def _start_choices(self) -> list[Body]:
+        """Return the first chunks of all choices."""
         count = len(self._request.prompts) * self._request.params.n
-        self._written = [_Written() for _ in range(count)]
-        return [self._chunk(number, first, None) for number in range(count) for first in self._first(number)]
+        self._written = [_ChoiceProgress() for _ in range(count)]
+        return [
+            self._chunk_body(number, first, None) for number in range(count) for first in self._opening_fields(number)
+        ]
 
-    def _grow(self, number: int, piece: ChoicePiece, reason: FinishReason | None) -> list[Body]:
+    def _add_delta(self, number: int, piece: ChoiceDelta, reason: FinishReason | None) -> list[Body]:
+        """Return the chunks that add a delta to a choice, and end it if there is a `reason`."""
         written = self._written[number]
         written.text += len(piece.text)
         written.thinking += len(piece.thinking)
         written.tokens += len(piece.logprobs)
         written.calls = max([written.calls, *(delta.index + 1 for delta in piece.calls)])
         written.ids += len(piece.ids)
-        written.waiting += piece.ids
+        written.pending_ids += piece.ids
         written.ended = reason is not None
-        chunks = [self._chunk(number, *said) for said in self._said(number, piece, reason)]
+        chunks = [self._chunk_body(number, *said) for said in self._delta_fields(number, piece, reason)]
         if chunks:
-            chunks[0]["choices"][0] |= token_ids(self._request, written.waiting)
-            written.waiting.clear()
+            chunks[0]["choices"][0] |= token_ids_field(self._request, written.pending_ids)
+            written.pending_ids.clear()
         return chunks
 
-    def _end(self, completion: Completion, prompt: int) -> list[Body]:
-        """Return chunks with the part of each answer that no chunk has said yet. With `best_of` that is the whole
-        answer, because the best answers are chosen at the end. After the answers to all prompts comes the usage, if the
-        request asks for it.
+    def _finish(self, completion: Completion, prompt: int) -> list[Body]:
+        """Return chunks with the part of each answer that was not streamed yet. With `best_of` that is the whole
+        answer, because the best answers are chosen at the end. After the answers to all prompts comes the usage, if
+        the request asks for it.
         """
         chunks, self._answers[prompt] = [], (completion, *completion.others)
         for answer in self._answers[prompt]:
-            number = self._number(prompt, answer.index)
+            number = self._choice_number(prompt, answer.index)
             written = self._written[number]
             if not written.ended:
                 text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
-                calls = whole(answer.tool_calls, written.calls)
+                calls = remaining_call_deltas(answer.tool_calls, written.calls)
                 ids = answer.token_ids[written.ids :]
-                rest = ChoicePiece(text, thinking, (answer.logprobs or ())[written.tokens :], calls, ids)
-                chunks += self._grow(number, rest, answer.finish_reason)
+                rest = ChoiceDelta(text, thinking, (answer.logprobs or ())[written.tokens :], calls, ids)
+                chunks += self._add_delta(number, rest, answer.finish_reason)
         if self._request.include_usage and len(self._answers) == len(self._request.prompts):
-            usage = self._usage([self._answers[each] for each in range(len(self._answers))])
+            usage = self._total_usage([self._answers[each] for each in range(len(self._answers))])
             chunks.append({**reply_body(self.KIND, self._info, []), "usage": usage})
         return chunks
 
-    def _number(self, prompt: int, index: int) -> int:
+    def _choice_number(self, prompt: int, index: int) -> int:
+        """Return the number of a choice in the reply, from its prompt's number and its index among the prompt's
+        answers.
+        """
         return prompt * self._request.params.n + index
 
-    def _chunk(self, number: int, said: Body, reason: FinishReason | None) -> Body:
+    def _chunk_body(self, number: int, said: Body, reason: FinishReason | None) -> Body:
+        """Return a chunk with one choice."""
         choice = {"index": number, **said, "finish_reason": None if reason is None else reason.value}
         if reason is not None and self._request.notes:
             choice["notes"] = list(self._request.notes)
@@ -287,48 +300,49 @@ class ChoiceChunks(ABC):
         return {**reply_body(self.KIND, self._info, [choice]), **(usage if self._request.include_usage else {})}
 
     def _usage_so_far(self) -> Body:
+        """Return the `usage` of a chunk: the tokens of the prompt and those written so far."""
         progress, written = self._info.progress(), sum(each.ids for each in self._written)
         prompt = 0 if progress is None else progress.total
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     @abstractmethod
-    def _first(self, number: int) -> Iterator[Body]:
-        """Yield what a choice says before its answer."""
+    def _opening_fields(self, number: int) -> Iterator[Body]:
+        """Yield the fields of the chunks that open a choice, before its answer."""
 
     @abstractmethod
-    def _said(
-        self, number: int, piece: ChoicePiece, reason: FinishReason | None
+    def _delta_fields(
+        self, number: int, piece: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        """Yield what a choice says of a piece, one chunk each. `reason` ends the choice and belongs to the last
-        chunk.
+        """Yield, for each chunk, the fields that a delta adds to a choice and the finish reason or None. `reason` ends
+        the choice and belongs to the last chunk.
         """
 
     @abstractmethod
-    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+    def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
         """Return the usage of the whole reply."""
 
 
 class ChatChunks(ChoiceChunks):
-    """The chunks of a streamed reply. The first chunk of each choice has the role."""
+    """Converts the engine's events into chat completion chunks. The first chunk of each choice has the role."""
 
     KIND = "chat.completion.chunk"
 
-    def _first(self, number: int) -> Iterator[Body]:
+    def _opening_fields(self, number: int) -> Iterator[Body]:
         yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def _said(
-        self, number: int, piece: ChoicePiece, reason: FinishReason | None
+    def _delta_fields(
+        self, number: int, piece: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
         if piece:
             delta: Body = {"reasoning_content": piece.thinking} if piece.thinking else {}
             if piece.text or not (piece.thinking or piece.calls):
                 delta["content"] = piece.text
             if piece.calls:
-                delta["tool_calls"] = delta_bodies(piece.calls)
-            logprobs = _logprobs(piece.logprobs, self._info) if piece.logprobs else None
+                delta["tool_calls"] = tool_call_deltas(piece.calls)
+            logprobs = _logprobs_body(piece.logprobs, self._info) if piece.logprobs else None
             yield {"delta": delta, "logprobs": logprobs}, None
         if reason is not None:
             yield {"delta": {}, "logprobs": None}, reason
 
-    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        return _usage(answers, self._info)
+    def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        return _chat_usage(answers, self._info)

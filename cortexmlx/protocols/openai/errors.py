@@ -10,12 +10,12 @@ from cortexmlx.errors import (
     PromptTooLong,
     UnknownAdapter,
 )
-from cortexmlx.protocols.error_text import error_text, field_of
+from cortexmlx.protocols.error_text import error_field, error_text
 from cortexmlx.protocols.request import Body
 
 
-class NotStored(InvalidRequest):
-    """There is no such response for this client. Nothing tells whether it is another client's."""
+class ResponseNotFound(InvalidRequest):
+    """There is no such stored response for this client. The message does not say whether another client has it."""
 
     code = "previous_response_not_found"
 
@@ -24,30 +24,29 @@ class NotStored(InvalidRequest):
         super().__init__(f"there is no response {id!r:.80} here: {why}. Send all items in `input` instead", field=field)
 
 
-_REFUSALS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapter, FormRefused)
+_CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapter, FormRefused)
 
 
-def is_refusal(error: CortexError) -> bool:
-    """Whether the request is at fault: status 400. The same request fails again. So does a form that turns out to be
-    too complex while the answer is written.
-    """
-    return isinstance(error, _REFUSALS)
+def is_client_error(error: CortexError) -> bool:
+    """Whether the request itself is at fault (HTTP status 400), so that sending it again fails again."""
+    return isinstance(error, _CLIENT_ERRORS)
 
 
 def error_body(error: CortexError) -> Body:
-    """Return the body of an error. `param` is the path of the wrong field, if the error names one."""
+    """Return the JSON body of an error. `param` is the path of the wrong field, if the error names one."""
     return {
         "error": {
             "message": error_text(error),
-            "type": "invalid_request_error" if is_refusal(error) else "server_error",
-            "param": field_of(error),
-            "code": _code(error),
+            "type": "invalid_request_error" if is_client_error(error) else "server_error",
+            "param": error_field(error),
+            "code": _error_code(error),
         }
     }
 
 
-def _code(error: CortexError) -> str | None:
-    if isinstance(error, NotStored):
+def _error_code(error: CortexError) -> str | None:
+    """Return the OpenAI API's `code` of an error, or None."""
+    if isinstance(error, ResponseNotFound):
         return error.code
     if isinstance(error, UnknownAdapter):
         return "model_not_found"

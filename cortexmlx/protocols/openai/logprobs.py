@@ -9,12 +9,12 @@ from typing import NamedTuple
 from cortexmlx.protocols.request import Body, TokenBytes
 from cortexmlx.types.logprobs import TokenLogprob
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """The OpenAI API's number for minus infinity: the log-probability of a token that is never written."""
 
 
 def token_name(data: bytes) -> str:
-    """Return a token as text. A token that is not valid UTF-8 is named by its bytes, like `bytes:\\xe2\\x80`."""
+    """Return a token as text. A token that is not valid UTF-8 is written as `bytes:` and its bytes in hexadecimal."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -22,20 +22,20 @@ def token_name(data: bytes) -> str:
 
 
 def chat_logprobs(told: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
-    """Return each token by text and bytes, with the likeliest tokens at its place: for chat completions and
-    responses.
+    """Return the log-probabilities as chat completions and responses have them: each token by text and bytes, with
+    `top_logprobs`.
     """
 
     def one(token: int, logprob: float) -> Body:
         data = token_bytes(token)
-        return {"token": token_name(data), "bytes": list(data), "logprob": max(logprob, LEAST)}
+        return {"token": token_name(data), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
 
     return [{**one(t.token_id, t.logprob), "top_logprobs": [one(*each) for each in t.top]} for t in told]
 
 
 def id_logprobs(told: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
-    """Return each token by id and text, with the likeliest tokens at its place: for fields that the OpenAI API does not
-    have.
+    """Return log-probabilities by token id and text, with the likeliest tokens, for fields that the OpenAI API does
+    not have.
     """
 
     def one(token: int, logprob: float) -> Body:
@@ -44,14 +44,16 @@ def id_logprobs(told: Iterable[TokenLogprob | None], token_bytes: TokenBytes) ->
     return [None if t is None else {**one(t.token_id, t.logprob), "top": [one(*each) for each in t.top]} for t in told]
 
 
-class _Token(NamedTuple):
-    place: int
+class _PendingToken(NamedTuple):
+    """A token whose log-probability is not written yet. `offset` is the character at which it begins."""
+
+    offset: int
     name: str
-    told: TokenLogprob | None
+    logprob: TokenLogprob | None
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a choice of completions: parallel lists that grow with tokens and text.
+    """Builds the `logprobs` of a `/v1/completions` choice: parallel lists that grow with tokens and text.
 
     `text_offset` is the character at which a token begins. A token that a stop string cuts off begins at the end of the
     text. So a token waits until the text has reached it. Some tokenizers mark a text's first token with a space that
@@ -61,7 +63,7 @@ class CompletionLogprobs:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting: list[_Token] = []
+        self._waiting: list[_PendingToken] = []
         self._next = 0
         self._length = 0
         self._marked: bool | None = None  # the first token begins with a space
@@ -73,7 +75,7 @@ class CompletionLogprobs:
             data = self._token_bytes(token)
             if self._marked is None:
                 self._marked = data.startswith(b" ")
-            self._waiting.append(_Token(self._next, token_name(data), logprob))
+            self._waiting.append(_PendingToken(self._next, token_name(data), logprob))
             self._next += len(self._decoder.decode(data))
 
     def add_text(self, text: str) -> None:
@@ -82,21 +84,24 @@ class CompletionLogprobs:
             self._stripped = not text.startswith(" ")
         self._length += len(text)
 
-    def take(self, *, whole: bool) -> Body:
-        """Return the lists of the tokens that the text has reached, or of all waiting tokens if the text is `whole`.
+    def pop_lists(self, *, whole: bool) -> Body:
+        """Return the lists for the tokens that the text has reached, or for all pending tokens if the text is `whole`.
         Each token is returned once. If two of the likeliest tokens have the same name, the likelier one is listed.
         """
         missing = int(bool(self._marked) and self._stripped)
         reached = self._length + missing if self._length else 0
-        ready = [token for token in self._waiting if whole or token.place <= reached]
+        ready = [token for token in self._waiting if whole or token.offset <= reached]
         del self._waiting[: len(ready)]
         return {
-            "text_offset": [min(max(0, token.place - missing), self._length) for token in ready],
+            "text_offset": [min(max(0, token.offset - missing), self._length) for token in ready],
             "tokens": [token.name for token in ready],
-            "token_logprobs": [None if token.told is None else max(token.told.logprob, LEAST) for token in ready],
-            "top_logprobs": [None if token.told is None else self._likeliest(token.told) for token in ready],
+            "token_logprobs": [
+                None if token.logprob is None else max(token.logprob.logprob, MIN_LOGPROB) for token in ready
+            ],
+            "top_logprobs": [None if token.logprob is None else self._top_logprobs(token.logprob) for token in ready],
         }
 
-    def _likeliest(self, token: TokenLogprob) -> dict[str, float]:
-        named = [(token_name(self._token_bytes(each)), max(logprob, LEAST)) for each, logprob in token.top]
+    def _top_logprobs(self, token: TokenLogprob) -> dict[str, float]:
+        """Return the likeliest tokens at a token's place, by name, with their log-probabilities."""
+        named = [(token_name(self._token_bytes(each)), max(logprob, MIN_LOGPROB)) for each, logprob in token.top]
         return dict(reversed(named))

@@ -7,32 +7,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import inside
+from cortexmlx.protocols.fields import prefix_error_field
 from cortexmlx.protocols.history import (
-    checked_name,
-    known_fields,
-    leave_out_thoughts,
-    mend,
-    message_fields,
-    orphan,
+    note_omitted_thoughts,
+    orphan_result_message,
+    pick_known_fields,
+    pick_message_fields,
     read_arguments,
     read_text,
+    require_name,
+    sanitize_text,
 )
 from cortexmlx.types.request import Message
 
-_NAMES = ("name", "tool_call_id")
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_ID_FIELDS = ("name", "tool_call_id")
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that servers have for the thoughts before an answer."""
 _THOUGHT_LISTS = ("reasoning_details", "thinking_blocks")
 """OpenRouter's and LiteLLM's lists of thoughts."""
-_FIELDS = ("role", "content", "tool_calls", "function_call", "refusal", *_NAMES, *_THOUGHTS, *_THOUGHT_LISTS)
-_CALL = ("id", "type", "function", "custom")
+_MESSAGE_FIELDS = (
+    "role",
+    "content",
+    "tool_calls",
+    "function_call",
+    "refusal",
+    *_ID_FIELDS,
+    *_THOUGHT_FIELDS,
+    *_THOUGHT_LISTS,
+)
+_CALL_FIELDS = ("id", "type", "function", "custom")
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of the OpenAI API under the names that templates know."""
 
 
 def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
-    """Return messages of the OpenAI API as chat templates read them.
+    """Convert messages of the OpenAI API into the form that chat templates read.
 
     They have no nulls, each text is one piece, the arguments of tool calls are objects, and a developer's message is a
     system message. `paths` are the messages' places in their body, if they are not in `messages`. What others wrote and
@@ -47,17 +56,17 @@ def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
     called = False
     for number, message in enumerate(messages, 1):
         try:
-            with inside(paths[number - 1] if paths else f"messages[{number - 1}]"):
-                said = _message(message)
+            with prefix_error_field(paths[number - 1] if paths else f"messages[{number - 1}]"):
+                said = _read_message(message)
                 called |= "tool_calls" in said
-                read.append(said if called or said["role"] != "tool" else orphan(str(said["content"])))
+                read.append(said if called or said["role"] != "tool" else orphan_result_message(str(said["content"])))
         except InvalidRequest as error:
             raise InvalidRequest(f"message {number}: {error}", field=error.field) from None
     return read
 
 
-def messages_in(content: object) -> list[Message] | None:
-    """Return the messages in a file's content, or None if it is something else. Raises InvalidRequest.
+def find_messages(content: object) -> list[Message] | None:
+    """Return the messages in the JSON content of a file, or None if it has none. Raises InvalidRequest.
 
     The content is a list of messages, one message, an object with `messages` (such as the body of a request), or a list
     of one such object.
@@ -73,8 +82,8 @@ def messages_in(content: object) -> list[Message] | None:
     return read_messages(content) if isinstance(content, list) and content else None
 
 
-def parsed(text: str) -> Any:
-    """Return the JSON value of a text, or a list of the JSON values in its lines, or None if the text is neither."""
+def parse_json_or_lines(text: str) -> Any:
+    """Parse a text as JSON, or else as JSON lines, which become a list; None if it is neither."""
     text = text.removeprefix("\ufeff")
     try:
         return json.loads(text)
@@ -86,59 +95,59 @@ def parsed(text: str) -> Any:
         return None
 
 
-def _message(message: object) -> dict[str, object]:
+def _read_message(message: object) -> dict[str, object]:
+    """Convert one message. Raises InvalidRequest."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
-    said = message_fields(message, _FIELDS, "a message")
-    role = _ROLES.get(checked_name("role", said.get("role")), said["role"])
-    thoughts = _thoughts(said)
+    said = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
+    role = _ROLES.get(require_name("role", said.get("role")), said["role"])
+    thoughts = _read_thoughts(said)
     content = read_text(said.get("content"), loose=role == "tool", thoughts=thoughts if role == "assistant" else None)
-    read: dict[str, object] = {"role": role, "content": content or mend(_as_text(said.get("refusal")))}
-    read |= {name: checked_name(name, said[name]) for name in _NAMES if name in said}
+    read: dict[str, object] = {"role": role, "content": content or sanitize_text(_text_or_empty(said.get("refusal")))}
+    read |= {name: require_name(name, said[name]) for name in _ID_FIELDS if name in said}
     if any(thoughts):
-        read["reasoning_content"] = mend("".join(thoughts))
+        read["reasoning_content"] = sanitize_text("".join(thoughts))
     older = said.get("function_call")
     if calls := said.get("tool_calls") or ([{"function": older}] if isinstance(older, Mapping) else []):
-        read["tool_calls"] = _calls(calls)
+        read["tool_calls"] = _read_calls(calls)
     return read
 
 
-def _thoughts(said: Mapping[str, Any]) -> list[str]:
-    """Return the thoughts in the field of a message that the server has which wrote it."""
-    if text := next((said[name] for name in _THOUGHTS if isinstance(said.get(name), str) and said[name]), ""):
+def _read_thoughts(said: Mapping[str, Any]) -> list[str]:
+    """Return the thoughts of an assistant's message, from whichever field its server has for them."""
+    if text := next((said[name] for name in _THOUGHT_FIELDS if isinstance(said.get(name), str) and said[name]), ""):
         return [text]
     texts = [
-        _as_text(each.get("text", each.get("thinking")))
+        _text_or_empty(each.get("text", each.get("thinking")))
         for name in _THOUGHT_LISTS
         for each in (said[name] if isinstance(said.get(name), list) else ())
         if isinstance(each, Mapping)
     ]
-    if not any(texts) and any(said.get(name) for name in (*_THOUGHTS, *_THOUGHT_LISTS)):
-        leave_out_thoughts()
+    if not any(texts) and any(said.get(name) for name in (*_THOUGHT_FIELDS, *_THOUGHT_LISTS)):
+        note_omitted_thoughts()
     return texts
 
 
-def _as_text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
+    """Return a value that is a text, or else an empty text."""
     return value if isinstance(value, str) else ""
 
 
-def _calls(calls: object) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as an object, as templates expect. In the OpenAI API they are JSON
-    text.
-    """
+def _read_calls(calls: object) -> list[dict[str, Any]]:
+    """Return the tool calls of a message, with their arguments as objects instead of JSON text."""
     if not isinstance(calls, list):
         raise InvalidRequest("`tool_calls` must be a list of calls", field="tool_calls")
     read = []
     for place, call in enumerate(calls):
-        with inside(f"tool_calls[{place}]"):
+        with prefix_error_field(f"tool_calls[{place}]"):
             if call is not None:  # a stream whose first call has the index 1 leaves a hole
-                read.append(_call(call))
+                read.append(_read_call(call))
     return read
 
 
-def _call(call: object) -> dict[str, Any]:
-    """Return a call of a function, or of a custom tool, whose only argument is a text."""
-    said = known_fields(call, _CALL, "a tool call") if isinstance(call, Mapping) else {}
+def _read_call(call: object) -> dict[str, Any]:
+    """Return one tool call. A custom tool's text becomes its only argument, `input`."""
+    said = pick_known_fields(call, _CALL_FIELDS, "a tool call") if isinstance(call, Mapping) else {}
     custom = said.get("custom")
     function = (
         {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
@@ -147,8 +156,8 @@ def _call(call: object) -> dict[str, Any]:
     )
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
-    with inside("function"):
-        name = checked_name("name", function["name"])
-    kept = {"id": checked_name("id", said["id"])} if "id" in said else {}
+    with prefix_error_field("function"):
+        name = require_name("name", function["name"])
+    kept = {"id": require_name("id", said["id"])} if "id" in said else {}
     kept |= {"type": "function"} if "type" in said else {}
     return {**kept, "function": {"name": name, "arguments": read_arguments(function.get("arguments"))}}

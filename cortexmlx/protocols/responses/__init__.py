@@ -1,6 +1,6 @@
 """`/v1/responses`: the reader, the body of a reply, and the events of a stream."""
 
 from cortexmlx.protocols.responses.reader import ENCRYPTED, FIELDS, LOGPROBS, URL, read
-from cortexmlx.protocols.responses.reply import ResponseEvents, unanswered, write
+from cortexmlx.protocols.responses.reply import ResponseEvents, unfinished_body, write
 
-__all__ = ["ENCRYPTED", "FIELDS", "LOGPROBS", "URL", "ResponseEvents", "read", "unanswered", "write"]
+__all__ = ["ENCRYPTED", "FIELDS", "LOGPROBS", "URL", "ResponseEvents", "read", "unfinished_body", "write"]

@@ -1,5 +1,5 @@
-"""The tools of a response. Models know functions only: groups and custom tools become functions, and the calls are
-named back.
+"""The tools of `/v1/responses`: namespaces and custom tools become plain functions for the model, and calls are mapped
+back.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import checked, inside
-from cortexmlx.protocols.history import known_fields, mend_tool
+from cortexmlx.protocols.fields import prefix_error_field, require_type
+from cortexmlx.protocols.history import pick_known_fields, sanitize_tool
 from cortexmlx.protocols.request import Body
 from cortexmlx.structured.tools import CHOICES, MOST_TOOLS, Tool
 
-LEFT_OUT = frozenset(
+IGNORED_TOOL_TYPES = frozenset(
     {
         "apply_patch",
         "code_interpreter",
@@ -40,21 +40,21 @@ LEFT_OUT = frozenset(
 they are left out instead of refused, unless `tool_choice` forces one.
 """
 
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 """Characters of the name that a function of a group gets, at most."""
 
-INPUT = "input"
+INPUT_ARGUMENT = "input"
 """The only argument of a custom tool."""
 
-_HINTS = ("allowed_callers", "async", "defer_loading", "output_schema")
-_FUNCTION = ("type", "name", "description", "parameters", "strict", *_HINTS)
-_CUSTOM = ("type", "name", "description", "format", *_HINTS)
-_NAMESPACE = ("type", "name", "description", "tools", *_HINTS)
+_IGNORED_FIELDS = ("allowed_callers", "async", "defer_loading", "output_schema")
+_FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict", *_IGNORED_FIELDS)
+_CUSTOM_FIELDS = ("type", "name", "description", "format", *_IGNORED_FIELDS)
+_NAMESPACE_FIELDS = ("type", "name", "description", "tools", *_IGNORED_FIELDS)
 
 
 @dataclass(frozen=True)
-class Callee:
-    """What the client calls a tool."""
+class ClientTool:
+    """A tool as the client names it: its name, its namespace, and whether it is a custom tool."""
 
     name: str
     namespace: str | None = None
@@ -64,97 +64,101 @@ class Callee:
 
 
 @dataclass(frozen=True)
-class Offered:
-    """The tools that the model is offered."""
+class OfferedTools:
+    """The tools that the model is offered, as functions, with the client's own names of them."""
 
     tools: tuple[Tool, ...] = ()
-    callees: Mapping[str, Callee] = field(default_factory=dict)
+    client_tools: Mapping[str, ClientTool] = field(default_factory=dict)
     """By the name that the model knows."""
-    shown: tuple[Body, ...] = ()
+    reply_tools: tuple[Body, ...] = ()
     """The tools as the reply lists them."""
     notes: tuple[str, ...] = ()
     """What of them is not enforced."""
 
-    def callee(self, name: str) -> Callee:
-        """Return what the client calls a tool."""
-        return self.callees.get(name) or Callee(name)
+    def client_tool(self, name: str) -> ClientTool:
+        """Return the client's tool behind a function that the model called."""
+        return self.client_tools.get(name) or ClientTool(name)
 
-    def known_as(self, namespace: str | None, name: str) -> str:
-        """Return what the model calls a tool, also one that is offered no more."""
-        known = self._known.get((namespace, name))
-        return known or (name if namespace is None else _joined(namespace, name))
+    def model_name(self, namespace: str | None, name: str) -> str:
+        """Return the model's name of a client's tool, also of one that is no longer offered."""
+        known = self._model_names.get((namespace, name))
+        return known or (name if namespace is None else _qualified_name(namespace, name))
 
     @cached_property
-    def _known(self) -> dict[tuple[str | None, str], str]:
-        return {(callee.namespace, callee.name): known for known, callee in self.callees.items()}
+    def _model_names(self) -> dict[tuple[str | None, str], str]:
+        """The model's name of each tool, by the client's namespace and name."""
+        return {(callee.namespace, callee.name): known for known, callee in self.client_tools.items()}
 
 
-def offered_tools(said: Mapping[str, Any]) -> tuple[Offered, dict[str, Any]]:
-    """Return the tools of a body, and the sampling parameters that it sets with them. Raises InvalidRequest."""
-    listed = checked("tools", said.get("tools", []), list, "a list of tools")
-    entries = list(_entries(listed))
-    own = {entry.callee.name for entry in entries if entry.callee.namespace is None}
-    known: dict[str, _Entry] = {}
+def read_offered_tools(said: Mapping[str, Any]) -> tuple[OfferedTools, dict[str, Any]]:
+    """Read `tools` and `tool_choice` of a body: return the offered tools and the sampling parameters. Raises
+    InvalidRequest.
+    """
+    listed = require_type("tools", said.get("tools", []), list, "a list of tools")
+    entries = list(_tool_entries(listed))
+    own = {entry.client_tool.name for entry in entries if entry.client_tool.namespace is None}
+    known: dict[str, _ToolEntry] = {}
     for entry in entries:
-        name = entry.callee.name
-        if entry.callee.namespace is not None:
-            name = _joined(entry.callee.namespace, name)
+        name = entry.client_tool.name
+        if entry.client_tool.namespace is not None:
+            name = _qualified_name(entry.client_tool.namespace, name)
             if name in known or name in own:
-                name = _joined(entry.callee.namespace, entry.callee.name, short=True)
-        with inside(entry.path):
+                name = _qualified_name(entry.client_tool.namespace, entry.client_tool.name, short=True)
+        with prefix_error_field(entry.path):
             if name in known:
                 raise InvalidRequest(f"two tools are called {name!r:.80}", field="name")
             known[name] = entry
     choice = said.get("tool_choice", "auto")
-    with inside("tool_choice"):
-        choice, allowed = _choice(choice, {name: entry.callee for name, entry in known.items()})
+    with prefix_error_field("tool_choice"):
+        choice, allowed = _read_tool_choice(choice, {name: entry.client_tool for name, entry in known.items()})
     if allowed is not None:
         known = {name: entry for name, entry in known.items() if name in allowed}
     values: dict[str, Any] = {}
     if "tools" in said:
-        values["tools"] = [_tool(entry, name) for name, entry in known.items()]
+        values["tools"] = [_build_tool(entry, name) for name, entry in known.items()]
     if "tool_choice" in said:
         values["tool_choice"] = choice
     if "parallel_tool_calls" in said:
         values["parallel_tool_calls"] = said["parallel_tool_calls"]
-    offered = Offered(
+    offered = OfferedTools(
         tuple(values.get("tools", ())),
-        {name: entry.callee for name, entry in known.items()},
-        tuple(_shown(known.values())),
+        {name: entry.client_tool for name, entry in known.items()},
+        tuple(_reply_tools(known.values())),
         tuple(note for entry in known.values() for note in entry.notes()),
     )
     return offered, values
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """A tool in a body, with its path there. `group` is the one that it is in."""
+class _ToolEntry:
+    """One tool of a body's `tools`, with its JSON path. `group` is the namespace that contains it."""
 
     path: str
-    said: Mapping[str, Any]
-    callee: Callee
+    fields: Mapping[str, Any]
+    client_tool: ClientTool
     group: Mapping[str, Any] | None = None
 
     def notes(self) -> Iterator[str]:
-        if self.callee.custom and _grammar(self.said):
-            yield f"the grammar of the custom tool {self.callee.name!r:.80} is told to the model, but not enforced"
+        """Yield a note if the tool has a grammar, which is not enforced."""
+        if self.client_tool.custom and _custom_grammar(self.fields):
+            yield f"the grammar of the custom tool {self.client_tool.name!r:.80} is told to the model, but not enforced"
 
 
-def _entries(listed: Sequence[Any]) -> Iterator[_Entry]:
-    """Yield the functions and custom tools of a list, those of groups, too."""
+def _tool_entries(listed: Sequence[Any]) -> Iterator[_ToolEntry]:
+    """Yield the functions and custom tools of a list, also those inside namespaces. Raises InvalidRequest."""
     count = 0
     for place, tool in enumerate(listed):
         path = f"tools[{place}]"
-        with inside(path):
-            said = _plain(tool)
+        with prefix_error_field(path):
+            said = _tool_fields(tool)
             inner = [(path, said)]
             if said.get("type") == "namespace":
-                said = known_fields(said, _NAMESPACE, "a group of tools", _NAMESPACE[1:4])
-                checked("name", said.get("name"), str, "a text")
-                group = checked("tools", said.get("tools", []), list, "a list of tools")
-                inner = [(f"{path}.tools[{number}]", _plain(each)) for number, each in enumerate(group)]
+                said = pick_known_fields(said, _NAMESPACE_FIELDS, "a group of tools", _NAMESPACE_FIELDS[1:4])
+                require_type("name", said.get("name"), str, "a text")
+                group = require_type("tools", said.get("tools", []), list, "a list of tools")
+                inner = [(f"{path}.tools[{number}]", _tool_fields(each)) for number, each in enumerate(group)]
         for inner_path, each in inner:
-            entry = _entry(inner_path, each, said if inner_path != path else None)
+            entry = _read_entry(inner_path, each, said if inner_path != path else None)
             count += entry is not None
             if count > MOST_TOOLS:
                 raise InvalidRequest(f"there are more than {MOST_TOOLS} tools", field="tools")
@@ -162,16 +166,18 @@ def _entries(listed: Sequence[Any]) -> Iterator[_Entry]:
                 yield entry
 
 
-def _entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | None) -> _Entry | None:
-    """Return a tool, or None if it is left out."""
-    with inside(path):
+def _read_entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | None) -> _ToolEntry | None:
+    """Return one tool of the body, or None if its type is ignored. `group` is its namespace. Raises InvalidRequest."""
+    with prefix_error_field(path):
         kind = said.get("type")
         if kind in ("function", "custom"):
-            parts = _FUNCTION if kind == "function" else _CUSTOM
-            said = known_fields(said, parts, f"a tool of type {kind!r}", parts[1:5])
-            name = checked("name", said.get("name"), str, "a text")
-            return _Entry(path, said, Callee(name, None if group is None else group["name"], kind == "custom"), group)
-        if isinstance(kind, str) and kind in LEFT_OUT and group is None:
+            parts = _FUNCTION_FIELDS if kind == "function" else _CUSTOM_FIELDS
+            said = pick_known_fields(said, parts, f"a tool of type {kind!r}", parts[1:5])
+            name = require_type("name", said.get("name"), str, "a text")
+            return _ToolEntry(
+                path, said, ClientTool(name, None if group is None else group["name"], kind == "custom"), group
+            )
+        if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES and group is None:
             return None
         raise InvalidRequest(
             f"a tool has the type {kind!r:.80}, but must be a function, a custom tool, or a namespace of these",
@@ -179,23 +185,27 @@ def _entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | None) 
         )
 
 
-def _plain(tool: object) -> dict[str, Any]:
-    """Return the parts of a tool that are not null."""
+def _tool_fields(tool: object) -> dict[str, Any]:
+    """Return the fields of a tool that are not null, with sanitized texts. Raises InvalidRequest."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with a `type`")
-    return {name: mend_tool({name: part})[name] for name, part in tool.items() if part is not None}
+    return {name: sanitize_tool({name: part})[name] for name, part in tool.items() if part is not None}
 
 
-def _tool(entry: _Entry, name: str) -> Tool:
-    """Return the function that the model is offered for a tool."""
-    said = entry.said
-    with inside(entry.path):
-        description = checked("description", said.get("description", ""), str, "a text")
+def _build_tool(entry: _ToolEntry, name: str) -> Tool:
+    """Return the function that the model is offered for a tool. `name` is its name for the model."""
+    said = entry.fields
+    with prefix_error_field(entry.path):
+        description = require_type("description", said.get("description", ""), str, "a text")
         parameters = said.get("parameters")
-        if entry.callee.custom:
-            if definition := _grammar(said):
+        if entry.client_tool.custom:
+            if definition := _custom_grammar(said):
                 description = f"{description}\n\nThe input must follow this grammar:\n{definition}".strip()
-            parameters = {"properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
+            parameters = {
+                "properties": {INPUT_ARGUMENT: {"type": "string"}},
+                "required": [INPUT_ARGUMENT],
+                "additionalProperties": False,
+            }
         try:
             return Tool.named(name, description, parameters, said.get("strict", False))
         except InvalidRequest as error:
@@ -203,19 +213,19 @@ def _tool(entry: _Entry, name: str) -> Tool:
             raise
 
 
-def _grammar(said: Mapping[str, Any]) -> str:
-    """Return the grammar of a custom tool's text; empty if any text will do. Raises InvalidRequest."""
-    form = checked("format", said.get("format", {"type": "text"}), dict, "an object")
+def _custom_grammar(said: Mapping[str, Any]) -> str:
+    """Return the grammar of a custom tool's input; empty if any text will do. Raises InvalidRequest."""
+    form = require_type("format", said.get("format", {"type": "text"}), dict, "an object")
     if form.get("type") == "text":
         return ""
-    with inside("format"):
+    with prefix_error_field("format"):
         if form.get("type") != "grammar":
             raise InvalidRequest(f"type is {form.get('type')!r:.80}, but must be text or grammar", field="type")
-        return checked("definition", form.get("definition"), str, "a text")
+        return require_type("definition", form.get("definition"), str, "a text")
 
 
-def _shown(entries: Any) -> Iterator[Body]:
-    """Yield the tools as a reply lists them: groups with the tools that were offered."""
+def _reply_tools(entries: Any) -> Iterator[Body]:
+    """Yield the tools as a reply lists them: each namespace with those of its tools that were offered."""
     groups: dict[int, Body] = {}
     for entry in entries:
         said = entry.said
@@ -237,45 +247,49 @@ def _shown(entries: Any) -> Iterator[Body]:
             yield own
 
 
-def _choice(choice: Any, callees: Mapping[str, Callee]) -> tuple[Any, frozenset[str] | None]:
-    """Return a `tool_choice` with the model's name of the tool that it forces, and which tools it allows; None: all."""
+def _read_tool_choice(choice: Any, callees: Mapping[str, ClientTool]) -> tuple[Any, frozenset[str] | None]:
+    """Return the mode or forced tool of a `tool_choice` under the model's name, and the names of the allowed tools;
+    None: all.
+    """
     if not isinstance(choice, Mapping):
         named = isinstance(choice, str) and choice not in CHOICES
-        return (_named({"name": choice}, callees) if named else choice), None
+        return (_find_model_name({"name": choice}, callees) if named else choice), None
     kind = choice.get("type")
     if kind != "allowed_tools":
-        return _named(choice, callees), None
+        return _find_model_name(choice, callees), None
     mode = choice.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"mode is {mode!r:.80}, but must be auto or required", field="mode")
     allowed = set()
-    for place, each in enumerate(checked("tools", choice.get("tools"), list, "a list of tools")):
-        with inside(f"tools[{place}]"):
-            tool = _plain(each)
+    for place, each in enumerate(require_type("tools", choice.get("tools"), list, "a list of tools")):
+        with prefix_error_field(f"tools[{place}]"):
+            tool = _tool_fields(each)
             own = tool.get("type")
-            if isinstance(own, str) and own in LEFT_OUT:
+            if isinstance(own, str) and own in IGNORED_TOOL_TYPES:
                 continue
             if tool.get("type") == "namespace":
                 allowed |= {name for name, callee in callees.items() if callee.namespace == tool.get("name")}
             else:
-                allowed.add(_named(tool, callees))
+                allowed.add(_find_model_name(tool, callees))
     return mode, frozenset(allowed)
 
 
-def shown_choice(choice: Any) -> Any:
-    """Return a `tool_choice` that was read as a reply repeats it: without parts that nothing knows."""
+def reply_tool_choice(choice: Any) -> Any:
+    """Return a `tool_choice` as a reply repeats it: without parts that have no meaning here."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     shown: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
     if choice.get("type") == "allowed_tools":
-        shown["tools"] = [shown_choice(tool) for tool in choice["tools"]]
+        shown["tools"] = [reply_tool_choice(tool) for tool in choice["tools"]]
     return shown
 
 
-def _named(choice: Mapping[str, Any], callees: Mapping[str, Callee]) -> str:
-    """Return the model's name of the tool that a choice names."""
+def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool]) -> str:
+    """Return the model's name of the one tool that a `tool_choice` names. Raises InvalidRequest if there is none, or
+    several.
+    """
     kind, name = choice.get("type", "function"), choice.get("name")
-    if isinstance(kind, str) and kind in LEFT_OUT:
+    if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES:
         raise InvalidRequest(
             f"it forces a tool of type {kind!r}, which is not served: only functions and custom tools are"
         )
@@ -294,10 +308,12 @@ def _named(choice: Mapping[str, Any], callees: Mapping[str, Callee]) -> str:
     return (own or found)[0]
 
 
-def _joined(namespace: str, name: str, short: bool = False) -> str:
-    """Return one name for a tool of a group. It is the same in every turn, since the model sees its earlier calls."""
+def _qualified_name(namespace: str, name: str, short: bool = False) -> str:
+    """Return one function name from a namespace and a tool's name, shortened with a hash. It is the same in every
+    turn.
+    """
     whole = namespace + name if namespace.endswith("_") else f"{namespace}__{name}"
-    if len(whole) <= LONGEST_NAME and not short:
+    if len(whole) <= MAX_NAME_LENGTH and not short:
         return whole
     mark = hashlib.sha256(f"{len(namespace)} {namespace}{name}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{whole[: LONGEST_NAME - 9]}_{mark}"
+    return f"{whole[: MAX_NAME_LENGTH - 9]}_{mark}"

@@ -8,22 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.error_text import note
-from cortexmlx.protocols.fields import RENAMED, Fields, Unserved, check_fields, checked, inside
+from cortexmlx.protocols.error_text import add_note
+from cortexmlx.protocols.fields import (
+    PEER_ALIASES,
+    BodyFields,
+    UnservedField,
+    prefix_error_field,
+    reject_unknown_fields,
+    require_type,
+)
 from cortexmlx.protocols.history import (
-    checked_name,
-    known_fields,
-    leave_out_thoughts,
-    mend,
-    message_fields,
+    note_omitted_thoughts,
+    pick_known_fields,
+    pick_message_fields,
     read_arguments,
     read_text,
+    require_name,
+    sanitize_text,
 )
 from cortexmlx.protocols.openai import parameters
-from cortexmlx.protocols.openai.errors import NotStored
+from cortexmlx.protocols.openai.errors import ResponseNotFound
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.request import Body, Defaults, Earlier, EarlierResponse, Request, with_notes
-from cortexmlx.protocols.responses.offered import INPUT, Offered, offered_tools
+from cortexmlx.protocols.request import Body, EarlierResponse, EarlierResponses, Request, RequestDefaults, with_notes
+from cortexmlx.protocols.responses.offered import INPUT_ARGUMENT, OfferedTools, read_offered_tools
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.types.messages import EFFORT
 from cortexmlx.types.request import Message
@@ -34,7 +41,7 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 """The value of `include` that asks for sealed thoughts."""
 
-_ABSENT = (
+_ABSENT_INCLUDES = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -45,34 +52,34 @@ _ABSENT = (
 """Values of `include` that ask for parts of what no answer has here."""
 
 _STATELESS = "nothing is remembered of other requests: send all messages"
-_FOREGROUND = "an answer is sent as it is written, or when it is whole"
-OWN_UNSERVED = {
-    "background": Unserved(_FOREGROUND, (False,)),
-    "background_options": Unserved(_FOREGROUND),
-    "context_management": Unserved("nothing is left out of a prompt: send what the model should read", ([],)),
-    "conversation": Unserved(
+_NO_BACKGROUND = "an answer is sent as it is written, or when it is whole"
+RESPONSE_UNSERVED = {
+    "background": UnservedField(_NO_BACKGROUND, (False,)),
+    "background_options": UnservedField(_NO_BACKGROUND),
+    "context_management": UnservedField("nothing is left out of a prompt: send what the model should read", ([],)),
+    "conversation": UnservedField(
         "there are no conversations on the server: use `previous_response_id`, or send all messages"
     ),
-    "image": Unserved("the model writes text only"),
-    "prompt": Unserved("there are no prompts that are kept elsewhere"),
-    "truncation": Unserved("it must be auto or disabled", ("disabled", "auto")),
+    "image": UnservedField("the model writes text only"),
+    "prompt": UnservedField("there are no prompts that are kept elsewhere"),
+    "truncation": UnservedField("it must be auto or disabled", ("disabled", "auto")),
 }
 """The unserved fields that other protocols do not have."""
 
-FIELDS = Fields(
+FIELDS = BodyFields(
     f"a {URL} body",
-    parameters.SAMPLING - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
-    | set(parameters.TEMPLATE)
+    parameters.SAMPLING_FIELDS - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
+    | set(parameters.TEMPLATE_FIELDS)
     | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"}
     | {"previous_response_id"}
     | {
         "skip_special_tokens",
-        *(alias for alias, name in RENAMED.items() if name in parameters.SAMPLING - {"max_tokens"}),
+        *(alias for alias, name in PEER_ALIASES.items() if name in parameters.SAMPLING_FIELDS - {"max_tokens"}),
     }
-    | parameters.STREAM
+    | parameters.STREAM_FIELDS
     | parameters.TOOL_FIELDS,
     parameters.NO_EFFECT | {"client_metadata", "max_tool_calls"},
-    {**parameters.UNSERVED, **OWN_UNSERVED},
+    {**parameters.UNSERVED, **RESPONSE_UNSERVED},
 )
 
 _VERBOSITIES = ("low", "medium", "high")
@@ -80,115 +87,116 @@ _SUMMARIES = ("auto", "concise", "detailed")
 
 
 @with_notes
-def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """Return the request in a body. Raises InvalidRequest."""
-    own = FIELDS.without(defaults.unserved)
+def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
+    """Parse the JSON body of a `/v1/responses` call into a Request. Raises InvalidRequest."""
+    own = FIELDS.exclude(defaults.unserved)
     if defaults.earlier is None:
-        own = own.without({"previous_response_id": Unserved(_STATELESS)})
-    accepted = own.accepted(body)
+        own = own.exclude({"previous_response_id": UnservedField(_STATELESS)})
+    accepted = own.reject_unserved(body)
     if "metadata" in accepted:
         _check_metadata(accepted["metadata"])
-    said = own.known(accepted)
-    values = parameters.sampling_values(said)
-    included = _included(said, defaults)
-    values["logprobs"] = parameters.alternatives(
+    said = own.reject_unknown(accepted)
+    values = parameters.read_sampling(said)
+    included = _read_include(said, defaults)
+    values["logprobs"] = parameters.read_top_logprobs(
         said, LOGPROBS in included, f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
     )
-    offered, chosen = offered_tools(said)
-    values |= _form(said) | chosen
+    offered, chosen = read_offered_tools(said)
+    values |= _read_structured(said) | chosen
     if "max_output_tokens" in said:
         values["max_tokens"] = said["max_output_tokens"]
-    params = parameters.sampling_params(defaults.params, values, said)
-    stream = parameters.stream_of(said, params)
-    previous = _previous(said, defaults)
-    told = items = plain_items(said.get("input"), defaults.earlier)
+    params = parameters.build_sampling_params(defaults.params, values, said)
+    stream = parameters.read_stream_fields(said, params)
+    previous = _find_previous(said, defaults)
+    told = items = read_items(said.get("input"), defaults.earlier)
     if previous is not None:
         told = [*(("previous_response_id", item) for item in previous.items()), *told]
-    messages, paths = messages_of(told, offered, defaults.seal)
+    messages, paths = build_messages(told, offered, defaults.seal)
     if not messages:
         raise InvalidRequest("`input` has no message, no call and no result: send one of them", field="input")
-    read = [*_instructions(said), *read_messages(messages, paths)]
-    variables = parameters.template_variables(said, defaults, more=_effort(said))
-    store = defaults.earlier is not None and parameters.flag({"store": True, **accepted}, "store")
-    kept = tuple(kept_form(item) for _, item in items) if store else ()
-    details = Details(offered, kept, previous, store, ENCRYPTED in included)
+    read = [*_read_instructions(said), *read_messages(messages, paths)]
+    variables = parameters.template_variables(said, defaults, more=_read_effort(said))
+    store = defaults.earlier is not None and parameters.read_flag({"store": True, **accepted}, "store")
+    kept = tuple(stored_item(item) for _, item in items) if store else ()
+    details = ResponseDetails(offered, kept, previous, store, ENCRYPTED in included)
     return Request((read,), params, variables, body=body, details=details, **stream)
 
 
-def _previous(said: Mapping[str, Any], defaults: Defaults) -> EarlierResponse | None:
-    """Return the response that a body continues."""
+def _find_previous(said: Mapping[str, Any], defaults: RequestDefaults) -> EarlierResponse | None:
+    """Return the stored response that `previous_response_id` names, or None. Raises ResponseNotFound."""
     if defaults.earlier is None or "previous_response_id" not in said:
         return None
-    id = checked("previous_response_id", said["previous_response_id"], str, "the id of a response")
-    found = defaults.earlier.response(id)
+    id = require_type("previous_response_id", said["previous_response_id"], str, "the id of a response")
+    found = defaults.earlier.find_response(id)
     if found is None:
-        raise NotStored(id, field="previous_response_id")
+        raise ResponseNotFound(id, field="previous_response_id")
     return found
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raise InvalidRequest for metadata that the body of a response cannot hold. A response repeats its request's
-    metadata.
-    """
+    """Raise InvalidRequest unless `metadata` is an object of texts, as the reply repeats it."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         message = f"metadata is {metadata!r:.80}, but must be an object whose values are texts"
         raise InvalidRequest(message, field="metadata")
 
 
-def _included(said: Mapping[str, Any], defaults: Defaults) -> list[str]:
-    """Return what `include` asks for."""
-    include = checked("include", said.get("include", []), list, "a list")
+def _read_include(said: Mapping[str, Any], defaults: RequestDefaults) -> list[str]:
+    """Return the values of `include`, checked. Raises InvalidRequest."""
+    include = require_type("include", said.get("include", []), list, "a list")
     served = (LOGPROBS, *((ENCRYPTED,) if defaults.seal is not None else ()))
     for place, name in enumerate(include):
-        if name not in (*served, *_ABSENT):
+        if name not in (*served, *_ABSENT_INCLUDES):
             message = f"include has {name!r:.80}, but only {' and '.join(map(repr, served))} is served"
             raise InvalidRequest(message, field=f"include[{place}]")
     return include
 
 
-def _form(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `structured` as `text` sets it, or nothing if `text` does not set it."""
-    text = checked("text", said.get("text", {}), dict, "an object")
-    with inside("text"):
-        check_fields(text, ("format", "verbosity"), "`text`")
+def _read_structured(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameter `structured` as the field `text` sets it, or nothing if it does not. Raises
+    InvalidRequest.
+    """
+    text = require_type("text", said.get("text", {}), dict, "an object")
+    with prefix_error_field("text"):
+        reject_unknown_fields(text, ("format", "verbosity"), "`text`")
         _check_hint("verbosity", text.get("verbosity"), _VERBOSITIES)
         if text.get("format") is None:
             return {}
-        asked = checked("format", text["format"], dict, "an object")
-        with inside("format"):
-            return {"structured": parameters.text_format(asked)}
+        asked = require_type("format", text["format"], dict, "an object")
+        with prefix_error_field("format"):
+            return {"structured": parameters.read_text_format(asked)}
 
 
-def _effort(said: Mapping[str, Any]) -> dict[str, object]:
-    """Return the template's variable that `reasoning` sets: the degree of thinking."""
-    reasoning = checked("reasoning", said.get("reasoning", {}), dict, "an object")
-    with inside("reasoning"):
+def _read_effort(said: Mapping[str, Any]) -> dict[str, object]:
+    """Return the chat template's variable for the degree of thinking that `reasoning` sets. Raises InvalidRequest."""
+    reasoning = require_type("reasoning", said.get("reasoning", {}), dict, "an object")
+    with prefix_error_field("reasoning"):
         given = {name: part for name, part in reasoning.items() if part is not None}
-        check_fields(given, ("effort", "summary", "generate_summary"), "`reasoning`")
+        reject_unknown_fields(given, ("effort", "summary", "generate_summary"), "`reasoning`")
         for name in ("summary", "generate_summary"):
             _check_hint(name, given.get(name), _SUMMARIES)
-        effort = checked("effort", given.get("effort", ""), str, "a text like 'low'")
+        effort = require_type("effort", given.get("effort", ""), str, "a text like 'low'")
     return {EFFORT: effort} if effort else {}
 
 
 def _check_hint(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Raise InvalidRequest unless a hint has one of its values. Hints have no effect."""
+    """Raise InvalidRequest unless a field without effect has one of the known values, or is missing."""
     if value is not None and value not in known:
         raise InvalidRequest(f"{name} is {value!r:.80}, but must be one of {', '.join(known)}", field=name)
 
 
-def _instructions(said: Mapping[str, Any]) -> list[Message]:
+def _read_instructions(said: Mapping[str, Any]) -> list[Message]:
+    """Return `instructions` as a list with one system message, or an empty list."""
     instructions = said.get("instructions")
-    with inside("instructions"):
+    with prefix_error_field("instructions"):
         if not isinstance(instructions, str | None):
             raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
-        return [{"role": "system", "content": mend(instructions)}] if instructions else []
+        return [{"role": "system", "content": sanitize_text(instructions)}] if instructions else []
 
 
 # The items of a response's `input`: as messages of a chat, and in the form in which they are kept.
 
 
-_PARTS = {
+_ITEM_FIELDS = {
     "message": ("role", "content"),
     "reasoning": ("content", "summary", "encrypted_content"),
     "function_call": ("call_id", "name", "namespace", "arguments"),
@@ -199,16 +207,16 @@ _PARTS = {
 }
 """What an item of each type has."""
 
-_NO_EFFECT = (
+_IGNORED_FIELDS = (
     *("type", "id", "status", "phase", "created_by", "caller", "async", "agent"),
     "internal_chat_message_metadata_passthrough",
 )
 """What any item may have. It changes nothing of what the model is told."""
 
 
-def plain_items(asked: object, earlier: Earlier | None) -> list[tuple[str, Body]]:
-    """Return the items of an `input`, each with its path: without nulls, with the items that others refer to in their
-    place, and without those that no model here reads. Raises InvalidRequest.
+def read_items(asked: object, earlier: EarlierResponses | None) -> list[tuple[str, Body]]:
+    """Return the items of `input`, each with its JSON path: references resolved, nulls and unreadable items left out.
+    Raises InvalidRequest.
     """
     if isinstance(asked, str):
         if not asked:
@@ -219,28 +227,30 @@ def plain_items(asked: object, earlier: Earlier | None) -> list[tuple[str, Body]
     items = []
     for place, item in enumerate(asked):
         path = f"input[{place}]"
-        with inside(path):
-            plain = _plain(item, earlier)
+        with prefix_error_field(path):
+            plain = _read_item(item, earlier)
         if plain is not None:
             items.append((path, plain))
     return items
 
 
-def _plain(said: dict[str, Any], earlier: Earlier | None) -> Body | None:
-    """Return an item, or None for one that only another server's model reads."""
+def _read_item(said: dict[str, Any], earlier: EarlierResponses | None) -> Body | None:
+    """Return an item with its known fields, or the stored item that it refers to; None if only other servers' models
+    read its type.
+    """
     kind = said.get("type")
-    kind = "message" if kind is None else checked_name("type", kind)
-    if kind not in _PARTS:
-        note("items", f"items of `input` such as {kind[:40]!r} are left out: only other servers' models read them")
+    kind = "message" if kind is None else require_name("type", kind)
+    if kind not in _ITEM_FIELDS:
+        add_note("items", f"items of `input` such as {kind[:40]!r} are left out: only other servers' models read them")
         return None
-    read_fields = message_fields if kind == "message" else known_fields
-    item = read_fields(said, (*_PARTS[kind], *_NO_EFFECT), f"an item of type {kind!r}")
+    read_fields = pick_message_fields if kind == "message" else pick_known_fields
+    item = read_fields(said, (*_ITEM_FIELDS[kind], *_IGNORED_FIELDS), f"an item of type {kind!r}")
     item["type"] = kind
-    id = checked("id", item.get("id", ""), str, "a text")
+    id = require_type("id", item.get("id", ""), str, "a text")
     bare = kind == "reasoning" and not (item.get("content") or item.get("summary") or item.get("encrypted_content"))
     if kind != "item_reference" and not (bare and id):
         return item
-    found = earlier.item(id) if earlier is not None else None
+    found = earlier.find_item(id) if earlier is not None else None
     if found is None and not bare:
         raise InvalidRequest(
             f"there is no item {id!r:.80} here: it was never stored, was deleted, or had to make room for newer ones. "
@@ -250,23 +260,21 @@ def _plain(said: dict[str, Any], earlier: Earlier | None) -> Body | None:
     return found or item
 
 
-def messages_of(
-    items: Iterable[tuple[str, Mapping[str, Any]]], offered: Offered, seal: Seal | None
+def build_messages(
+    items: Iterable[tuple[str, Mapping[str, Any]]], offered: OfferedTools, seal: Seal | None
 ) -> tuple[list[Message], list[str]]:
-    """Return the messages of a chat that items tell of, each item with its path, and the paths of the messages. Raises
-    InvalidRequest.
-    """
-    told = _Told(offered, seal)
+    """Convert items, each with its JSON path, into chat messages and their paths. Raises InvalidRequest."""
+    told = _MessageBuilder(offered, seal)
     for path, item in items:
-        with inside(path):
+        with prefix_error_field(path):
             told.add(path, item)
     return list(told.messages), told.paths
 
 
-class _Told:
-    """The messages so far. One answer of the model is one message: its thoughts, its text and its calls."""
+class _MessageBuilder:
+    """Builds chat messages from items. One answer of the model is one message: its thoughts, text and calls."""
 
-    def __init__(self, offered: Offered, seal: Seal | None) -> None:
+    def __init__(self, offered: OfferedTools, seal: Seal | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self._offered = offered
@@ -276,34 +284,35 @@ class _Told:
     def add(self, path: str, item: Mapping[str, Any]) -> None:
         """Add an item. Thoughts that no answer follows are left out: chat templates have no place for them."""
         if item["type"] == "reasoning":
-            self._thoughts += _thoughts(item, self._seal)
+            self._thoughts += _read_thoughts(item, self._seal)
             return
-        message = self._message(item)
+        message = self._to_message(item)
         thoughts, self._thoughts = self._thoughts, ""
         last = self.messages[-1] if self.messages else {}
         if message.get("role") == "assistant":
             if thoughts:
                 message["reasoning_content"] = thoughts
             elif last.get("role") == "assistant" and (last.get("tool_calls") or message.get("tool_calls")):
-                _join(last, message)
+                _extend_answer(last, message)
                 return
         self.messages.append(message)
         self.paths.append(path)
 
-    def _message(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_message(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a message, a call or a call's result into a message."""
         kind = item["type"]
         if kind == "message":
             return {name: item[name] for name in ("role", "content") if name in item}
-        id = checked_name("call_id", item.get("call_id"))
+        id = require_name("call_id", item.get("call_id"))
         if kind.endswith("_output"):
             return {"role": "tool", "tool_call_id": id, "content": read_text(item.get("output"), loose=True)}
-        name = checked_name("name", item.get("name"))
-        namespace = checked_name("namespace", item["namespace"]) if "namespace" in item else None
+        name = require_name("name", item.get("name"))
+        namespace = require_name("namespace", item["namespace"]) if "namespace" in item else None
         if kind == "custom_tool_call":
-            arguments: Mapping[str, Any] = {INPUT: read_text(item.get("input"), loose=True)}
+            arguments: Mapping[str, Any] = {INPUT_ARGUMENT: read_text(item.get("input"), loose=True)}
         else:
             arguments = read_arguments(item.get("arguments"))
-        function = {"name": self._offered.known_as(namespace, name), "arguments": arguments}
+        function = {"name": self._offered.model_name(namespace, name), "arguments": arguments}
         return {
             "role": "assistant",
             "content": None,
@@ -311,52 +320,54 @@ class _Told:
         }
 
 
-def _join(last: dict[str, Any], message: Mapping[str, Any]) -> None:
-    """Add the calls or the text of an answer to what it has said before."""
+def _extend_answer(last: dict[str, Any], message: Mapping[str, Any]) -> None:
+    """Append the calls or the text of a message to the answer before it."""
     if calls := message.get("tool_calls"):
         last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
     else:
-        last["content"] = [*_parts(last.get("content")), *_parts(message.get("content"))]
+        last["content"] = [*_as_list(last.get("content")), *_as_list(message.get("content"))]
 
 
-def _parts(content: Any) -> list[Any]:
+def _as_list(content: Any) -> list[Any]:
+    """Return a content as a list of parts."""
     return content if isinstance(content, list) else [content]
 
 
-def _thoughts(item: Mapping[str, Any], seal: Seal | None) -> str:
-    """Return the text of thoughts: as it is there, or sealed. What another server sealed or summed up is left out."""
-    thoughts, sealed = _told_thoughts(item), item.get("encrypted_content", "")
+def _read_thoughts(item: Mapping[str, Any], seal: Seal | None) -> str:
+    """Return the text of a `reasoning` item, plain or unsealed. What another server sealed or summed up is left out."""
+    thoughts, sealed = _plain_thoughts(item), item.get("encrypted_content", "")
     if sealed and seal is not None:
         opened = seal.unwrap(sealed) if isinstance(sealed, str) else None
         thoughts = "" if opened is None else thoughts or opened
     if not thoughts and (item.get("content") or sealed or item.get("summary")):
-        leave_out_thoughts()
+        note_omitted_thoughts()
     return thoughts
 
 
-def _told_thoughts(item: Mapping[str, Any]) -> str:
-    parts = _parts(item.get("content"))
+def _plain_thoughts(item: Mapping[str, Any]) -> str:
+    """Return the text in the content of a `reasoning` item, without its sealed form."""
+    parts = _as_list(item.get("content"))
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def kept_form(item: Mapping[str, Any]) -> Body:
-    """Return an item that was read as the API lists it, without an id unless the client gave one. Of parts without
-    effect only texts are kept.
+def stored_item(item: Mapping[str, Any]) -> Body:
+    """Return an item as it is stored and listed later, without an id unless the client gave one. Of fields without
+    effect, only texts are stored.
     """
     kind = item["type"]
     kept = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
     kept = {**kept, "status": kept.get("status", "completed")}
-    kept |= {name: item[name] for name in _PARTS[kind] if isinstance(item.get(name), str)}
+    kept |= {name: item[name] for name in _ITEM_FIELDS[kind] if isinstance(item.get(name), str)}
     if kind == "message":
         text = "output_text" if item["role"] == "assistant" else "input_text"
-        kept["content"] = _kept_parts(item.get("content"), text)
+        kept["content"] = _text_parts(item.get("content"), text)
     elif kind == "reasoning":
-        thoughts = _told_thoughts(item)
+        thoughts = _plain_thoughts(item)
         kept["summary"] = []
-        kept["content"] = _kept_parts(thoughts, "reasoning_text") if thoughts else []
+        kept["content"] = _text_parts(thoughts, "reasoning_text") if thoughts else []
     elif kind.endswith("_output") and "output" not in kept:
-        kept["output"] = _kept_parts(item.get("output"), "input_text")
+        kept["output"] = _text_parts(item.get("output"), "input_text")
     elif kind == "function_call":
         kept.setdefault("arguments", json.dumps(read_arguments(item.get("arguments"))))
     elif kind == "custom_tool_call":
@@ -364,8 +375,8 @@ def kept_form(item: Mapping[str, Any]) -> Body:
     return kept
 
 
-def _kept_parts(content: Any, kind: str) -> list[Body]:
-    """Return a content as parts that are text: one, if some of it is not, since that becomes lines between texts."""
+def _text_parts(content: Any, kind: str) -> list[Body]:
+    """Return a content as text parts: a single one if some part of it is no text."""
     plain = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
     texts = [read_text([part], loose=True) for part in content] if plain else [read_text(content, loose=True)]
     more: Body = {"annotations": []} if kind == "output_text" else {}
@@ -376,11 +387,13 @@ def _kept_parts(content: Any, kind: str) -> list[Body]:
 
 
 @dataclass(frozen=True)
-class Details:
-    """What only responses have."""
+class ResponseDetails:
+    """What a Request has only for `/v1/responses`: tools, input items, the earlier response, and what to store or
+    seal.
+    """
 
-    offered: Offered = field(default_factory=Offered)
-    items: tuple[Body, ...] = ()
+    offered_tools: OfferedTools = field(default_factory=OfferedTools)
+    input_items: tuple[Body, ...] = ()
     """The items of `input`, as they are kept. They have no ids yet, unless the client gave them."""
     previous: EarlierResponse | None = None
     """The response that this one continues."""
@@ -390,6 +403,6 @@ class Details:
     """Whether thoughts are written as `encrypted_content`, too."""
 
 
-def details_of(request: Request) -> Details:
-    """Return the details of a request."""
-    return request.details if isinstance(request.details, Details) else Details()
+def response_details(request: Request) -> ResponseDetails:
+    """Return the `ResponseDetails` of a request, or empty ones."""
+    return request.details if isinstance(request.details, ResponseDetails) else ResponseDetails()

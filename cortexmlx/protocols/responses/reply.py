@@ -1,4 +1,4 @@
-"""The body of a response, before there is an answer and after."""
+"""The replies of `/v1/responses`: the body before and after the answer, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortexmlx.protocols.openai.chat_completions import whole
+from cortexmlx.protocols.openai.chat_completions import remaining_call_deltas
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.request import Body, ReplyInfo, Request
-from cortexmlx.protocols.responses.offered import INPUT, Callee, shown_choice
-from cortexmlx.protocols.responses.reader import Details, details_of
-from cortexmlx.structured.tools import CallDelta, loaded
+from cortexmlx.protocols.responses.offered import INPUT_ARGUMENT, ClientTool, reply_tool_choice
+from cortexmlx.protocols.responses.reader import ResponseDetails, response_details
+from cortexmlx.structured.tools import CallDelta, load_json
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the body of a reply: the model's thoughts if it had any, one message of text, and its calls. An answer
-    that has calls and no text has no message. One that reached its limit of tokens is `incomplete`.
+    """Return the JSON body of a finished response: reasoning if the model thought, one message of text, and the calls.
+    One that reached its token limit is `incomplete`.
     """
     [[answer]] = answers
-    body = whole_body(request, answer, info)
-    keep(request, body, info)
+    body = finished_body(request, answer, info)
+    store_reply(request, body, info)
     return body
 
 
-def keep(request: Request, body: Body, info: ReplyInfo) -> None:
-    """Let a whole body be kept, before its end is sent: the client may continue it at once."""
+def store_reply(request: Request, body: Body, info: ReplyInfo) -> None:
+    """Store the body of a finished response before the client gets its end, so that the client may continue it at
+    once.
+    """
     if info.keep is not None:
         info.keep(request, body)
 
 
-def whole_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
-    """Return the body of an answer that has ended."""
-    details = details_of(request)
+def finished_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
+    """Return the body of a response whose answer has ended."""
+    details = response_details(request)
     whole = answer.finish_reason is not FinishReason.LENGTH
     status = "completed" if whole else "incomplete"
     text: Body = {"type": "output_text", "text": answer.text, "annotations": []}
@@ -49,16 +51,16 @@ def whole_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
         "role": "assistant",
         "content": [text],
     }
-    notes = [*request.notes, *answer.notes, *details.offered.notes]
+    notes = [*request.notes, *answer.notes, *details.offered_tools.notes]
     return {
-        **unanswered(request, info, status),
+        **unfinished_body(request, info, status),
         "completed_at": info.created + round(answer.timings.total) if whole and not info.repeatable else None,
         "incomplete_details": None if whole else {"reason": "max_output_tokens"},
         **({"notes": notes} if notes else {}),
         "output": [
-            *_thoughts(answer, details, info),
+            *_reasoning_items(answer, details, info),
             *([message] if answer.text or not answer.tool_calls else []),
-            *_calls(answer, details, info),
+            *_call_items(answer, details, info),
         ],
         "usage": {
             "input_tokens": answer.usage.prompt_tokens,
@@ -73,9 +75,9 @@ def whole_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
     }
 
 
-def unanswered(request: Request, info: ReplyInfo, status: str) -> Body:
-    """Return the body of a reply before there is an answer: what the request asked for, without output and usage."""
-    said, params, details = request.body, request.params, details_of(request)
+def unfinished_body(request: Request, info: ReplyInfo, status: str) -> Body:
+    """Return the body of a response without output and usage: it repeats what the request asked for."""
+    said, params, details = request.body, request.params, response_details(request)
     reasoning = said.get("reasoning") or {}
     return {
         "id": f"resp_{info.id}",
@@ -89,74 +91,79 @@ def unanswered(request: Request, info: ReplyInfo, status: str) -> Body:
         "incomplete_details": None,
         "instructions": said.get("instructions"),
         "max_output_tokens": params.max_tokens,
-        "max_tool_calls": _of_kind(said, "max_tool_calls", int),
+        "max_tool_calls": _field_of_type(said, "max_tool_calls", int),
         "metadata": said.get("metadata") or {},
         "model": info.model,
         "output": [],
         "parallel_tool_calls": params.parallel_tool_calls,
         "presence_penalty": params.presence_penalty,
         "previous_response_id": said.get("previous_response_id"),
-        "prompt_cache_key": _of_kind(said, "prompt_cache_key", str),
+        "prompt_cache_key": _field_of_type(said, "prompt_cache_key", str),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "safety_identifier": _of_kind(said, "safety_identifier", str),
+        "safety_identifier": _field_of_type(said, "safety_identifier", str),
         "service_tier": "default",
         "store": details.store,
         "temperature": params.temperature,
-        "text": _text(said.get("text") or {}),
-        "tool_choice": shown_choice(said.get("tool_choice")),
-        "tools": list(details.offered.shown),
+        "text": _text_settings(said.get("text") or {}),
+        "tool_choice": reply_tool_choice(said.get("tool_choice")),
+        "tools": list(details.offered_tools.reply_tools),
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,
-        "user": _of_kind(said, "user", str),
+        "user": _field_of_type(said, "user", str),
     }
 
 
-def call_item(id: str, callee: Callee, status: str, call_id: str, arguments: str) -> Body:
-    """Return the item of a call under the name that the client gave the tool. `id` is without its prefix."""
+def call_item(id: str, callee: ClientTool, status: str, call_id: str, arguments: str) -> Body:
+    """Return the output item of a tool call under the client's name of the tool. `id` is without its prefix."""
     named = {"name": callee.name, **({} if callee.namespace is None else {"namespace": callee.namespace})}
     if callee.custom:
-        given = {"input": custom_input(arguments)}
+        given = {"input": custom_tool_input(arguments)}
         return {"id": f"ctc_{id}", "type": "custom_tool_call", "status": status, "call_id": call_id, **named, **given}
     said = {"arguments": arguments}
     return {"id": f"fc_{id}", "type": "function_call", "status": status, "call_id": call_id, **named, **said}
 
 
-def custom_input(arguments: str) -> str:
-    """Return the text that a custom tool is called with. The model wrote it as the only argument of a function."""
+def custom_tool_input(arguments: str) -> str:
+    """Return the text for a custom tool, which the model wrote as the only argument of a function."""
     try:
-        text = loaded(arguments)[INPUT]
+        text = load_json(arguments)[INPUT_ARGUMENT]
     except (ValueError, LookupError, TypeError, RecursionError):
         return arguments
     return text if isinstance(text, str) else json.dumps(text)
 
 
-def sealed_thoughts(thoughts: str, details: Details, info: ReplyInfo) -> Body:
-    """Return the field with sealed thoughts, if it was asked for."""
+def encrypted_content_field(thoughts: str, details: ResponseDetails, info: ReplyInfo) -> Body:
+    """Return the field `encrypted_content` with sealed thoughts, or no field if it was not asked for."""
     if not details.sealed or info.seal is None:
         return {}
     return {"encrypted_content": info.seal.wrap(thoughts)}
 
 
-def _thoughts(answer: Completion, details: Details, info: ReplyInfo) -> list[Body]:
+def _reasoning_items(answer: Completion, details: ResponseDetails, info: ReplyInfo) -> list[Body]:
+    """Return the `reasoning` item of an answer as a list, empty if the model did not think."""
     if not answer.thinking:
         return []
     cut = answer.finish_reason is FinishReason.LENGTH and not answer.text and not answer.tool_calls
     status = "incomplete" if cut else "completed"
     content = [{"type": "reasoning_text", "text": answer.thinking}]
     item = {"id": f"rs_{info.id}", "type": "reasoning", "status": status, "summary": [], "content": content}
-    return [{**item, **sealed_thoughts(answer.thinking, details, info)}]
+    return [{**item, **encrypted_content_field(answer.thinking, details, info)}]
 
 
-def _calls(answer: Completion, details: Details, info: ReplyInfo) -> list[Body]:
+def _call_items(answer: Completion, details: ResponseDetails, info: ReplyInfo) -> list[Body]:
+    """Return the output items of an answer's tool calls."""
     return [
-        call_item(f"{info.id}_{number}", details.offered.callee(call.name), "completed", call.id, call.arguments)
+        call_item(
+            f"{info.id}_{number}", details.offered_tools.client_tool(call.name), "completed", call.id, call.arguments
+        )
         for number, call in enumerate(answer.tool_calls)
     ]
 
 
-def _text(text: Mapping[str, Any]) -> Body:
+def _text_settings(text: Mapping[str, Any]) -> Body:
+    """Return the field `text` as a reply repeats it: the format with its defaults, and the verbosity."""
     form = text.get("format") or {"type": "text"}
     if form["type"] == "json_schema":
         form = {"description": None, **form, "strict": form.get("strict") is not False}
@@ -164,8 +171,8 @@ def _text(text: Mapping[str, Any]) -> Body:
     return {"format": form, **verbosity}
 
 
-def _of_kind(said: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field without effect, or None if it is not what the API has there."""
+def _field_of_type(said: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field that has no effect, or None if it has another type than in the API."""
     return said.get(name) if type(said.get(name)) is kind else None
 
 
@@ -173,156 +180,168 @@ def _of_kind(said: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 @dataclass
-class _Item:
-    """An item of the output that has begun. `text` is what was said of it so far."""
+class _OutputItem:
+    """An output item that a stream has begun. `text` is what was streamed of it so far."""
 
-    place: int
+    output_index: int
     id: str
     kind: str
     text: str = ""
     call_id: str = ""
-    callee: Callee = field(default_factory=lambda: Callee(""))
+    client_tool: ClientTool = field(default_factory=lambda: ClientTool(""))
     ended: bool = False
 
     def body(self, status: str) -> Body:
-        """Return the item with what was said of it."""
+        """Return the item as JSON with this status and the text so far."""
         if self.kind == "function_call":
-            return call_item(self.number, self.callee, status, self.call_id, self.text)
+            return call_item(self.id_suffix, self.client_tool, status, self.call_id, self.text)
         body: Body = {"id": self.id, "type": self.kind, "status": status}
-        content = [] if status == "in_progress" else [self.part(self.text)]
+        content = [] if status == "in_progress" else [self.content_part(self.text)]
         if self.kind == "reasoning":
             return {**body, "summary": [], "content": content}
         return {**body, "role": "assistant", "content": content}
 
     @property
-    def number(self) -> str:
+    def id_suffix(self) -> str:
         """The id without its prefix."""
         return self.id.partition("_")[2]
 
-    def part(self, text: str) -> Body:
-        """Return the item's only part of content."""
+    def content_part(self, text: str) -> Body:
+        """Return the only content part of the item, with this text."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-_SAID = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+_EVENT_NAMES = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 """What the events of an item's text are called."""
 
 
 class ResponseEvents:
-    """The events of one streamed response, from the engine's events. Each is a body with a `type`."""
+    """Converts the engine's events into the server-sent events of one streamed response, each a JSON object with a
+    `type`.
+    """
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
         self._info = info
-        self._details = details_of(request)
+        self._details = response_details(request)
         self._number = 0
-        self._items: dict[str, _Item] = {}
+        self._items: dict[str, _OutputItem] = {}
         self._begun = False
 
-    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """Return the events of one event of the engine. The error of a failed request becomes `response.failed`."""
-        return [self._numbered(body) for body in self._of(event)]
+    def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """Return the stream's events for one event of the engine. An error becomes `response.failed`."""
+        return [self._add_sequence_number(body) for body in self._convert(event)]
 
-    def _of(self, event: TokenEvent) -> Iterator[Body]:
+    def _convert(self, event: TokenEvent) -> Iterator[Body]:
+        """Yield the events, without their sequence numbers, for one event of the engine."""
         if not self._begun and event.progress is None:
             self._begun = True
-            begun = unanswered(self._request, self._info, "in_progress")
+            begun = unfinished_body(self._request, self._info, "in_progress")
             for kind in ("created", "in_progress"):
                 yield {"type": f"response.{kind}", "response": begun}
         if event.error is not None:
             error = error_body(event.error)["error"]
             failed = {"code": error["code"] or "server_error", "message": error["message"]}
-            body = {**unanswered(self._request, self._info, "failed"), "error": failed}
+            body = {**unfinished_body(self._request, self._info, "failed"), "error": failed}
             yield {"type": "response.failed", "response": body}
         elif event.completion is not None:
-            yield from self._end(event.completion)
+            yield from self._finish(event.completion)
         elif event.progress is None:
             logprobs = () if event.logprob is None else (event.logprob,)
-            yield from self._grow(event.thinking, event.text, event.tool_calls, logprobs)
+            yield from self._add_deltas(event.thinking, event.text, event.tool_calls, logprobs)
 
-    def _grow(
+    def _add_deltas(
         self,
         thinking: str,
         text: str,
         calls: tuple[CallDelta, ...] | list[CallDelta],
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> Iterator[Body]:
+        """Yield the events for more thoughts, text and pieces of tool calls."""
         if thinking:
-            yield from self._say("reasoning", f"rs_{self._info.id}", thinking)
+            yield from self._add_text("reasoning", f"rs_{self._info.id}", thinking)
         if text or logprobs:
-            yield from self._close("reasoning")
+            yield from self._close_items("reasoning")
             told = {"logprobs": chat_logprobs(logprobs, self._info.token_bytes)}
-            yield from self._say("message", f"msg_{self._info.id}", text, told)
+            yield from self._add_text("message", f"msg_{self._info.id}", text, told)
         for delta in calls:
-            yield from self._close("reasoning")
-            yield from self._say("function_call", f"fc_{self._info.id}_{delta.index}", delta.arguments, call=delta)
+            yield from self._close_items("reasoning")
+            yield from self._add_text("function_call", f"fc_{self._info.id}_{delta.index}", delta.arguments, call=delta)
 
-    def _say(
+    def _add_text(
         self, kind: str, id: str, text: str, more: Body | None = None, call: CallDelta | None = None
     ) -> Iterator[Body]:
-        """Yield the events of more text of an item, which begins with it."""
+        """Yield the events that append text to an output item; the item is begun if it is new."""
         item = self._items.get(id)
         if item is None:
-            item = self._items[id] = _Item(len(self._items), id, kind)
+            item = self._items[id] = _OutputItem(len(self._items), id, kind)
             if call is not None:
-                item.call_id, item.callee = call.id, self._details.offered.callee(call.name)
+                item.call_id, item.client_tool = call.id, self._details.offered_tools.client_tool(call.name)
                 item.id = item.body("in_progress")["id"]
-            yield {"type": "response.output_item.added", "output_index": item.place, "item": item.body("in_progress")}
+            yield {
+                "type": "response.output_item.added",
+                "output_index": item.output_index,
+                "item": item.body("in_progress"),
+            }
             if call is None:
-                yield self._at(item, "response.content_part.added", part=item.part(""))
+                yield self._item_event(item, "response.content_part.added", part=item.content_part(""))
         item.text += text
-        if (text or more) and not item.callee.custom:
-            yield self._at(item, f"response.{_SAID[kind]}.delta", delta=text, **(more or {}))
+        if (text or more) and not item.client_tool.custom:
+            yield self._item_event(item, f"response.{_EVENT_NAMES[kind]}.delta", delta=text, **(more or {}))
 
-    def _close(self, *kinds: str, status: str = "completed") -> Iterator[Body]:
-        """Yield the ends of the items of these kinds that have not ended."""
+    def _close_items(self, *kinds: str, status: str = "completed") -> Iterator[Body]:
+        """Yield the events that end the open items of these types."""
         for item in list(self._items.values()):
             if item.kind not in kinds or item.ended:
                 continue
-            if item.callee.custom:
-                yield from self._custom(item)
+            if item.client_tool.custom:
+                yield from self._custom_input_events(item)
             elif item.kind == "function_call":
                 done = "response.function_call_arguments.done"
-                yield self._at(item, done, name=item.callee.name, arguments=item.text)
+                yield self._item_event(item, done, name=item.client_tool.name, arguments=item.text)
             else:
                 told: Body = {"logprobs": []} if item.kind == "message" else {}
-                yield self._at(item, f"response.{_SAID[item.kind]}.done", text=item.text, **told)
-                yield self._at(item, "response.content_part.done", part=item.part(item.text))
+                yield self._item_event(item, f"response.{_EVENT_NAMES[item.kind]}.done", text=item.text, **told)
+                yield self._item_event(item, "response.content_part.done", part=item.content_part(item.text))
             body = item.body("completed" if item.kind == "function_call" else status)
             if item.kind == "reasoning":
-                body |= sealed_thoughts(item.text, self._details, self._info)
-            yield {"type": "response.output_item.done", "output_index": item.place, "item": body}
+                body |= encrypted_content_field(item.text, self._details, self._info)
+            yield {"type": "response.output_item.done", "output_index": item.output_index, "item": body}
             item.ended = True
 
-    def _custom(self, item: _Item) -> Iterator[Body]:
-        """Yield the input of a custom tool. The model writes it as JSON, so it is told in one piece."""
-        text = custom_input(item.text)
-        yield self._at(item, "response.custom_tool_call_input.delta", delta=text)
-        yield self._at(item, "response.custom_tool_call_input.done", input=text)
+    def _custom_input_events(self, item: _OutputItem) -> Iterator[Body]:
+        """Yield the input of a custom tool's call, in one piece: the model writes it inside JSON."""
+        text = custom_tool_input(item.text)
+        yield self._item_event(item, "response.custom_tool_call_input.delta", delta=text)
+        yield self._item_event(item, "response.custom_tool_call_input.done", input=text)
 
-    def _end(self, completion: Completion) -> Iterator[Body]:
-        """Yield what no event has said yet, and the whole response."""
-        body = whole_body(self._request, completion, self._info)
-        said = {kind: next((i.text for i in self._items.values() if i.kind == kind), "") for kind in _SAID}
+    def _finish(self, completion: Completion) -> Iterator[Body]:
+        """Yield what was not streamed yet, and the whole response."""
+        body = finished_body(self._request, completion, self._info)
+        said = {kind: next((i.text for i in self._items.values() if i.kind == kind), "") for kind in _EVENT_NAMES}
         told = sum(item.kind == "function_call" for item in self._items.values())
         rest = completion.text[len(said["message"]) :]
-        yield from self._grow(completion.thinking[len(said["reasoning"]) :], rest, whole(completion.tool_calls, told))
+        yield from self._add_deltas(
+            completion.thinking[len(said["reasoning"]) :], rest, remaining_call_deltas(completion.tool_calls, told)
+        )
         if not self._items or (not completion.tool_calls and f"msg_{self._info.id}" not in self._items):
-            yield from self._say("message", f"msg_{self._info.id}", "")
+            yield from self._add_text("message", f"msg_{self._info.id}", "")
         complete = {f"fc_{self._info.id}_{number}" for number in range(len(completion.tool_calls))}
         self._items = {id: item for id, item in self._items.items() if item.kind != "function_call" or id in complete}
-        yield from self._close("reasoning", "message", "function_call", status=body["status"])
-        places = {item.id: item.place for item in self._items.values()}
+        yield from self._close_items("reasoning", "message", "function_call", status=body["status"])
+        places = {item.id: item.output_index for item in self._items.values()}
         body["output"].sort(key=lambda item: places.get(item["id"], len(places)))
-        keep(self._request, body, self._info)
+        store_reply(self._request, body, self._info)
         yield {"type": f"response.{body['status']}", "response": body}
 
-    def _at(self, item: _Item, kind: str, **more: Any) -> Body:
+    def _item_event(self, item: _OutputItem, kind: str, **more: Any) -> Body:
+        """Return an event about an output item."""
         place = {} if item.kind == "function_call" else {"content_index": 0}
-        return {"type": kind, "item_id": item.id, "output_index": item.place, **place, **more}
+        return {"type": kind, "item_id": item.id, "output_index": item.output_index, **place, **more}
 
-    def _numbered(self, body: Body) -> Body:
+    def _add_sequence_number(self, body: Body) -> Body:
+        """Return an event with the stream's next sequence number."""
         self._number += 1
         return {**body, "sequence_number": self._number - 1}

@@ -22,7 +22,7 @@ from cortexmlx.structured.calls.json_formats import (
     Llama,
     MistralList,
     MistralTags,
-    deepseek,
+    deepseek_format,
 )
 from cortexmlx.structured.calls.literals import Braces, Pythonic
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
@@ -37,18 +37,18 @@ _TAGGED = (
 """Formats with the texts of a chat template that each is recognised by."""
 
 
-def gemma4() -> Braces:
-    """Return the format of Gemma 4."""
+def gemma4_format() -> Braces:
+    """Return the tool call format of Gemma 4."""
     return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
 
 
-def function_gemma() -> Braces:
-    """Return the format of FunctionGemma."""
+def function_gemma_format() -> Braces:
+    """Return the tool call format of FunctionGemma."""
     return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
 
 
-def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
-    """Return the format of a model's calls, or None if it is not known."""
+def find_format(template: str, vocabulary: Container[str]) -> CallFormat | None:
+    """Find the tool call format of a model by its chat template and special tokens; None if it is unknown."""
 
     def has(*texts: str) -> bool:
         return all(text in template for text in texts)
@@ -56,13 +56,13 @@ def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
     if HARMONY_CALL in vocabulary and HARMONY_CHANNEL in vocabulary:
         return Harmony()
     if has(DEEPSEEK):
-        return deepseek(fenced=has("```json"))
+        return deepseek_format(fenced=has("```json"))
     if has(MISTRAL_CALLS):
         return MistralTags(with_id=has(MISTRAL_CALL_ID)) if has(MISTRAL_ARGUMENTS) else MistralList()
     if has(literals.GEMMA, literals.GEMMA_END):
-        return gemma4()
+        return gemma4_format()
     if has(literals.FUNCTION_GEMMA):
-        return function_gemma()
+        return function_gemma_format()
     if has(KIMI):
         return Kimi()
     if tags := next((tags for tags, texts in _TAGGED if has(*texts)), None):

@@ -1,4 +1,4 @@
-"""CallFormat: one way in which models write tool calls; and Calls: what the answers of one request may call."""
+"""CallFormat: one way in which models write tool calls. AllowedCalls: which tools the answers of a request may call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hashlib import blake2b
 from typing import Any
 
 from cortexmlx.structured import lark
-from cortexmlx.structured.calls.argument import Arguments, dumped, fits, resolved
-from cortexmlx.structured.calls.reader import AnswerReader, CutCall, NotACall, Reading
+from cortexmlx.structured.calls.argument import Arguments, has_json_type, resolve_reference, to_json_text
+from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading, TruncatedCall
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.schemas import allowed_escapes
@@ -23,8 +23,8 @@ JsonGrammar = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Calls:
-    """What the answers of one request may call, in the format of its model."""
+class AllowedCalls:
+    """Which tools the answers of one request may call, and in which format."""
 
     format: CallFormat
     tools: tuple[Tool, ...]
@@ -34,7 +34,7 @@ class Calls:
     """`parallel_tool_calls`."""
 
     @cached_property
-    def callable(self) -> tuple[Tool, ...]:
+    def callable_tools(self) -> tuple[Tool, ...]:
         """The tools that an answer may call."""
         if self.choice == "none":
             return ()
@@ -42,63 +42,65 @@ class Calls:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What of the tools' schemas the format cannot enforce."""
-        return tuple(note for tool in self.callable for note in self.format.notes(tool))
+        """Notes on parts of the tools' schemas that the format cannot enforce."""
+        return tuple(note for tool in self.callable_tools for note in self.format.notes(tool))
 
     @property
-    def several(self) -> bool:
-        """Whether an answer may have several calls. One of a named tool is the only one."""
+    def allows_several(self) -> bool:
+        """Whether an answer may have several calls. If a tool is named, it may have one only."""
         return self.parallel and self.choice in ("auto", "required")
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         """Whether an answer must have a call."""
         return self.choice not in ("auto", "none")
 
     @property
-    def enforced(self) -> bool:
-        """Whether a grammar holds the calls to their schemas."""
-        strict = self.required or not self.parallel or any(tool.strict for tool in self.callable)
+    def is_enforced(self) -> bool:
+        """Whether a grammar makes the calls fit their schemas."""
+        strict = self.is_required or not self.parallel or any(tool.strict for tool in self.callable_tools)
         return self.format.enforced and (self.format.always_enforced or strict)
 
     def tool(self, name: str) -> Tool:
         """Return the tool of this name. Raises NotACall if the answer may not call it."""
-        for tool in self.callable:
+        for tool in self.callable_tools:
             if tool.name == name:
                 return tool
         raise NotACall(f"there is no tool {name!r}")
 
     def arguments(self, name: str) -> Arguments:
-        """Return the arguments of the tool of this name."""
-        if name not in self._known:
-            self._known[name] = Arguments(self.tool(name))
-        return self._known[name]
+        """Return the arguments of the tool of this name, by their names."""
+        if name not in self._arguments_by_tool:
+            self._arguments_by_tool[name] = Arguments(self.tool(name))
+        return self._arguments_by_tool[name]
 
-    def misfit(self, call: ToolCall) -> str:
-        """Return a note if a call does not fit the schema of its tool; empty if it does."""
-        if call.name not in self._schemas:
-            self._schemas[call.name] = closed(self.tool(call.name).schema)
-        why = misfit(call.values, self._schemas[call.name])
+    def misfit_note(self, call: ToolCall) -> str:
+        """Return a note why a call does not fit the schema of its tool; empty if it fits."""
+        if call.name not in self._schemas_by_tool:
+            self._schemas_by_tool[call.name] = close_arguments(self.tool(call.name).schema)
+        why = find_misfit(call.values, self._schemas_by_tool[call.name])
         return f"the call of {call.name!r} does not fit its schema: {why}" if why else ""
 
     @cached_property
-    def _known(self) -> dict[str, Arguments]:
+    def _arguments_by_tool(self) -> dict[str, Arguments]:
+        """The arguments of tools, as far as they were used."""
         return {}
 
     @cached_property
-    def _schemas(self) -> dict[str, Mapping[str, Any]]:
+    def _schemas_by_tool(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of tools, closed, as far as they were used."""
         return {}
 
-    def parser(self, key: str, streamed: bool) -> CallParser | None:
-        """Return a parser for one answer, or None if it calls nothing. `key` is another one for each answer: the ids of
-        its calls are made of it. See `AnswerReader` for `streamed`.
+    def make_parser(self, key: str, streamed: bool) -> CallParser | None:
+        """Return a parser for one answer; None if it may call nothing. `key` differs for each answer: the ids of its
+        calls are made of it. See `AnswerReader` for `streamed`.
         """
-        return CallParser(self, key, streamed) if self.callable else None
+        return CallParser(self, key, streamed) if self.callable_tools else None
 
 
 class CallFormat(ABC):
-    """One way to write calls. Most formats have a `trigger`: the text with which the first call begins. It occurs in no
-    other text.
+    """How a family of models writes tool calls: its grammar and its parser. Most formats have a `trigger`: the text
+    with which the first call begins. It occurs in no other text.
     """
 
     name: str
@@ -122,85 +124,89 @@ class CallFormat(ABC):
     parallel: bool = True
     """Whether the format has answers with several calls."""
 
-    def thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
-        """Return how thoughts are told apart from an answer that may have calls."""
+    def adapt_thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
+        """Return the marks of thoughts that hold for answers with calls; usually they are the same."""
         return thoughts
 
-    def call_id(self, key: str) -> str:
-        """Return the id of a call."""
+    def make_call_id(self, key: str) -> str:
+        """Return a new id for a call, the hash of `key`."""
         return f"call_{blake2b(key.encode(), digest_size=12).hexdigest()}"
 
     def grammar(
-        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
-        """Return the rules of `answer`, and the grammars that they use. `text` is the rule of an answer without calls,
-        if it must have a form; empty: it is free. A free answer does not begin with the tag `opens`: after it are
-        thoughts, in which a trigger begins no call.
+        """Return the rules of an answer that may have calls, and the named grammars that they use. `text` is the rule
+        of an answer without calls, if it must have a form; empty: it is free. A free answer does not begin with the
+        tag `opens`: after it are thoughts, in which a trigger begins no call.
         """
-        begin = lark.tag(self.trigger, specials)
+        begin = lark.tag_rule(self.trigger, specials)
         free = text or "free_text"
         rules = [f"answer: {free}"]
-        if calls.callable:
-            rest = self._calls(calls, specials)
-            if calls.required:
+        if calls.callable_tools:
+            rest = self._call_rules(calls, specials)
+            if calls.is_required:
                 rules = [f"answer: {begin} calls"]
             elif text:
                 rules = [f"answer: {text} | {begin} calls"]
             else:
-                rules = ["answer: free_text | lead calls", *self._lead(specials, opens)]
+                rules = ["answer: free_text | lead calls", *self._lead_rules(specials, opens)]
             rules += rest
-        if not text and not calls.required:
-            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.without(self.trigger, opens)}"]
+        if not text and not calls.is_required:
+            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.text_without(self.trigger, opens)}"]
         return rules, [
-            each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)
+            each
+            for number, tool in enumerate(calls.callable_tools)
+            for each in self.argument_grammars(number, tool, specials)
         ]
 
-    def _lead(self, specials: Specials, opens: str) -> list[str]:
-        """Return the rules of free text up to the trigger, with the trigger."""
-        if isinstance(lark.parts(self.trigger, specials)[0], int):
-            return [f"lead: free_text? {lark.tag(self.trigger, specials)}"]
-        return lark.up_to("lead", self.trigger, specials, opens)
+    def _lead_rules(self, specials: Specials, opens: str) -> list[str]:
+        """Return the rules of free text that ends with the trigger."""
+        if isinstance(lark.split_specials(self.trigger, specials)[0], int):
+            return [f"lead: free_text? {lark.tag_rule(self.trigger, specials)}"]
+        return lark.text_up_to_rules("lead", self.trigger, specials, opens)
 
-    def _calls(self, calls: Calls, specials: Specials) -> list[str]:
+    def _call_rules(self, calls: AllowedCalls, specials: Specials) -> list[str]:
         """Return the rules of all calls after the trigger."""
-        more = f"({self._between(specials)} call)*"
-        several = self.parallel and calls.several
-        end = self._closing(specials)
-        ways = [self.call(number, tool, specials) for number, tool in enumerate(calls.callable)]
-        return [f"calls: {self.opening} call {more if several else ''} {end}", *_choice("call", ways)]
+        more = f"({self._between_calls(specials)} call)*"
+        several = self.parallel and calls.allows_several
+        end = self._after_calls(specials)
+        ways = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
+        return [f"calls: {self.opening} call {more if several else ''} {end}", *_choice_rules("call", ways)]
 
-    def _between(self, specials: Specials) -> str:
-        """Return what stands between two calls, as a part of a rule."""
-        return lark.tag(self.between, specials) if self.between else ""
+    def _between_calls(self, specials: Specials) -> str:
+        """Return the part of a rule for what separates two calls."""
+        return lark.tag_rule(self.between, specials) if self.between else ""
 
-    def _closing(self, specials: Specials) -> str:
-        """Return what stands after all calls, as a part of a rule."""
-        return lark.tag(self.close, specials) if self.close else ""
+    def _after_calls(self, specials: Specials) -> str:
+        """Return the part of a rule for what follows all calls."""
+        return lark.tag_rule(self.close, specials) if self.close else ""
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return one call of a tool, as a part of a rule. A format that is not `enforced` has none."""
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a grammar rule for one call of a tool. A format that is not `enforced` has none."""
         raise NotImplementedError
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """Yield what of a tool's schema this format cannot enforce, besides what no grammar can."""
+        """Yield notes on parts of a tool's schema that this format, unlike others, cannot enforce."""
         yield from ()
 
-    def schemas(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """Yield the grammars that `call` uses. Raises InvalidRequest for a schema that this format cannot write."""
-        yield json_grammar(f"tool_{number}", closed(tool.schema), tool.strict, self.separators)
+    def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
+        """Yield the named grammars of a tool's arguments, which the rule of its call uses. Raises InvalidRequest for a
+        schema that this format cannot write.
+        """
+        yield json_grammar(f"tool_{number}", close_arguments(tool.schema), tool.strict, self.separators)
 
     @abstractmethod
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """Read a whole answer. It may be left at NotACall, and is then begun again with the text that follows."""
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer. NotACall ends this parser; a new one then begins with the text that follows."""
 
 
 class CallParser:
-    """Parts the text of one answer into text and calls, piece by piece. The parts do not depend on how the text was
-    cut.
+    """Splits the text of one answer into text and tool calls as it arrives. The result does not depend on how the text
+    was cut into pieces.
     """
 
-    def __init__(self, calls: Calls, key: str, streamed: bool) -> None:
-        ids = _numbered(key, calls.format.call_id)
+    def __init__(self, calls: AllowedCalls, key: str, streamed: bool) -> None:
+        ids = _call_ids(key, calls.format.make_call_id)
         self._reader = AnswerReader(ids, streamed)
         self._begin: Callable[[], Reading[None]] = lambda: calls.format.parse(self._reader, calls)
         self._parse = self._begin()
@@ -219,19 +225,20 @@ class CallParser:
     def ends_with_calls(self) -> bool:
         """Whether the answer so far ends with a complete call, or with blanks after one."""
         reader = self._reader
-        return bool(reader.calls) and not (reader.said_after_calls or reader.reads_call or reader.in_section)
+        return bool(reader.calls) and not (reader.said_after_calls or reader.is_in_call or reader.in_section)
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """Take the next text of the answer. Return the text and the pieces of calls that are certain now."""
+        """Add the next text of the answer. Return the text and the pieces of calls that are certain now."""
         self._reader.add(text)
-        return self._read()
+        return self._run_parser()
 
-    def rest(self) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return what was held back: no more text comes."""
+    def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
+        """End the answer. Return the text and the pieces of calls that were held back."""
         self._reader.ended = True
-        return self._read()
+        return self._run_parser()
 
-    def _read(self) -> tuple[str, tuple[CallDelta, ...]]:
+    def _run_parser(self) -> tuple[str, tuple[CallDelta, ...]]:
+        """Run the parser as far as the text reaches, and take what it has found."""
         reader = self._reader
         while not self._over:
             try:
@@ -239,14 +246,14 @@ class CallParser:
                 break
             except StopIteration:
                 self._over = True
-            except CutCall:
+            except TruncatedCall:
                 reader.drop_call(cut=True)
                 self._over = True
             except NotACall:
                 reader.drop_call()
                 self._parse = self._begin()
         while self._checked < len(reader.calls):
-            if note := self._calls.misfit(reader.calls[self._checked]):
+            if note := self._calls.misfit_note(reader.calls[self._checked]):
                 self.notes.append(note)
             self._checked += 1
         if not reader.text and not reader.deltas:
@@ -257,7 +264,7 @@ class CallParser:
 
 
 def json_grammar(name: str, schema: Mapping[str, Any], strict: bool, separators: Sequence[str]) -> JsonGrammar:
-    """Return the grammar of JSON of a schema."""
+    """Return the named grammar of JSON that fits a schema."""
     own = schema.get("x-guidance")
     options: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
     options |= {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}
@@ -273,72 +280,73 @@ _ARGUMENTS = ("arguments", "parameters")
 _COMPOSED = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
-def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a tool's arguments without other properties than those it names, unless it says more about
-    them. Models would invent some.
+def close_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Forbid arguments that a tool's schema does not name, unless the schema says more about them. Models would invent
+    some.
     """
     if schema.keys().isdisjoint(_COMPOSED):
         return {**schema, "properties": schema.get("properties", {}), "additionalProperties": False}
     return schema
 
 
-def json_call(number: int, tool: Tool, key: str, specials: Specials) -> str:
-    """Return a call as a JSON object with the tool's name and its arguments, as a part of a rule."""
+def json_call_rule(number: int, tool: Tool, key: str, specials: Specials) -> str:
+    """Return the part of a rule for a call as a JSON object with the tool's name and its arguments."""
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
-    return f'{lark.quoted(head)} @tool_{number} "}}"'
+    return f'{lark.quote(head)} @tool_{number} "}}"'
 
 
-def read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
-    """Read a call as a JSON object, with a name and arguments in any order. The caller ends it."""
-    yield from reader.blanks()
-    yield from reader.exactly("{")
-    yield from reader.blanks()
-    first = yield from reader.json_string()
-    yield from _after(reader, ":")
+def read_json_call(reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+    """Parse a call that is a JSON object with a name and arguments, in any order. The caller ends it."""
+    yield from reader.skip_blanks()
+    yield from reader.skip_text("{")
+    yield from reader.skip_blanks()
+    first = yield from reader.read_json_string()
+    yield from _skip_sign(reader, ":")
     if first in _ARGUMENTS:
-        arguments = yield from reader.json_text()
-        yield from _key(reader, ("name",))
-        reader.begin_call(calls.tool((yield from reader.json_string())).name)
+        arguments = yield from reader.read_json()
+        yield from _skip_key(reader, ("name",))
+        reader.begin_call(calls.tool((yield from reader.read_json_string())).name)
         reader.add_arguments(arguments)
     elif first == "name":
-        reader.begin_call(calls.tool((yield from reader.json_string())).name)
-        yield from _key(reader, _ARGUMENTS)
-        yield from reader.json_arguments()
+        reader.begin_call(calls.tool((yield from reader.read_json_string())).name)
+        yield from _skip_key(reader, _ARGUMENTS)
+        yield from reader.read_json_arguments()
     else:
         raise NotACall(f"{first!r} is no part of a call")
-    yield from reader.blanks()
-    if (yield from reader.one_of("}", ",")) == ",":  # some templates show ids, so a model may write one
-        yield from reader.blanks()
-        if (yield from reader.json_string()) != "id":
+    yield from reader.skip_blanks()
+    if (yield from reader.read_one_of("}", ",")) == ",":  # some templates show ids, so a model may write one
+        yield from reader.skip_blanks()
+        if (yield from reader.read_json_string()) != "id":
             raise NotACall("a call has a name and arguments")
-        yield from _after(reader, ":")
-        yield from reader.json_string()
-        yield from reader.blanks()
-        yield from reader.exactly("}")
+        yield from _skip_sign(reader, ":")
+        yield from reader.read_json_string()
+        yield from reader.skip_blanks()
+        yield from reader.skip_text("}")
 
 
-def _key(reader: AnswerReader, names: Sequence[str]) -> Reading[None]:
+def _skip_key(reader: AnswerReader, names: Sequence[str]) -> Reading[None]:
     """Skip the next key of a JSON object, with the signs around it. Raises NotACall if it has another name."""
-    yield from _after(reader, ",")
-    if (yield from reader.json_string()) not in names:
+    yield from _skip_sign(reader, ",")
+    if (yield from reader.read_json_string()) not in names:
         raise NotACall(f"{names[0]!r} is missing")
-    yield from _after(reader, ":")
+    yield from _skip_sign(reader, ":")
 
 
-def _after(reader: AnswerReader, sign: str) -> Reading[None]:
-    yield from reader.blanks()
-    yield from reader.exactly(sign)
-    yield from reader.blanks()
+def _skip_sign(reader: AnswerReader, sign: str) -> Reading[None]:
+    """Skip a sign, with the blanks around it."""
+    yield from reader.skip_blanks()
+    yield from reader.skip_text(sign)
+    yield from reader.skip_blanks()
 
 
-def _choice(name: str, ways: Sequence[str]) -> list[str]:
-    """Return the rules of one of several ways, each with a rule of its own."""
+def _choice_rules(name: str, ways: Sequence[str]) -> list[str]:
+    """Return the rules of a choice between several ways, each with a rule of its own."""
     numbered = [f"{name}_{number}: {way}" for number, way in enumerate(ways)]
     return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(ways)))}", *numbered]
 
 
-def _numbered(key: str, make: Callable[[str], str]) -> Iterator[str]:
-    """Yield the ids of the calls of an answer."""
+def _call_ids(key: str, make: Callable[[str], str]) -> Iterator[str]:
+    """Yield an id for each call of an answer, made of `key` and the call's number."""
     number = 0
     while True:
         yield make(f"{key}/{number}")
@@ -366,62 +374,66 @@ _LIMITS: tuple[tuple[str, Callable[[Any, Any], bool], tuple[type, ...]], ...] = 
 """Keywords with a limit, what it means, and the types that it is for."""
 
 
-def misfit(value: object, schema: Schema) -> str:
-    """Return why a value does not fit a schema; empty if it does. `pattern`, `format`, `multipleOf` and `not` are not
-    checked: an expression of a stranger may take any time.
+def find_misfit(value: object, schema: Schema) -> str:
+    """Return why a value does not fit a JSON schema; empty if it fits. `pattern`, `format`, `multipleOf` and `not` are
+    not checked: an expression of a stranger may take any time.
     """
     try:
-        return _Check(schema).misfit(value, schema, "the arguments")
+        return _SchemaCheck(schema).find_misfit(value, schema, "the arguments")
     except RecursionError:
         return ""
 
 
-class _Check:
-    """One check against a whole schema, in which references are looked up."""
+class _SchemaCheck:
+    """The check of one value against a schema, in which references are looked up, in a bounded number of steps."""
 
     def __init__(self, whole: Schema) -> None:
         self._whole = whole
         self._steps = 0
 
-    def misfit(self, value: object, schema: object, place: str) -> str:
+    def find_misfit(self, value: object, schema: object, place: str) -> str:
+        """Return why a value at `place` does not fit a part of the schema; empty if it fits."""
         self._steps += 1
         if self._steps > MOST_STEPS or schema is True:
             return ""
         if schema is False:
             return f"{place} must not be there"
-        own = resolved(schema, self._whole)
+        own = resolve_reference(schema, self._whole)
         if not own:
             return ""
         return (
-            self._other_type(value, own, place)
-            or self._beyond(value, own, place)
-            or self._of_parts(value, own, place)
-            or self._of_ways(value, own, place)
+            self._type_misfit(value, own, place)
+            or self._limit_misfit(value, own, place)
+            or self._parts_misfit(value, own, place)
+            or self._combined_misfit(value, own, place)
         )
 
-    def _other_type(self, value: object, schema: Schema, place: str) -> str:
+    def _type_misfit(self, value: object, schema: Schema, place: str) -> str:
+        """Check `type`, `const` and `enum`."""
         said = schema.get("type")
         kinds = [said] if isinstance(said, str) else said if isinstance(said, list) else []
-        if kinds and not any(isinstance(kind, str) and _is(value, kind) for kind in kinds):
-            return f"{place} is {_shown(value)}, but must be of the type {' or '.join(map(str, kinds))}"
+        if kinds and not any(isinstance(kind, str) and _has_type(value, kind) for kind in kinds):
+            return f"{place} is {_short_text(value)}, but must be of the type {' or '.join(map(str, kinds))}"
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(listed, list):
             self._steps += len(listed)
-            if not any(_same(value, each) for each in listed):
-                return f"{place} is {_shown(value)}, which is none of the values that are listed"
+            if not any(_equal_values(value, each) for each in listed):
+                return f"{place} is {_short_text(value)}, which is none of the values that are listed"
         return ""
 
-    def _beyond(self, value: object, schema: Schema, place: str) -> str:
+    def _limit_misfit(self, value: object, schema: Schema, place: str) -> str:
+        """Check limits, such as `minimum` and `maxLength`."""
         for keyword, holds, kinds in _LIMITS:
             limit = schema.get(keyword)
-            limited = _is(limit, "number") and isinstance(value, kinds) and not isinstance(value, bool)
+            limited = _has_type(limit, "number") and isinstance(value, kinds) and not isinstance(value, bool)
             if limited and not holds(value, limit):
-                return f"{place} is {_shown(value)}, against {keyword} {limit}"
+                return f"{place} is {_short_text(value)}, against {keyword} {limit}"
         return ""
 
-    def _of_parts(self, value: object, schema: Schema, place: str) -> str:
+    def _parts_misfit(self, value: object, schema: Schema, place: str) -> str:
+        """Check the items of an array, or the properties of an object."""
         if isinstance(value, dict):
-            return self._of_object(value, schema, place)
+            return self._object_misfit(value, schema, place)
         items = schema.get("items", True)
         before = schema.get("prefixItems")
         before = before if isinstance(before, list) else []
@@ -429,11 +441,12 @@ class _Check:
             part = before[number] if number < len(before) else items
             if self._steps > MOST_STEPS or (part is True and number >= len(before)):
                 break
-            if why := self.misfit(item, part, f"{place}[{number}]"):
+            if why := self.find_misfit(item, part, f"{place}[{number}]"):
                 return why
         return ""
 
-    def _of_object(self, value: dict[str, Any], schema: Schema, place: str) -> str:
+    def _object_misfit(self, value: dict[str, Any], schema: Schema, place: str) -> str:
+        """Check `required`, `properties` and `additionalProperties`."""
         required = schema.get("required")
         for name in required if isinstance(required, list) else ():
             if isinstance(name, str) and name not in value:
@@ -445,30 +458,34 @@ class _Check:
             part = known.get(name, others)
             if part is False and name not in known:
                 return f"{name!r:.80} is not a part of {place}"
-            if why := self.misfit(inner, part, f"{name!r:.80}"):
+            if why := self.find_misfit(inner, part, f"{name!r:.80}"):
                 return why
         return ""
 
-    def _of_ways(self, value: object, schema: Schema, place: str) -> str:
+    def _combined_misfit(self, value: object, schema: Schema, place: str) -> str:
+        """Check `allOf`, `anyOf` and `oneOf`."""
         parts = schema.get("allOf")
         for part in parts if isinstance(parts, list) else ():
-            if why := self.misfit(value, part, place):
+            if why := self.find_misfit(value, part, place):
                 return why
         for keyword in ("anyOf", "oneOf"):
             ways = schema.get(keyword)
-            if isinstance(ways, list) and ways and all(self.misfit(value, way, place) for way in ways):
-                return f"{place} is {_shown(value)}, which is none of what {keyword} allows"
+            if isinstance(ways, list) and ways and all(self.find_misfit(value, way, place) for way in ways):
+                return f"{place} is {_short_text(value)}, which is none of what {keyword} allows"
         return ""
 
 
-def _is(value: object, kind: str) -> bool:
-    return fits(value, kind) or (kind == "integer" and isinstance(value, float) and value.is_integer())
+def _has_type(value: object, kind: str) -> bool:
+    """Return whether a value has a type of JSON Schema. A float without fraction is an integer, too."""
+    return has_json_type(value, kind) or (kind == "integer" and isinstance(value, float) and value.is_integer())
 
 
-def _same(one: object, other: object) -> bool:
+def _equal_values(one: object, other: object) -> bool:
+    """Return whether two values are equal as JSON, where true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _shown(value: object) -> str:
-    text = dumped(value) if not isinstance(value, dict | list) else repr(type(value).__name__)
+def _short_text(value: object) -> str:
+    """Return a value as a text of at most 80 characters, for messages."""
+    text = to_json_text(value) if not isinstance(value, dict | list) else repr(type(value).__name__)
     return text if len(text) <= 80 else f"{text[:80]}..."

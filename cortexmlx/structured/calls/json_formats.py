@@ -1,4 +1,4 @@
-"""Hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of Hermes, Qwen 2.5, Qwen 3 and many others."""
+"""Formats in which a call's arguments are a JSON object: Hermes, DeepSeek, Kimi, Llama, Mistral and harmony."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured import lark
-from cortexmlx.structured.calls.format import CallFormat, Calls, JsonGrammar, json_call, read_json_call
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat, JsonGrammar, json_call_rule, read_json_call
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.output import Thoughts
@@ -19,22 +19,22 @@ CLOSE = "</tool_call>"
 
 
 class Hermes(CallFormat):
-    """A JSON object between two tags for each call."""
+    """The format of Hermes and Qwen: each call is a JSON object between two tags."""
 
     name = "Hermes"
     trigger = OPEN
     between = f"\n{OPEN}"
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
-        return f'"\\n" {json_call(number, tool, "arguments", specials)} "\\n" {lark.tag(CLOSE, specials)}'
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
+        return f'"\\n" {json_call_rule(number, tool, "arguments", specials)} "\\n" {lark.tag_rule(CLOSE, specials)}'
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(OPEN)):
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.read_text_up_to(OPEN)):
             yield from read_json_call(reader, calls)
-            yield from reader.blanks()
-            yield from reader.exactly(CLOSE)
+            yield from reader.skip_blanks()
+            yield from reader.skip_text(CLOSE)
             reader.end_call()
             reader.end_calls()
 
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r":\d+")
 
 
 class JsonSection(CallFormat):
-    """All calls stand between two tags, and each call between two more."""
+    """The format of DeepSeek: all calls are between two tags, and each call is a name and JSON between two more."""
 
     def __init__(self, name: str, section: tuple[str, str], call: tuple[str, str], after_name: str) -> None:
         self.name = name
@@ -58,29 +58,31 @@ class JsonSection(CallFormat):
         self._begin, self._end = call
         self._after_name = after_name
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
-        return f"{self._head(tool, specials)} @tool_{number} {lark.tag(self._end, specials)}"
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
+        return f"{self._head_rule(tool, specials)} @tool_{number} {lark.tag_rule(self._end, specials)}"
 
-    def _head(self, tool: Tool, specials: Specials) -> str:
-        return lark.tag(f"{self._begin}{tool.name}{self._after_name}", specials)
+    def _head_rule(self, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for what precedes the arguments of a call."""
+        return lark.tag_rule(f"{self._begin}{tool.name}{self._after_name}", specials)
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.next_in_section(self.trigger, self._begin, self.close)):
-            self._begin_call(reader, calls, (yield from reader.up_to(self._after_name)).strip())
-            yield from reader.blanks()
-            yield from reader.json_arguments()
-            yield from reader.blanks()
-            yield from reader.exactly(self._end.lstrip())
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.find_next_call(self.trigger, self._begin, self.close)):
+            self._begin_call(reader, calls, (yield from reader.read_up_to(self._after_name)).strip())
+            yield from reader.skip_blanks()
+            yield from reader.read_json_arguments()
+            yield from reader.skip_blanks()
+            yield from reader.skip_text(self._end.lstrip())
             reader.end_call()
 
-    def _begin_call(self, reader: AnswerReader, calls: Calls, name: str) -> None:
+    def _begin_call(self, reader: AnswerReader, calls: AllowedCalls, name: str) -> None:
+        """Begin the call whose tag has this name."""
         reader.begin_call(calls.tool(name).name)
 
 
 class Kimi(JsonSection):
-    """A name is a part of the call's id: `functions.NAME:NUMBER`."""
+    """The format of Kimi K2: a tool's name is a part of the call's id, `functions.NAME:NUMBER`."""
 
     always_enforced = False
 
@@ -90,19 +92,23 @@ class Kimi(JsonSection):
             "Kimi K2", section, ("<|tool_call_begin|>", "<|tool_call_end|>"), "<|tool_call_argument_begin|>"
         )
 
-    def _head(self, tool: Tool, specials: Specials) -> str:
-        begin = lark.tag(f"{self._begin}{_FUNCTIONS}{tool.name}:", specials)
-        return f"{begin} /[0-9]{{1,5}}/ {lark.tag(self._after_name, specials)}"
+    def _head_rule(self, tool: Tool, specials: Specials) -> str:
+        """As for `JsonSection`, with the number of the call."""
+        begin = lark.tag_rule(f"{self._begin}{_FUNCTIONS}{tool.name}:", specials)
+        return f"{begin} /[0-9]{{1,5}}/ {lark.tag_rule(self._after_name, specials)}"
 
-    def _begin_call(self, reader: AnswerReader, calls: Calls, name: str) -> None:
+    def _begin_call(self, reader: AnswerReader, calls: AllowedCalls, name: str) -> None:
+        """Begin the call whose tag has this id. Raises NotACall if it is none."""
         path, sign, number = name.rpartition(":")
         if not _NUMBER.fullmatch(sign + number):
             raise NotACall(f"{name!r:.80} is no id of a call")
         reader.begin_call(calls.tool(path.removeprefix(_FUNCTIONS)).name)
 
 
-def deepseek(fenced: bool) -> JsonSection:
-    """Return the format of V3.1, or that of V3 and R1 (`fenced`), which write a type, and a fence of Markdown."""
+def deepseek_format(fenced: bool) -> JsonSection:
+    """Return the format of DeepSeek V3.1, or with `fenced` that of V3 and R1, which write a type and a Markdown
+    fence.
+    """
     separator = "<｜tool▁sep｜>"
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     found = JsonSection(
@@ -124,55 +130,60 @@ LIKE_A_CALL = r'\{[ \n]*"(name|arguments|parameters)"'
 
 
 class Llama(CallFormat):
-    """`{"name": ..., "parameters": {...}}`, after a special token or not. Several calls have a semicolon between them.
-    An answer that begins with the head of a call is one.
+    """The format of Llama 3: `{"name": ..., "parameters": {...}}`, perhaps after a special token; a semicolon
+    separates calls.
     """
 
     name = "Llama 3"
     between = "; "
 
     def grammar(
-        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
         """See `CallFormat.grammar`. Raises InvalidRequest for an answer that is to have a form or calls: both are
         JSON.
         """
-        if text and calls.callable:
+        if text and calls.callable_tools:
             raise InvalidRequest(
                 "this model writes calls as JSON without a tag, so `structured` and `tools` cannot be told apart: ask "
                 "for one of them",
                 field="structured",
             )
         rules = [f"answer: {text or 'free_text'}"]
-        if calls.callable:
-            tag = f"{lark.tag(LLAMA_PYTHON, specials)}?" if LLAMA_PYTHON in specials else ""
-            rules = [f"answer: {'' if calls.required else 'free_text | '}{tag} calls", *self._calls(calls, specials)]
-        if not text and not calls.required:
-            begins = lark.but_not(opens)
+        if calls.callable_tools:
+            tag = f"{lark.tag_rule(LLAMA_PYTHON, specials)}?" if LLAMA_PYTHON in specials else ""
+            rules = [
+                f"answer: {'' if calls.is_required else 'free_text | '}{tag} calls",
+                *self._call_rules(calls, specials),
+            ]
+        if not text and not calls.is_required:
+            begins = lark.exclude_beginning(opens)
             rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{LIKE_A_CALL}{lark.ANY}/{begins}"]
         return rules, [
-            each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)
+            each
+            for number, tool in enumerate(calls.callable_tools)
+            for each in self.argument_grammars(number, tool, specials)
         ]
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
-        return json_call(number, tool, "parameters", specials)
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
+        return json_call_rule(number, tool, "parameters", specials)
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        if reader.untouched and (yield from reader.begins_with(LLAMA_PYTHON, "{")):
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        if reader.untouched and (yield from reader.peek_one_of(LLAMA_PYTHON, "{")):
             reader.begin_calls()
-            if (yield from reader.begins_with(LLAMA_PYTHON)):
-                yield from reader.exactly(LLAMA_PYTHON)
+            if (yield from reader.peek_one_of(LLAMA_PYTHON)):
+                yield from reader.skip_text(LLAMA_PYTHON)
             sign = ";"
             while sign:
                 yield from read_json_call(reader, calls)
                 reader.end_call()
-                yield from reader.blanks()
-                sign = yield from reader.begins_with(";")
-                yield from reader.exactly(sign)
+                yield from reader.skip_blanks()
+                sign = yield from reader.peek_one_of(";")
+                yield from reader.skip_text(sign)
             reader.end_calls()
-        yield from reader.text_up_to()
+        yield from reader.read_text_up_to()
 
 
 # Mistral's two formats: a list of JSON objects, and since 2025 a name and its arguments after tags.
@@ -184,41 +195,45 @@ MISTRAL_CALL_ID = "[CALL_ID]"
 
 
 class _Mistral(CallFormat):
+    """The common part of both formats of Mistral."""
+
     trigger = MISTRAL_CALLS
 
-    def call_id(self, key: str) -> str:
-        """Return the id of a call, which has nine characters, as the chat templates demand."""
+    def make_call_id(self, key: str) -> str:
+        """Return an id of nine characters for a call, as the chat templates demand."""
         return blake2b(key.encode(), digest_size=5).hexdigest()[:9]
 
 
 class MistralList(_Mistral):
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
+    """The older format of Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
 
     name = "Mistral list"
     opening = '" "? "["'
     between = ", "
     close = "]"
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
-        return json_call(number, tool, "arguments", specials)
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
+        return json_call_rule(number, tool, "arguments", specials)
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(MISTRAL_CALLS)):
-            yield from reader.blanks()
-            yield from reader.exactly("[")
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.read_text_up_to(MISTRAL_CALLS)):
+            yield from reader.skip_blanks()
+            yield from reader.skip_text("[")
             sign = ","
             while sign == ",":
                 yield from read_json_call(reader, calls)
                 reader.end_call()
-                yield from reader.blanks()
-                sign = yield from reader.one_of(",", "]")
+                yield from reader.skip_blanks()
+                sign = yield from reader.read_one_of(",", "]")
             reader.end_calls()
 
 
 class MistralTags(_Mistral):
-    """`[TOOL_CALLS]name[ARGS]{...}`, again for each call; some write an id after `[CALL_ID]`."""
+    """The newer format of Mistral: `[TOOL_CALLS]name[ARGS]{...}`, again for each call; some write an id after
+    `[CALL_ID]`.
+    """
 
     name = "Mistral"
     between = MISTRAL_CALLS
@@ -226,20 +241,20 @@ class MistralTags(_Mistral):
     def __init__(self, with_id: bool) -> None:
         self._with_id = with_id
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
-        known = f"{lark.tag(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
-        return f"{lark.quoted(tool.name)} {known}{lark.tag(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
+        known = f"{lark.tag_rule(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
+        return f"{lark.quote(tool.name)} {known}{lark.tag_rule(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(MISTRAL_CALLS)):
-            name, by_tag, known = (yield from reader.up_to(MISTRAL_ARGUMENTS)).partition(MISTRAL_CALL_ID)
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.read_text_up_to(MISTRAL_CALLS)):
+            name, by_tag, known = (yield from reader.read_up_to(MISTRAL_ARGUMENTS)).partition(MISTRAL_CALL_ID)
             if by_tag and not (len(known) == 9 and known.isalnum() and known.isascii()):
                 raise NotACall("the id of a call has nine letters and digits")
             reader.begin_call(calls.tool(name.strip()).name, known)
-            yield from reader.blanks()
-            yield from reader.json_arguments()
+            yield from reader.skip_blanks()
+            yield from reader.read_json_arguments()
             reader.end_call()
             reader.end_calls()
 
@@ -253,8 +268,8 @@ FUNCTION = " to=functions."
 
 
 class Harmony(CallFormat):
-    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`, once in an answer. A text for the
-    user may come before it.
+    """The format of gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`, once in an
+    answer. A text for the user may come before it.
     """
 
     name = "harmony"
@@ -262,60 +277,64 @@ class Harmony(CallFormat):
     separators = (",", ":")
     parallel = False
 
-    def thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
-        """See `CallFormat.thoughts`. Thoughts end with their message, and any message may follow."""
+    def adapt_thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
+        """Return marks by which thoughts end with their message, since any message may follow."""
         return None if thoughts is None else replace(thoughts, close=f"{END}{START}", skipped="")
 
     def grammar(
-        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
-        """See `CallFormat.grammar`."""
-        final = f"{lark.tag(f'{HARMONY_CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
-        preamble = lark.tag(f"{HARMONY_CHANNEL}commentary{MESSAGE}", specials)
-        ways = [] if calls.required else [final]
+        """Return the rules of an answer in this format. See `CallFormat.grammar`."""
+        final = f"{lark.tag_rule(f'{HARMONY_CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
+        preamble = lark.tag_rule(f"{HARMONY_CHANNEL}commentary{MESSAGE}", specials)
+        ways = [] if calls.is_required else [final]
         rules = []
-        if calls.callable:
+        if calls.callable_tools:
             ways.append(f"({preamble} preamble)? calls")
-            rules = [*self._calls(calls, specials), *lark.up_to("preamble", f"{END}{START}", specials)]
-        rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {_without_tags()}"]
-        schemas = [each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)]
+            rules = [*self._call_rules(calls, specials), *lark.text_up_to_rules("preamble", f"{END}{START}", specials)]
+        rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {_free_text_terminal()}"]
+        schemas = [
+            each
+            for number, tool in enumerate(calls.callable_tools)
+            for each in self.argument_grammars(number, tool, specials)
+        ]
         return [f"answer: {' | '.join(ways)}", *rules], schemas
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`. The function is named before or after the channel."""
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format. The function is named before or after the channel."""
         to = f"{FUNCTION}{tool.name}"
         rest = f"{CONSTRAIN}json{MESSAGE}"
-        first = lark.tag(f"{HARMONY_CHANNEL}commentary{to} {rest}", specials)
-        second = lark.tag(f"{to}{HARMONY_CHANNEL}commentary {rest}", specials)
+        first = lark.tag_rule(f"{HARMONY_CHANNEL}commentary{to} {rest}", specials)
+        second = lark.tag_rule(f"{to}{HARMONY_CHANNEL}commentary {rest}", specials)
         return f"({first} | {second}) @tool_{number}"
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while tag := (yield from reader.begins_with(HARMONY_CHANNEL, FUNCTION, START)):
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while tag := (yield from reader.peek_one_of(HARMONY_CHANNEL, FUNCTION, START)):
             reader.begin_calls()
-            yield from reader.exactly(tag)  # it is text if this is no message: else it would be read again for ever
-            header = tag + (yield from reader.up_to(MESSAGE))
+            yield from reader.skip_text(tag)  # it is text if this is no message: else it would be read again for ever
+            header = tag + (yield from reader.read_up_to(MESSAGE))
             if FUNCTION in header:
                 words = header.partition(FUNCTION)[2].replace(HARMONY_CHANNEL, " ").replace(CONSTRAIN, " ").split()
                 reader.begin_call(calls.tool(words[0] if words else "").name)
-                yield from reader.blanks()
-                yield from reader.json_arguments()
+                yield from reader.skip_blanks()
+                yield from reader.read_json_arguments()
                 reader.end_call()
-                if (yield from reader.begins_with(HARMONY_CALL, END)):
-                    yield from reader.one_of(HARMONY_CALL, END)
+                if (yield from reader.peek_one_of(HARMONY_CALL, END)):
+                    yield from reader.read_one_of(HARMONY_CALL, END)
             elif "analysis" in header:
-                yield from reader.value_up_to(END)
+                yield from reader.read_value_up_to(END)
             elif "final" in header or "commentary" in header:
                 reader.begin_paragraph()
-                if not (yield from reader.text_up_to(END)):
+                if not (yield from reader.read_text_up_to(END)):
                     return
             else:
                 raise NotACall(f"{header!r} is no channel")
             reader.end_calls()
-        yield from reader.text_up_to()
+        yield from reader.read_text_up_to()
 
 
-def _without_tags() -> str:
-    """Return a terminal of free text without the tags that part messages."""
-    tags = "|".join(lark.escaped(each) for each in (HARMONY_CHANNEL, MESSAGE, START, END, HARMONY_CALL))
+def _free_text_terminal() -> str:
+    """Return the terminal of free text without any of the tags that separate messages."""
+    tags = "|".join(lark.escape_regex(each) for each in (HARMONY_CHANNEL, MESSAGE, START, END, HARMONY_CALL))
     return f"/{lark.ANY}/ & ~/{lark.ANY}({tags}){lark.ANY}/"

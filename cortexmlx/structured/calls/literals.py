@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import re
 
-from cortexmlx.structured.calls.argument import dumped
-from cortexmlx.structured.calls.format import CallFormat, Calls, read_json_call
-from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading, json_value
+from cortexmlx.structured.calls.argument import to_json_text
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat, read_json_call
+from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading, parse_strict_json
 from cortexmlx.structured.calls.tagged import TOOL_NAME
 
 GEMMA, GEMMA_END = "<|tool_call>", "<tool_call|>"
 FUNCTION_GEMMA = "<start_function_call>"
 PYTHONIC, PYTHONIC_END = "<|tool_call_start|>", "<|tool_call_end|>"
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
-class _Literals(CallFormat):
-    """A format whose values are literals: texts in quotes, and other values as in JSON or Python."""
+class _LiteralFormat(CallFormat):
+    """A format whose arguments are literals: strings in quotes, and other values as in JSON or Python."""
 
     enforced = False
     _quotes: tuple[str, ...]
@@ -27,64 +27,67 @@ class _Literals(CallFormat):
     _token: re.Pattern[str]
     """One part of a value: a text, a sign, blanks or a word."""
 
-    def _read_arguments(self, reader: AnswerReader, calls: Calls, name: str, key_end: str, end: str) -> Reading[None]:
-        """Read arguments up to the sign `end`, which is consumed."""
+    def _read_arguments(
+        self, reader: AnswerReader, calls: AllowedCalls, name: str, key_end: str, end: str
+    ) -> Reading[None]:
+        """Parse the arguments of a call up to the sign `end`, which is consumed."""
         known, said = calls.arguments(name), set[str]()
         reader.begin_call(name)
-        yield from reader.blanks()
-        sign = yield from reader.begins_with(end)
-        yield from reader.exactly(sign)
+        yield from reader.skip_blanks()
+        sign = yield from reader.peek_one_of(end)
+        yield from reader.skip_text(sign)
         while sign != end:
-            key = (yield from reader.up_to(key_end)).strip()
+            key = (yield from reader.read_up_to(key_end)).strip()
             if quote := next((q for q in self._quotes if len(q) > 1 and key.startswith(q)), ""):
                 key = key.removeprefix(quote).removesuffix(quote)
             if key in said or not key or any(bracket in key for bracket in "{}[]()<>\n"):
                 raise NotACall(f"{key!r:.80} comes twice, or is no name")
-            written = (yield from reader.literal(self._quotes, f",{end}", self._escapes)).strip()
-            value = known[key].json_of_literal(written, self._as_json(written))
-            reader.add_arguments(f"{', ' if said else '{'}{dumped(key)}: {value}")
+            written = (yield from reader.read_literal(self._quotes, f",{end}", self._escapes)).strip()
+            value = known[key].literal_to_json(written, self._literal_to_json(written))
+            reader.add_arguments(f"{', ' if said else '{'}{to_json_text(key)}: {value}")
             said.add(key)
-            sign = yield from reader.one_of(",", end)
-            yield from reader.blanks()
-            if sign == "," and (yield from reader.begins_with(end)):
-                sign = yield from reader.one_of(end)
+            sign = yield from reader.read_one_of(",", end)
+            yield from reader.skip_blanks()
+            if sign == "," and (yield from reader.peek_one_of(end)):
+                sign = yield from reader.read_one_of(end)
         reader.add_arguments("}" if said else "{}")
 
-    def _as_json(self, written: str) -> str | None:
-        """Return a literal as JSON; None if it is a plain word. Raises NotACall if it has quotes and is no literal."""
+    def _literal_to_json(self, written: str) -> str | None:
+        """Convert a literal to JSON; None if it is a plain word. Raises NotACall if it has quotes and is no literal."""
         tokens = self._token.findall(written)
         parts: list[str] = []
         for place, token in enumerate(tokens):
             quote = next((q for q in self._quotes if token.startswith(q) and len(token) > len(q)), "")
             if quote:
-                parts.append(self._text(token[len(quote) : -len(quote)]))
+                parts.append(self._quoted_to_json(token[len(quote) : -len(quote)]))
             elif token[0] in "]}" and parts and parts[-1] == ",":
                 parts[-1] = token
             elif token[0] in "[]{}:,":
                 parts.append(token)
             elif tokens[place + 1 : place + 2] == [":"]:
-                parts.append(dumped(token))
+                parts.append(to_json_text(token))
             else:
-                parts.append(_WORDS.get(token, token))
+                parts.append(_PYTHON_CONSTANTS.get(token, token))
         try:
-            json_value(" ".join(parts))  # `1 2` is not 12
+            parse_strict_json(" ".join(parts))  # `1 2` is not 12
         except NotACall:
             if any(quote in written for quote in self._quotes):
                 raise
             return None
         return "".join(parts)
 
-    def _text(self, text: str) -> str:
-        """Return a text that stood in quotes as JSON."""
-        return dumped(text)
+    def _quoted_to_json(self, text: str) -> str:
+        """Convert a string that was written in quotes to JSON."""
+        return to_json_text(text)
 
 
-def _token(*texts: str, words: str) -> re.Pattern[str]:
+def _token_pattern(*texts: str, words: str) -> re.Pattern[str]:
+    """Return the expression of one token of a literal: a string, a sign or a word."""
     return re.compile("|".join([*texts, r"[\[\]{}:,]", words]), re.DOTALL)
 
 
-class Braces(_Literals):
-    """`call:NAME{KEY:VALUE,...}`, where texts stand between two of the same tags."""
+class Braces(_LiteralFormat):
+    """The format of Gemma: `call:NAME{KEY:VALUE,...}`, with strings between two of the same tags."""
 
     def __init__(self, name: str, begin: str, end: str, quote: str) -> None:
         self.name = name
@@ -92,61 +95,62 @@ class Braces(_Literals):
         self._end = end
         self._quotes = (quote,)
         own = re.escape(quote)
-        self._token = _token(f"{own}.*?{own}", words=rf"(?:(?!{own})[^\s\[\]{{}}:,])+")
+        self._token = _token_pattern(f"{own}.*?{own}", words=rf"(?:(?!{own})[^\s\[\]{{}}:,])+")
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(self.trigger)):
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.read_text_up_to(self.trigger)):
             tag = ""
             while tag != self._end:
-                yield from reader.blanks()
+                yield from reader.skip_blanks()
                 if not tag:
-                    yield from reader.exactly("call:")
-                name = yield from reader.run_of(TOOL_NAME)
-                yield from reader.blanks()
-                yield from reader.exactly("{")
+                    yield from reader.skip_text("call:")
+                name = yield from reader.read_run(TOOL_NAME)
+                yield from reader.skip_blanks()
+                yield from reader.skip_text("{")
                 yield from self._read_arguments(reader, calls, name, ":", "}")
-                yield from reader.blanks()
-                tag = yield from reader.one_of("call:", self._end)
+                yield from reader.skip_blanks()
+                tag = yield from reader.read_one_of("call:", self._end)
                 reader.end_call()
             reader.end_calls()
 
 
-class Pythonic(_Literals):
-    """`[NAME(KEY=VALUE, ...), ...]`, with the literals of Python, or a list of calls as JSON."""
+class Pythonic(_LiteralFormat):
+    """The format of LFM2: `[NAME(KEY=VALUE, ...), ...]` with Python literals, or a list of calls as JSON."""
 
     name = "LFM2"
     trigger = PYTHONIC
     _quotes = "'", '"'
     _escapes = True
-    _token = _token(r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"', words=r"[^\s\[\]{}:,'\"]+")
+    _token = _token_pattern(r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"', words=r"[^\s\[\]{}:,'\"]+")
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(self.trigger)):
-            yield from reader.blanks()
-            yield from reader.exactly("[")
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
+        while (yield from reader.read_text_up_to(self.trigger)):
+            yield from reader.skip_blanks()
+            yield from reader.skip_text("[")
             sign = ","
             while sign == ",":
-                yield from reader.blanks()
-                if (yield from reader.next_char()) == "{":
+                yield from reader.skip_blanks()
+                if (yield from reader.peek_char()) == "{":
                     yield from read_json_call(reader, calls)
                 else:
-                    name = yield from reader.run_of(TOOL_NAME)
-                    yield from reader.exactly("(")
+                    name = yield from reader.read_run(TOOL_NAME)
+                    yield from reader.skip_text("(")
                     yield from self._read_arguments(reader, calls, name, "=", ")")
-                yield from reader.blanks()
-                sign = yield from reader.one_of(",", "]")
+                yield from reader.skip_blanks()
+                sign = yield from reader.read_one_of(",", "]")
                 if sign == "]":
-                    yield from reader.blanks()
-                    yield from reader.exactly(PYTHONIC_END)
+                    yield from reader.skip_blanks()
+                    yield from reader.skip_text(PYTHONIC_END)
                 reader.end_call()
             reader.end_calls()
 
-    def _text(self, text: str) -> str:
-        found = _ESCAPE.sub(_unescaped, text)
+    def _quoted_to_json(self, text: str) -> str:
+        """Convert the inside of a Python string literal to JSON, with its escapes resolved."""
+        found = _ESCAPE.sub(_unescape, text)
         try:  # the halves of a surrogate pair are one character
-            return dumped(found.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
+            return to_json_text(found.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
         except UnicodeDecodeError:
             raise NotACall("half of a surrogate pair is no text") from None
 
@@ -157,7 +161,8 @@ _ESCAPE = re.compile(
 _SIGNS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
+    """Return the character of an escape in a Python string literal."""
     octal, short, middle, long, sign = found.groups()
     if sign is not None:
         return _SIGNS.get(sign, sign if sign in "\\'\"" else f"\\{sign}")

@@ -1,4 +1,4 @@
-"""AnswerReader: the text of an answer as it arrives, for parsers that read it in order."""
+"""AnswerReader: the text of an answer as it arrives, for the parsers of tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from cortexmlx.structured.tools import CallDelta, ToolCall, loaded
+from cortexmlx.structured.tools import CallDelta, ToolCall, load_json
 
 T = TypeVar("T")
 
@@ -17,20 +17,20 @@ Reading = Generator[None, None, T]
 MOST_HEADER = 1024
 """How many characters the name of a tool or of an argument, with what is around it, may have. More are no call."""
 
-WIDEST = 64
+MOST_TAG_BLANKS = 64
 """How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
 class NotACall(Exception):
-    """What began like a call is none, so it is text."""
+    """What began like a tool call is none, so it is text."""
 
 
-class CutCall(Exception):
-    """The answer ended within a call."""
+class TruncatedCall(Exception):
+    """The answer ended in the middle of a tool call."""
 
 
 class AnswerReader:
-    """The text of one answer, of which a parser takes piece after piece, and what the parser makes of it.
+    """Reads the text of one answer as it arrives, and collects the text and the calls that a parser finds in it.
 
     The text that belongs to no call is in `text`, the pieces of calls are in `deltas`, and complete calls in `calls`.
     Whoever feeds the reader takes the first two away. With `streamed`, pieces of a call are told as they come;
@@ -61,7 +61,7 @@ class AnswerReader:
     # -- from outside -------------------------------------------------------------------------------------------------
 
     @property
-    def reads_call(self) -> bool:
+    def is_in_call(self) -> bool:
         """Whether a call has begun and is not complete."""
         return bool(self._since and "".join(self._since).strip())
 
@@ -71,41 +71,42 @@ class AnswerReader:
         self._at = 0
 
     def drop_call(self, cut: bool = False) -> None:
-        """Leave the call that is being read. Its characters become text, unless it was `cut` and its pieces are told as
-        they come.
+        """Give up the call that is being read. Its characters become text, unless the answer was `cut` within it and
+        its pieces were streamed already.
         """
         if self._since is not None and not (cut and self._streamed):
-            self._say("".join(self._since) + (self._rest() if cut else ""))
+            self._add_text("".join(self._since) + (self._consume_rest() if cut else ""))
         self._call = self._since = None
 
     # -- for parsers: text --------------------------------------------------------------------------------------------
 
-    def text_up_to(self, *tags: str) -> Reading[str]:
+    def read_text_up_to(self, *tags: str) -> Reading[str]:
         """Read text up to the first of some tags. Return the tag, which is consumed; empty at the end of the answer.
-        Blanks before a tag of a call are dropped, and the beginning of a tag with which an answer with calls is cut.
+        Blanks before a tag of a call are dropped, and the beginning of a tag with which an answer with calls is
+        cut.
         """
-        search = _first_of(tags).search
+        search = _tag_pattern(tags).search
         clear = 0  # how many unread characters begin no tag
         while True:
             found = search(self._held, self._at + clear)
             if found is not None and found[1]:
-                self._say(without_blanks(self._held[self._at : found.start()]), consumed=True)
+                self._add_text(strip_blanks(self._held[self._at : found.start()]), consumed=True)
                 self.begin_calls()
-                self._take(found.end())
+                self._consume(found.end())
                 return found[1]
             if self.ended:
-                rest = self._rest()
+                rest = self._consume_rest()
                 cut = self.calls and any(tag.startswith(rest.strip()) for tag in ("", *tags))
-                self._say("" if cut else rest)
+                self._add_text("" if cut else rest)
                 return ""
             end = len(self._held) if found is None else found.start()
-            self._say(without_blanks(self._held[self._at : end]), consumed=True)
+            self._add_text(strip_blanks(self._held[self._at : end]), consumed=True)
             clear = end - self._at
             yield
 
-    def begins_with(self, *beginnings: str) -> Reading[str]:
-        """Return the first of some texts with which the unread text begins, which is not consumed; empty if there is
-        none. Of several that fit, the longest counts.
+    def peek_one_of(self, *beginnings: str) -> Reading[str]:
+        """Return which of some texts comes next, without consuming it; empty if none does. Of several that fit, the
+        longest counts.
         """
         longest = max(map(len, beginnings))
         while True:
@@ -116,106 +117,105 @@ class AnswerReader:
                 return max(fits, key=len, default="")
             yield
 
-    def next_char(self) -> Reading[str]:
-        """Return the next character, which is not consumed; empty at the end of the answer."""
+    def peek_char(self) -> Reading[str]:
+        """Return the next character, without consuming it; empty at the end of the answer."""
         while self._at == len(self._held) and not self.ended:
             yield
         return self._held[self._at : self._at + 1]
 
     # -- for parsers: within a call -----------------------------------------------------------------------------------
 
-    def blanks(self) -> Reading[None]:
+    def skip_blanks(self) -> Reading[None]:
         """Skip blanks."""
-        while (yield from self.next_char()).isspace():
-            found = _INK.search(self._held, self._at)
-            self._take(len(self._held) if found is None else found.start())
+        while (yield from self.peek_char()).isspace():
+            found = _NOT_BLANK.search(self._held, self._at)
+            self._consume(len(self._held) if found is None else found.start())
 
-    def exactly(self, text: str) -> Reading[None]:
-        """Skip a text. Raises NotACall if another one comes."""
+    def skip_text(self, text: str) -> Reading[None]:
+        """Skip a text that must come next. Raises NotACall if another one comes."""
         while len(self._held) - self._at < len(text) and text.startswith(self._held[self._at :]):
-            self._check_end()
+            self._raise_if_ended()
             yield
         if not self._held.startswith(text, self._at):
             raise NotACall(f"{text!r} is missing")
-        self._take(self._at + len(text))
+        self._consume(self._at + len(text))
 
-    def one_of(self, *texts: str) -> Reading[str]:
-        """Skip one of some texts, and return it. Raises NotACall if another one comes."""
-        text = yield from self.begins_with(*texts)
+    def read_one_of(self, *texts: str) -> Reading[str]:
+        """Read one of some texts, and return it. Raises NotACall if another one comes."""
+        text = yield from self.peek_one_of(*texts)
         if not text:
             held = self._held[self._at : self._at + max(map(len, texts))]
             if any(each.startswith(held) for each in texts):
-                self._check_end()
+                self._raise_if_ended()
             raise NotACall(f"none of {texts} follows")
-        self._take(self._at + len(text))
+        self._consume(self._at + len(text))
         return text
 
-    def up_to(self, tag: str) -> Reading[str]:
-        """Return the text before a tag, which is consumed. Raises NotACall if it is longer than `MOST_HEADER`."""
+    def read_up_to(self, tag: str) -> Reading[str]:
+        """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MOST_HEADER`."""
         most = MOST_HEADER + len(tag)
         while (place := self._held.find(tag, self._at, self._at + most)) < 0:
             if len(self._held) - self._at >= most:
                 raise NotACall(f"{tag!r} is missing")
-            self._check_end()
+            self._raise_if_ended()
             yield
-        return self._take(place + len(tag))[: -len(tag)]
+        return self._consume(place + len(tag))[: -len(tag)]
 
-    def run_of(self, pattern: re.Pattern[str], most: int = MOST_HEADER) -> Reading[str]:
-        """Return the longest text of characters of a class, which the pattern matches one by one; it may be empty.
-        Raises NotACall if it is longer than `most`.
+    def read_run(self, pattern: re.Pattern[str], most: int = MOST_HEADER) -> Reading[str]:
+        """Read as many characters as the pattern matches; they may be none. Raises NotACall if there are more than
+        `most`.
         """
         run = ""
         while True:
-            run += self._take(pattern.match(self._held, self._at).end())  # type: ignore[union-attr]
+            run += self._consume(pattern.match(self._held, self._at).end())  # type: ignore[union-attr]
             if len(run) > most:
                 raise NotACall(f"a name has more than {most} characters")
             if self._at < len(self._held):
                 return run
-            self._check_end()
+            self._raise_if_ended()
             yield
 
-    def value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
-        """Return the text of any length before a tag, which is consumed. With `tell`, its pieces are told as they come,
-        and it is not returned.
+    def read_value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
+        """Read a text of any length before a tag, which is consumed. With `tell`, its pieces are given to it as they
+        come, and the text is not returned.
         """
         pieces: list[str] = []
         tell = tell or pieces.append
-        search = _first_of((tag,)).search
+        search = _tag_pattern((tag,)).search
         while (found := search(self._held, self._at)) is None or not found[1]:
             end = len(self._held) if found is None else found.start()
             if end > self._at:
-                tell(self._take(end))
-            self._check_end()
+                tell(self._consume(end))
+            self._raise_if_ended()
             yield
-        tell(self._take(found.end())[: -len(tag)])
+        tell(self._consume(found.end())[: -len(tag)])
         return "".join(pieces)
 
-    def literal(self, quotes: tuple[str, ...], ends: str, escapes: bool = False) -> Reading[str]:
-        """Return the next value as it is written, up to one of the signs `ends` outside of its texts and brackets. The
-        sign is not consumed. Texts stand between two of the same `quotes`; with `escapes`, a quote after a backslash
-        ends none.
+    def read_literal(self, quotes: tuple[str, ...], ends: str, escapes: bool = False) -> Reading[str]:
+        """Read a literal up to one of the signs `ends` outside of its strings and brackets. The sign is not consumed.
+        Strings are between two of the same `quotes`; with `escapes`, a quote after a backslash ends none.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
-        outside = _first_of((*quotes, *"[](){},"))
-        inside = {each: _first_of((each, "\\") if escapes else (each,)) for each in quotes}
+        outside = _tag_pattern((*quotes, *"[](){},"))
+        inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each in quotes}
         while True:
             found = (inside[quote] if quote else outside).search(self._held, self._at)
             if found is None or not found[1]:
-                pieces.append(self._take(len(self._held) if found is None else found.start()))
-                self._check_end()
+                pieces.append(self._consume(len(self._held) if found is None else found.start()))
+                self._raise_if_ended()
                 yield
                 continue
             sign = found[1]
             if not quote and depth == 0 and sign in ends:
-                pieces.append(self._take(found.start()))
+                pieces.append(self._consume(found.start()))
                 return "".join(pieces)
-            pieces.append(self._take(found.end()))
+            pieces.append(self._consume(found.end()))
             if sign == "\\":
                 while self._at == len(self._held):
-                    self._check_end()
+                    self._raise_if_ended()
                     yield
-                pieces.append(self._take(self._at + 1))
+                pieces.append(self._consume(self._at + 1))
             elif sign in quotes:
                 quote = "" if quote else sign
             else:
@@ -223,20 +223,20 @@ class AnswerReader:
                 if depth < 0:
                     raise NotACall(f"{sign!r} closes nothing")
 
-    def next_in_section(self, section: str, call: str, end: str) -> Reading[bool]:
-        """Read up to the next call between the tags `section` and `end`. Its tag `call` is consumed. Return False at
-        the end of the answer. A call that is none does not hide those after it.
+    def find_next_call(self, section: str, call: str, end: str) -> Reading[bool]:
+        """Read up to the tag `call` of the next call between the tags `section` and `end`. Return False at the end of
+        the answer. What looks like a call and is none does not hide those after it.
         """
         while True:
             if not self.in_section:
-                if not (yield from self.text_up_to(section)):
+                if not (yield from self.read_text_up_to(section)):
                     return False
-                yield from self.blanks()
-                yield from self.exactly(call)
+                yield from self.skip_blanks()
+                yield from self.skip_text(call)
                 self.in_section = True
                 self._before_section = len(self.calls)
                 return True
-            tag = yield from self.text_up_to(call, end)
+            tag = yield from self.read_text_up_to(call, end)
             if tag == call:
                 return True
             if not tag:
@@ -246,39 +246,39 @@ class AnswerReader:
             self.end_calls()
             self.in_section = False
 
-    def json_text(self) -> Reading[str]:
-        """Return the JSON text that follows: an object, a list or a string. Raises NotACall if it is none of them."""
+    def read_json(self) -> Reading[str]:
+        """Read a JSON object, list or string, and return its text. Raises NotACall if there is none."""
         pieces: list[str] = []
-        yield from self._json(pieces.append)
+        yield from self._read_json_pieces(pieces.append)
         return "".join(pieces)
 
-    def json_string(self) -> Reading[str]:
-        """Return the JSON string that follows. Raises NotACall if there is none."""
-        if (yield from self.next_char()) != '"':
+    def read_json_string(self) -> Reading[str]:
+        """Read a JSON string, and return its value. Raises NotACall if there is none."""
+        if (yield from self.peek_char()) != '"':
             if self._at == len(self._held):
-                self._check_end()
+                self._raise_if_ended()
             raise NotACall("there is no JSON string")
-        return str(json_value((yield from self.json_text())))
+        return str(parse_strict_json((yield from self.read_json())))
 
     # -- for parsers: calls -------------------------------------------------------------------------------------------
 
     def begin_calls(self) -> None:
-        """Note that what follows is a call. If it turns out to be none, its characters become text."""
+        """Note that a call may begin here. If it turns out to be none, its characters become text."""
         self._since = []
 
     def begin_paragraph(self) -> None:
-        """Part what is said next from the text before it."""
+        """Separate the following text from the text before it by an empty line."""
         if self._said:
             self.text.append("\n\n")
 
     def begin_call(self, name: str, id: str = "") -> None:
-        """Begin a call of a tool, with the id that the model gave it, if any."""
+        """Begin a call of the tool `name`, with the id that the model gave it, if any."""
         self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
         if self._streamed:
             self.deltas.append(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
-        """Add a piece of the arguments of the call."""
+        """Add a piece of JSON to the arguments of the call."""
         call = self._call
         assert call is not None
         if piece:
@@ -286,20 +286,20 @@ class AnswerReader:
             if self._streamed:
                 self.deltas.append(CallDelta(call.index, arguments=piece))
 
-    def json_arguments(self) -> Reading[None]:
+    def read_json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
-        if (yield from self.next_char()) != "{":
+        if (yield from self.peek_char()) != "{":
             if self._at == len(self._held):
-                self._check_end()
+                self._raise_if_ended()
             raise NotACall("the arguments are no JSON object")
-        yield from self._json(self.add_arguments)
+        yield from self._read_json_pieces(self.add_arguments)
 
     def end_call(self) -> None:
         """Complete the call. Raises NotACall if its arguments are no JSON object."""
         call = self._call
         assert call is not None
         arguments = "".join(call.pieces)
-        if not isinstance(json_value(arguments), dict):
+        if not isinstance(parse_strict_json(arguments), dict):
             raise NotACall("the arguments are no JSON object")
         if not self._streamed:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
@@ -309,13 +309,13 @@ class AnswerReader:
         self._since = []
 
     def end_calls(self) -> None:
-        """Note that what follows is no part of a call."""
+        """Note that the following text is no part of a call."""
         self._since = None
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _say(self, text: str, consumed: bool = False) -> None:
-        """Tell a text, which is the next unread one if it is `consumed`."""
+    def _add_text(self, text: str, consumed: bool = False) -> None:
+        """Add a text to the answer's `text`, and consume it if it is the next unread one."""
         if text:
             self._said = True
             self.untouched = False
@@ -324,8 +324,8 @@ class AnswerReader:
         if consumed:
             self._at += len(text)
 
-    def _take(self, end: int) -> str:
-        """Consume the characters before the place `end`."""
+    def _consume(self, end: int) -> str:
+        """Consume the characters before the place `end`, and return them."""
         self.untouched = False
         taken = self._held[self._at : end]
         self._at = end
@@ -333,18 +333,18 @@ class AnswerReader:
             self._since.append(taken)
         return taken
 
-    def _rest(self) -> str:
-        """Consume all that is left."""
+    def _consume_rest(self) -> str:
+        """Consume all that is left, and return it."""
         rest, self._held, self._at = self._held[self._at :], "", 0
         return rest
 
-    def _check_end(self) -> None:
-        """Raise CutCall if no more text comes."""
+    def _raise_if_ended(self) -> None:
+        """Raise TruncatedCall if no more text comes."""
         if self.ended:
-            raise CutCall
+            raise TruncatedCall
 
-    def _json(self, tell: Callable[[str], None]) -> Reading[None]:
-        """Read one JSON text, and tell its pieces as they come."""
+    def _read_json_pieces(self, tell: Callable[[str], None]) -> Reading[None]:
+        """Read one JSON text, and give its pieces to `tell` as they come."""
         depth, quoted, escaped, whole = 0, False, False, False
         while not whole:
             end = self._at
@@ -363,14 +363,14 @@ class AnswerReader:
                     depth -= 1
                 whole = depth <= 0 and not quoted and not escaped
             if end > self._at:
-                tell(self._take(end))
+                tell(self._consume(end))
             if not whole:
-                self._check_end()
+                self._raise_if_ended()
                 yield
 
 
 class _OpenCall:
-    """A call that is being read."""
+    """A call that has begun and is not complete."""
 
     def __init__(self, index: int, id: str, name: str) -> None:
         self.index = index
@@ -379,51 +379,53 @@ class _OpenCall:
         self.pieces: list[str] = []
 
 
-def json_value(text: str) -> object:
-    """Return the value of a JSON text. Raises NotACall, also for NaN, infinities, and keys that come twice: readers of
-    JSON differ in which of them counts.
+def parse_strict_json(text: str) -> object:
+    """Parse a JSON text. Raises NotACall, also for NaN, infinities, and keys that come twice: readers of JSON differ
+    in which of them counts.
     """
     try:
-        return loaded(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return load_json(text, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from None
 
 
-def _refuse(name: str) -> None:
+def _reject_constant(name: str) -> None:
+    """Raise ValueError for NaN or an infinity in JSON."""
     raise ValueError(f"{name} is no JSON")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs. Raises ValueError if a key comes twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key comes twice")
     return found
 
 
-_INK = re.compile(r"\S")
+_NOT_BLANK = re.compile(r"\S")
 
 
 @cache
-def _first_of(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the first of some tags, as its group 1, or else the beginning of one at the end of the text."""
+def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Return an expression that finds the first of some tags, as its group 1, or the beginning of one at the end."""
     ordered = sorted(tags, key=len, reverse=True)
     whole = "|".join(map(re.escape, ordered)) or "(?!)"
-    return re.compile("|".join([f"({whole})", *(f"{_beginning(tag[:-1])}\\Z" for tag in ordered if len(tag) > 1)]))
+    return re.compile("|".join([f"({whole})", *(f"{_prefix_pattern(tag[:-1])}\\Z" for tag in ordered if len(tag) > 1)]))
 
 
-def _beginning(text: str) -> str:
-    """Return the expression of a text, or of its first characters."""
-    inner = f"(?:{_beginning(text[1:])})?" if len(text) > 1 else ""
+def _prefix_pattern(text: str) -> str:
+    """Return an expression that matches a text, or any beginning of it."""
+    inner = f"(?:{_prefix_pattern(text[1:])})?" if len(text) > 1 else ""
     return f"{re.escape(text[0])}{inner}"
 
 
-def without_blanks(text: str) -> str:
-    """Return a text without the blanks at its end, of which at most `WIDEST` are removed."""
+def strip_blanks(text: str) -> str:
+    """Strip the blanks at the end of a text, at most `MOST_TAG_BLANKS` of them."""
     rest = text.rstrip()
-    return rest if len(text) - len(rest) <= WIDEST else text[: len(text) - WIDEST]
+    return rest if len(text) - len(rest) <= MOST_TAG_BLANKS else text[: len(text) - MOST_TAG_BLANKS]
 
 
-def beginning_of(tag: str, text: str, start: int = 0) -> int:
+def partial_tag_length(tag: str, text: str, start: int = 0) -> int:
     """Return how many characters at the end of `text`, after the place `start`, could begin `tag`."""
     place = text.find(tag[0], max(start, len(text) - len(tag) + 1))
     while place >= 0:

@@ -13,13 +13,13 @@ from cortexmlx.structured import lark
 from cortexmlx.structured.calls.argument import (
     Argument,
     Arguments,
-    dumped,
-    escaped,
-    ignored_of_whole,
-    required_of,
-    unresolved,
+    escape_json,
+    find_broken_reference,
+    required_arguments,
+    to_json_text,
+    unenforced_tool_keywords,
 )
-from cortexmlx.structured.calls.format import CallFormat, Calls, JsonGrammar, json_grammar, read_json_call
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat, JsonGrammar, json_grammar, read_json_call
 from cortexmlx.structured.calls.json_formats import CLOSE, OPEN
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.lark import Specials
@@ -36,7 +36,9 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags of one format, in the order in which they are written. Line breaks may stand between them."""
+    """The tags of one format of tool calls, in the order in which they are written. Line breaks may stand between
+    them.
+    """
 
     name: str
     call: str
@@ -137,7 +139,7 @@ MINICPM = Tags(
 
 
 class Tagged(CallFormat):
-    """A format with a tag for each argument. The schema of an argument says whether its value is a text or JSON."""
+    """A format with a tag for each argument. The argument's schema says whether its value is a text or JSON."""
 
     def __init__(self, tags: Tags) -> None:
         self.tags = tags
@@ -149,80 +151,88 @@ class Tagged(CallFormat):
 
     # -- the grammar --------------------------------------------------------------------------------------------------
 
-    def _between(self, specials: Specials) -> str:
-        return "" if self.tags.section else f"{self._line} {lark.tag(self.tags.call, specials)}"
+    def _between_calls(self, specials: Specials) -> str:
+        """Return the part of a rule for what separates two calls."""
+        return "" if self.tags.section else f"{self._line} {lark.tag_rule(self.tags.call, specials)}"
 
-    def _closing(self, specials: Specials) -> str:
+    def _after_calls(self, specials: Specials) -> str:
+        """Return the part of a rule for what follows all calls."""
         # A line break of its own, as before each call: the lexer does not go back from half a tag.
-        return f"{self._line} {lark.tag(self.tags.section_end, specials)}" if self.tags.section else ""
+        return f"{self._line} {lark.tag_rule(self.tags.section_end, specials)}" if self.tags.section else ""
 
-    def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """See `CallFormat.call`."""
+    def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
+        """Return the part of a rule for one call in this format."""
         tags, line = self.tags, self._line
 
         def tag(text: str) -> str:
-            return lark.tag(text, specials)
+            return lark.tag_rule(text, specials)
 
-        required = required_of(tool)
+        required = required_arguments(tool)
         parts = [line, tag(tags.call)] if tags.section else []
         parts += [*([line] if tags.head else []), tag(tags.head + tool.name + tags.name_end), line]
         for place, (key, argument) in enumerate(Arguments(tool).items()):
             head = [tag(tags.key + key + tags.key_end)]
             head += [line] if tags.lines else [line, tag(tags.value)] if tags.value else []
-            end = "" if argument.is_free else tag(tags.value_end)
+            end = "" if argument.is_free_text else tag(tags.value_end)
             part = f"{' '.join(head)} @tool_{number}_{place} {end} {line}"
             parts.append(part if key in required else f"({part})?")
         return " ".join([*parts, tag(tags.end), *([line, tag(tags.tail)] if tags.tail else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """See `CallFormat.notes`. A raw text has no other form, and each argument is written by itself."""
+        """See `CallFormat.notes`. Limits of texts written without quotes, and relations between arguments, are not
+        enforced.
+        """
         for key, argument in Arguments(tool).items():
-            for keyword in argument.ignored:
+            for keyword in argument.unenforced_keywords:
                 yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
-        for keyword in ignored_of_whole(tool):
+        for keyword in unenforced_tool_keywords(tool):
             yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
 
-    def schemas(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `CallFormat.schemas`. Each argument has a grammar."""
+    def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
+        """As `CallFormat.argument_grammars`, with a grammar for each argument."""
         known = Arguments(tool)
         bad = next((key for key in known if not _KEY.fullmatch(key)), None)
         if bad is not None:
-            raise _wrong(tool, f"{bad!r:.80} is no name that can stand in a tag")
-        if (nowhere := unresolved(tool)) is not None:
-            raise _wrong(tool, f"the reference {nowhere!r:.80} leads nowhere in them")
+            raise _schema_error(tool, f"{bad!r:.80} is no name that can stand in a tag")
+        if (nowhere := find_broken_reference(tool)) is not None:
+            raise _schema_error(tool, f"the reference {nowhere!r:.80} leads nowhere in them")
         if tool.strict and (note := next(self.notes(tool), None)):
-            raise _wrong(tool, note)
+            raise _schema_error(tool, note)
         shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
         for place, argument in enumerate(known.values()):
             name = f"tool_{number}_{place}"
-            if any(self.tags.value_end in text for text in argument.texts):
-                raise _wrong(tool, f"a value holds the tag {self.tags.value_end.strip()}")
-            if argument.texts:
-                yield {"name": name, "lark_grammar": "\n".join(lark.one_of("start", argument.texts))}
-            elif argument.is_free:
-                yield {"name": name, "lark_grammar": "\n".join(self._free_text(specials))}
+            if any(self.tags.value_end in text for text in argument.listed_values):
+                raise _schema_error(tool, f"a value holds the tag {self.tags.value_end.strip()}")
+            if argument.listed_values:
+                yield {"name": name, "lark_grammar": "\n".join(lark.choice_rules("start", argument.listed_values))}
+            elif argument.is_free_text:
+                yield {"name": name, "lark_grammar": "\n".join(self._free_text_rules(specials))}
             else:
                 yield json_grammar(name, {**argument.schema, **shared}, tool.strict, self.separators)
 
-    def _free_text(self, specials: Specials) -> list[str]:
-        """Return the rules of a text with the tag that closes it."""
+    def _free_text_rules(self, specials: Specials) -> list[str]:
+        """Return the rules of a text that ends with the closing tag of a value."""
         end = self.tags.value_end
         if not self.tags.cdata:
-            return lark.up_to("start", end, specials)
-        plain = lark.up_to("plain", end, specials, not_first=CDATA)
-        return [f"start: {lark.quoted(CDATA)} data | plain", *plain, *lark.up_to("data", CDATA_END + end, specials)]
+            return lark.text_up_to_rules("start", end, specials)
+        plain = lark.text_up_to_rules("plain", end, specials, not_first=CDATA)
+        return [
+            f"start: {lark.quote(CDATA)} data | plain",
+            *plain,
+            *lark.text_up_to_rules("data", CDATA_END + end, specials),
+        ]
 
     # -- the reader ---------------------------------------------------------------------------------------------------
 
-    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
-        """See `CallFormat.parse`."""
+    def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a whole answer in this format. See `CallFormat.parse`."""
         tags = self.tags
         while (yield from self._next_call(reader)):
-            yield from reader.blanks()
-            if tags.json and (yield from reader.next_char()) == "{":
+            yield from reader.skip_blanks()
+            if tags.json and (yield from reader.peek_char()) == "{":
                 yield from read_json_call(reader, calls)
-                yield from reader.blanks()
-                yield from reader.exactly(tags.end)
+                yield from reader.skip_blanks()
+                yield from reader.skip_text(tags.end)
             else:
                 yield from self._read_call(reader, calls)
             reader.end_call()
@@ -230,59 +240,62 @@ class Tagged(CallFormat):
                 reader.end_calls()
 
     def _next_call(self, reader: AnswerReader) -> Reading[bool]:
+        """Read up to the next call. Return False at the end of the answer."""
         tags = self.tags
         if tags.section:
-            return (yield from reader.next_in_section(tags.section, tags.call, tags.section_end))
-        return bool((yield from reader.text_up_to(tags.call)))
+            return (yield from reader.find_next_call(tags.section, tags.call, tags.section_end))
+        return bool((yield from reader.read_text_up_to(tags.call)))
 
-    def _read_call(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
+    def _read_call(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
+        """Parse a call: the name of its tool, and its arguments."""
         tags = self.tags
-        yield from reader.exactly(tags.head)
-        yield from reader.blanks()
-        name = yield from reader.run_of(TOOL_NAME)
-        yield from reader.blanks()
-        yield from reader.exactly(tags.name_end)
+        yield from reader.skip_text(tags.head)
+        yield from reader.skip_blanks()
+        name = yield from reader.read_run(TOOL_NAME)
+        yield from reader.skip_blanks()
+        yield from reader.skip_text(tags.name_end)
         known, said = calls.arguments(name), set[str]()
         reader.begin_call(name)
-        yield from reader.blanks()
-        while (yield from reader.one_of(tags.key, tags.end)) != tags.end:
-            key = (yield from reader.up_to(tags.key_end)).strip()
+        yield from reader.skip_blanks()
+        while (yield from reader.read_one_of(tags.key, tags.end)) != tags.end:
+            key = (yield from reader.read_up_to(tags.key_end)).strip()
             if key in said or not _KEY.fullmatch(key):
                 raise NotACall(f"{key!r:.80} comes twice, or is no name")
-            reader.add_arguments(f"{', ' if said else '{'}{dumped(key)}: ")
+            reader.add_arguments(f"{', ' if said else '{'}{to_json_text(key)}: ")
             said.add(key)
             if tags.value:
-                yield from reader.blanks()
-                yield from reader.exactly(tags.value)
+                yield from reader.skip_blanks()
+                yield from reader.skip_text(tags.value)
             yield from self._read_value(reader, known[key])
-            yield from reader.blanks()
+            yield from reader.skip_blanks()
         reader.add_arguments("}" if said else "{}")
         if tags.tail:
-            yield from reader.blanks()
-            yield from reader.exactly(tags.tail)
+            yield from reader.skip_blanks()
+            yield from reader.skip_text(tags.tail)
 
     def _read_value(self, reader: AnswerReader, argument: Argument) -> Reading[None]:
-        """Read a value up to its closing tag, and add it to the arguments as JSON."""
+        """Read a value up to its closing tag, and add it to the call's arguments as JSON."""
         tags = self.tags
-        if tags.lines and (yield from reader.next_char()) == "\n":
-            yield from reader.exactly("\n")
+        if tags.lines and (yield from reader.peek_char()) == "\n":
+            yield from reader.skip_text("\n")
         pieces: list[str] = []
         tell = pieces.append
-        if argument.is_free:
+        if argument.is_free_text:
             reader.add_arguments('"')
 
             def tell(piece: str) -> None:
-                reader.add_arguments(escaped(piece))
+                reader.add_arguments(escape_json(piece))
 
-        if tags.cdata and (yield from reader.begins_with(CDATA)):
-            while (yield from reader.begins_with(CDATA)):  # a text with the closing tag is cut in two sections
-                yield from reader.exactly(CDATA)
-                yield from reader.value_up_to(CDATA_END, tell)
-            yield from reader.exactly(tags.value_end)
+        if tags.cdata and (yield from reader.peek_one_of(CDATA)):
+            while (yield from reader.peek_one_of(CDATA)):  # a text with the closing tag is cut in two sections
+                yield from reader.skip_text(CDATA)
+                yield from reader.read_value_up_to(CDATA_END, tell)
+            yield from reader.skip_text(tags.value_end)
         else:
-            yield from reader.value_up_to(tags.value_end, tell)
-        reader.add_arguments('"' if argument.is_free else argument.json_of("".join(pieces)))
+            yield from reader.read_value_up_to(tags.value_end, tell)
+        reader.add_arguments('"' if argument.is_free_text else argument.to_json("".join(pieces)))
 
 
-def _wrong(tool: Tool, why: str) -> InvalidRequest:
+def _schema_error(tool: Tool, why: str) -> InvalidRequest:
+    """Return the error for a tool whose arguments this format cannot enforce."""
     return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {why}", field="tools")

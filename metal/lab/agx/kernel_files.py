@@ -22,13 +22,13 @@ from cortexmlx.metal.lab.sim import metal_kernel
 from cortexmlx.metal.lab.sim.source import KernelText
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
-from cortexmlx.metal.products.kernel import ProductKernel, Weights
-from cortexmlx.metal.products.shape import PRODUCTS, Product
+from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
+from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
-from cortexmlx.metal.tail_write import COLUMNS, WRITES, NewTokens, Norm, TailWrite, TailWriteKernel
+from cortexmlx.metal.tail_write import COLUMNS, WRITES, HeadNorm, NewTokens, TailWriteKernel, TailWriteVariant
 from cortexmlx.metal.work import SMALL
 
-Checked = Variant | PrefillVariant | TailWrite | Product
+Checked = Variant | PrefillVariant | TailWriteVariant | ProductVariant
 
 CHECKED: tuple[Checked, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)
 """The variants that `cortexmlx doctor` checks, of every kernel, and the quantized products."""
@@ -53,17 +53,17 @@ def kernel_texts(variant: Checked) -> Iterator[KernelText]:
 
         return call
 
-    if isinstance(variant, TailWrite):
+    if isinstance(variant, TailWriteVariant):
         new = _new_tokens(variant)
         TailWriteKernel(recording)(new, None, COLUMNS, mx.zeros(SMALL, mx.int32))
-    elif isinstance(variant, Product):
+    elif isinstance(variant, ProductVariant):
         _multiply(ProductKernel(recording), variant)
     elif isinstance(variant, PrefillVariant):
         PrefillKernel(recording)(variant, 1, _prefill_inputs(variant))
     else:
         kernels, inputs = DecodeKernels(recording), _decode_inputs(variant)
         kernels(variant, 1, inputs)
-        kernels.whole(variant, 1, inputs)
+        kernels.decode_and_reduce(variant, 1, inputs)
     yield from made
 
 
@@ -87,10 +87,10 @@ def _decode_inputs(variant: Variant) -> DecodeInputs:
     )
 
 
-def _new_tokens(variant: TailWrite) -> NewTokens:
+def _new_tokens(variant: TailWriteVariant) -> NewTokens:
     dtype = getattr(mx, variant.dtype)
     queries, values = (mx.zeros((1, 1, dim), dtype) for dim in (variant.key_dim, variant.value_dim))
-    norm, turning = Norm(mx.zeros(variant.key_dim, dtype), 1e-5), variant.turning
+    norm, turning = HeadNorm(mx.zeros(variant.key_dim, dtype), 1e-5), variant.turning
     return NewTokens(
         queries,
         queries,
@@ -115,12 +115,12 @@ def _prefill_inputs(variant: PrefillVariant) -> PrefillInputs:
     )
 
 
-def _multiply(kernel: ProductKernel, product: Product) -> None:
+def _multiply(kernel: ProductKernel, product: ProductVariant) -> None:
     """Call the kernel of a product."""
     shape, affine = product.shape, product.shape.mode == "affine"
     matrices = () if shape.experts is None else (shape.experts,)
     dtype, scales = getattr(mx, shape.dtype), (*matrices, shape.outputs, shape.inputs // shape.group)
-    weights = Weights(
+    weights = QuantizedWeights(
         mx.zeros((*matrices, shape.outputs, shape.inputs * shape.bits // 32), mx.uint32),
         mx.zeros(scales, dtype if affine else mx.uint8),
         mx.zeros(scales, dtype) if affine else None,
@@ -129,7 +129,7 @@ def _multiply(kernel: ProductKernel, product: Product) -> None:
     if shape.experts is None:
         kernel(shape, rows, weights)
     else:
-        kernel.of_experts(shape, rows, weights, mx.zeros(product.rows, mx.uint32))
+        kernel.multiply_experts(shape, rows, weights, mx.zeros(product.rows, mx.uint32))
 
 
 def preamble() -> str:

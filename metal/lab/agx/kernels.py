@@ -15,7 +15,7 @@ from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.lab.sim.source import KernelText, type_name
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 from cortexmlx.metal.prefill import PrefillVariant
-from cortexmlx.metal.products.shape import Product
+from cortexmlx.metal.products.shape import ProductVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import lane_numbers
@@ -76,7 +76,7 @@ def prefill_kernel(variant: PrefillVariant) -> KernelWork:
     return KernelWork(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
 
 
-def product_kernel(product: Product) -> KernelWork:
+def product_kernel(product: ProductVariant) -> KernelWork:
     """Return the kernel of a quantized product. Its instructions for a weight are counted in `products.py`."""
     [text] = kernel_texts(product)
     name = "quantized_product" + ("" if product.shape.experts is None else "_of_experts")

@@ -21,7 +21,7 @@ from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.cost.mlx_attention import MlxShape, steel
 from cortexmlx.metal.lab.sim.report import LaunchReport
 from cortexmlx.metal.prefill import FUSED, PrefillInputs, PrefillKernel, PrefillVariant
-from cortexmlx.metal.work import SMALL, prefill_list
+from cortexmlx.metal.work import SMALL, make_prefill_work_list
 
 FIRST, END = 384, 512
 """The queries are these tokens of a row."""
@@ -78,7 +78,7 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
     """Return the cost of the prefill kernel for one KV head."""
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     blocks = -(-END // variant.block_size)
-    work = prefill_list(
+    work = make_prefill_work_list(
         [PrefillPiece(0, END - FIRST, FIRST, KVHandle(0, blocks), None)],
         variant.block_size,
         AttentionWindow(window),

@@ -29,7 +29,7 @@ from cortexmlx.metal.lab.agx.listing import CLASSES, UnknownListing, find_loops,
 from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.lab.cost.mlx_attention import Buffer
 from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer, flatten
-from cortexmlx.metal.products.shape import OUTPUTS, TILE, Product, ProductShape, split
+from cortexmlx.metal.products.shape import OUTPUTS, TILE, ProductShape, ProductVariant, split_rows
 
 LAYER = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096))
 LAYERS, HEAD = 32, (4096, 128256)
@@ -173,7 +173,7 @@ def matrix_work() -> Work:
 
 def ours(rows: int) -> WeightCost:
     """Return what our product spends."""
-    parts = split(rows)
+    parts = split_rows(rows)
     work = _compiled()["quantized_product", TILE * parts.tiles]
     return _times(parts.parts, parts.parts, {"matrix": work["matrix"]}, work)
 
@@ -273,9 +273,9 @@ class ProductCount:
 def workloads() -> Iterator[ProductWork]:
     """Yield our product with one, two and three tiles of rows, and MLX's kernels for few rows."""
     for rows in (8, 16, 24):
-        [text] = kernel_texts(Product(SHAPE, rows))
+        [text] = kernel_texts(ProductVariant(SHAPE, rows))
         unit = opencl_unit(text.text, Instance(text.name, text.template, (SHAPE.threads, 1, 1)))
-        yield ProductWork("quantized_product", 8 * split(rows).tiles, OUTPUTS * SHAPE.group, unit)
+        yield ProductWork("quantized_product", 8 * split_rows(rows).tiles, OUTPUTS * SHAPE.group, unit)
     yield ProductWork(
         "qmv_fast", 1, 4 * 16 * 32, _mlx_unit("qmv_fast_impl", _VECTOR_CALL)
     )  # 4 outputs, 16 inputs a lane
@@ -318,7 +318,7 @@ def read_count(work: ProductWork, output: CompilerOutput) -> ProductCount:
 
 def text_digest() -> str:
     """Return a digest of the text of our product, as MLX would compile it."""
-    [text] = kernel_texts(Product(SHAPE, 16))
+    [text] = kernel_texts(ProductVariant(SHAPE, 16))
     return hashlib.sha256(text.text.encode()).hexdigest()
 
 

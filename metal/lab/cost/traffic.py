@@ -20,7 +20,7 @@ from cortexmlx.metal.lab.cost.mlx_attention import MlxShape, one_pass
 from cortexmlx.metal.lab.sim.report import LaunchReport
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
-from cortexmlx.metal.work import SMALL, padded_tables, work_list
+from cortexmlx.metal.work import SMALL, make_work_list, pad_tables
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def launches(
     if variant.kv_bits is not None and variant.quant_group is not None:
         each = [mx.quantize(numbers, group_size=variant.quant_group, bits=variant.kv_bits) for numbers in slabs]
         slabs, scales, biases = ([parts[n] for parts in each] for n in range(3))
-    work = work_list(
+    work = make_work_list(
         np.array([arena_tokens], np.int32), tail_tokens, AttentionWindow(window), variant.geometry.partition
     )
     inputs = DecodeInputs(
@@ -91,7 +91,7 @@ def launches(
         None if variant.latent else slabs[1],
         slabs[2],
         None if variant.latent else slabs[3],
-        mx.array(padded_tables(np.arange(max(blocks, 1), dtype=np.int32)[None, ::-1])),
+        mx.array(pad_tables(np.arange(max(blocks, 1), dtype=np.int32)[None, ::-1])),
         mx.array(work.plan),
         mx.array([1.0, 0.0]),
         mx.zeros(max(SMALL, heads)),

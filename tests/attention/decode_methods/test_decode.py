@@ -10,15 +10,15 @@ import pytest
 
 from cortexmlx.attention import decode_methods, reference
 from cortexmlx.attention.decode_methods import (
-    PLAIN,
+    MLX_METHODS,
     BatchClass,
     DecodeMethod,
     LayerAttention,
     ReferenceAttention,
     layer_key,
-    reproducible_method,
+    reproducible_mlx_method,
 )
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -33,10 +33,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[DecodeMethod]:
     found: list[DecodeMethod] = []
 
     def noting(method: DecodeMethod) -> Any:
-        real = PLAIN[method]
+        real = MLX_METHODS[method]
         return lambda *given: (found.append(method), real(*given))[1]
 
-    monkeypatch.setattr(decode_methods, "PLAIN", {method: noting(method) for method in PLAIN})
+    monkeypatch.setattr(decode_methods, "MLX_METHODS", {method: noting(method) for method in MLX_METHODS})
     return found
 
 
@@ -51,7 +51,7 @@ def kv_of(lengths: list[int], tail: int = 1, pieces: tuple[PrefillPiece, ...] = 
     runs = tuple(KVHandle(0, count) for count in counts)
     step = GroupStep(tables, np.array(lengths, np.int32), runs, pieces, AttentionWindow())
     newest = tuple(mx.zeros((rows, 2, 16, 8), getattr(mx, dtype)) for _ in range(2)) if tail else None
-    return PagedKV(arena, 0, step, newest, tail, getattr(mx, dtype), reference.attend, Derived())
+    return PagedKV(arena, 0, step, newest, tail, getattr(mx, dtype), reference.attend, StepDerivedData())
 
 
 def queries_of(kv: PagedKV, flat: int | None = None) -> mx.array:
@@ -69,7 +69,7 @@ def test_the_way_of_a_class_serves_its_steps_and_no_others(taken: list[DecodeMet
     backend = ReferenceAttention()
     kv = kv_of([20, 9])
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take(
+    backend.choices.set_methods(
         {(key, BatchClass(4, 512)): DecodeMethod.GATHER, (key, BatchClass(1, 512, True)): DecodeMethod.VIEW}
     )
     for lengths in ([20, 9], [20], [600, 3]):
@@ -85,7 +85,7 @@ def test_a_row_keeps_its_way_within_a_decode_window(taken: list[DecodeMethod]) -
     """511 tokens become 527 with the tail's, which would be another class at the window's beginning."""
     backend, kv = ReferenceAttention(), kv_of([511])
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
+    backend.choices.set_methods({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
     for tail in range(1, 17):
         kv.tail_tokens = tail
         backend.attend(queries_of(kv), kv, AttentionParams(1.0))
@@ -96,7 +96,7 @@ def test_pieces_are_computed_as_ever(taken: list[DecodeMethod]) -> None:
     piece = PrefillPiece(1, 4, 5, KVHandle(10, 1), None)
     backend, kv = ReferenceAttention(), kv_of([20], tail=0, pieces=(piece,))
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
+    backend.choices.set_methods({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
     queries = queries_of(kv, 4)
     got, wanted = (a.attend(queries, kv, AttentionParams(1.0)) for a in (backend, reference))
     assert taken == [DecodeMethod.VIEW] and got.shape == wanted.shape
@@ -125,7 +125,7 @@ def test_the_way_that_is_told_is_the_way_that_is_taken() -> None:
         kv = kv_of([20], dtype=dtype)
         kind = None if sinks is None else mx.zeros(4, mx.float16)
         backend.choices.reproducible = True
-        taken = backend._method(queries_of(kv), kv, AttentionParams(1.0, kind, softcap))
-        assert backend.fixed_method(layer) is taken
-    assert reproducible_method(True, True, True, False) is DecodeMethod.ROWS
-    assert reproducible_method(True, True, False, False) is DecodeMethod.REFERENCE
+        taken = backend._method_for(queries_of(kv), kv, AttentionParams(1.0, kind, softcap))
+        assert backend.reproducible_method(layer) is taken
+    assert reproducible_mlx_method(True, True, True, False) is DecodeMethod.ROWS
+    assert reproducible_mlx_method(True, True, False, False) is DecodeMethod.REFERENCE

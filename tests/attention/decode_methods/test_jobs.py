@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention import autotuning
-from cortexmlx.attention.autotuning import Slabs, attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention.autotuning import TimedArena, apply_choices, attention_jobs, fixed_jobs
 from cortexmlx.attention.decode_methods import BatchClass, DecodeMethod, LayerAttention, ReferenceAttention
 from cortexmlx.attention.paged import Attend
-from cortexmlx.autotune.chooser import Chooser
+from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.errors import MemoryRefused
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import ChoiceSource
@@ -32,11 +32,11 @@ class Scripted(ReferenceAttention):
         self.clock, self.seconds, self.broken = clock, seconds, broken
         self.attended: list[DecodeMethod] = []
 
-    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+    def kernel_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
         return tuple(method for method in (DecodeMethod.VECTOR, DecodeMethod.MATRIX) if method in self.seconds)
 
-    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
-        real = super().attend_by(DecodeMethod.REFERENCE if method in self.own_methods(layer) else method, layer)
+    def attend_with(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        real = super().attend_with(DecodeMethod.REFERENCE if method in self.kernel_methods(layer) else method, layer)
 
         def attend(*given: Any) -> mx.array:
             self.attended.append(method)
@@ -50,20 +50,20 @@ class Scripted(ReferenceAttention):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that a method moves when it is computed, not when it is prepared."""
     clock = Clock()
-    real = autotuning.TimedProblem.run
+    real = autotuning.TimedProblem.build_run
 
     def run(self: Any, attend: Attend) -> Callable[[], None]:
         return lambda: real(self, attend)()
 
-    monkeypatch.setattr(autotuning.TimedProblem, "run", run)
+    monkeypatch.setattr(autotuning.TimedProblem, "build_run", run)
     return clock
 
 
-def decided(backend: Scripted, **more: Any) -> Chooser:
+def decided(backend: Scripted, **more: Any) -> Autotuner:
     jobs = attention_jobs({"layer": LAYER}, backend, 4, 100)
-    chooser = Chooser(None, backend.clock)
-    chooser.decide(jobs.values(), seconds=1e6)
-    take_choices(backend, jobs, chooser)
+    chooser = Autotuner(None, backend.clock)
+    chooser.choose(jobs.values(), seconds=1e6)
+    apply_choices(backend, jobs, chooser)
     return chooser
 
 
@@ -123,10 +123,10 @@ def test_nothing_is_allocated_for_a_job_that_is_not_timed(monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is timed")
 
-    monkeypatch.setattr(Slabs, "of", refuse)
+    monkeypatch.setattr(TimedArena, "arena_for", refuse)
     jobs = attention_jobs({"layer": LAYER}, ReferenceAttention(), 4, 100)
-    chooser = Chooser(None)
-    chooser.decide(jobs.values(), runs=0)
+    chooser = Autotuner(None)
+    chooser.choose(jobs.values(), runs=0)
     assert {choice.source for choice in chooser.choices()} == {ChoiceSource.RULE}
 
 
@@ -134,11 +134,11 @@ def test_refused_memory_leaves_the_rules(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object) -> None:
         raise MemoryRefused("the system refuses 64 MB for the KV cache")
 
-    monkeypatch.setattr(Slabs, "of", refuse)
+    monkeypatch.setattr(TimedArena, "arena_for", refuse)
     backend = ReferenceAttention()
     jobs = attention_jobs({"layer": LAYER}, backend, 4, 100)
-    chooser = Chooser(None)
-    chooser.decide(jobs.values())
+    chooser = Autotuner(None)
+    chooser.choose(jobs.values())
     assert {choice.chosen for choice in chooser.choices()} == {"reference path"}
     assert "refuses 64 MB" in chooser.choices()[0].refused["MLX over the view"]
 
@@ -152,8 +152,8 @@ def test_a_windows_layers_have_the_classes_that_they_can_see() -> None:
 
 def test_a_fixed_choice_is_not_timed() -> None:
     [job] = fixed_jobs({"layer": LAYER}, ReferenceAttention())
-    chooser = Chooser(None)
-    chooser.fix(job)
+    chooser = Autotuner(None)
+    chooser.choose_default(job)
     [choice] = chooser.choices()
     assert (choice.batch, choice.chosen, choice.source) == ("every step", "row by row", ChoiceSource.FIXED)
 
@@ -167,11 +167,11 @@ def test_an_error_of_a_way_does_not_stay_in_the_stream(monkeypatch: pytest.Monke
     def failing(method: DecodeMethod, layer: LayerAttention) -> Attend:
         if method is DecodeMethod.VIEW:
             raise RuntimeError("[METAL] Command buffer execution failed")
-        return ReferenceAttention.attend_by(backend, method, layer)
+        return ReferenceAttention.attend_with(backend, method, layer)
 
-    monkeypatch.setattr(backend, "attend_by", failing)
+    monkeypatch.setattr(backend, "attend_with", failing)
     jobs = attention_jobs({"layer": LAYER}, backend, 1, 100)
-    chooser = Chooser(None)
-    chooser.decide([jobs["layer", BatchClass(1, 512, True)]])
+    chooser = Autotuner(None)
+    chooser.choose([jobs["layer", BatchClass(1, 512, True)]])
     assert waited == [True]
     assert "Command buffer" in chooser.choices()[0].refused["MLX over the view"]

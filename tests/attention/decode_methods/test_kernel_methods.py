@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.autotuning import Slabs, TimedProblem
+from cortexmlx.attention.autotuning import TimedArena, TimedProblem
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.decode_methods import (
-    KERNELS,
-    PLAIN,
+    KERNEL_METHODS,
+    MLX_METHODS,
     BatchClass,
-    ChoosingBackend,
     DecodeMethod,
-    KernelChoosing,
     LayerAttention,
+    SelectableBackend,
+    SelectableKernels,
 )
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.autotune.job import CannotServe
@@ -42,8 +42,8 @@ def fast() -> Any:
         yield
 
 
-def choosing(attention: MetalAttention) -> ChoosingBackend:
-    return KernelChoosing(attention.methods, attention.attend, attention.decode)
+def choosing(attention: MetalAttention) -> SelectableBackend:
+    return SelectableKernels(attention.methods, attention.attend, attention.decode)
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ def test_the_rules_kernel_comes_first_and_only_those_that_serve(
     layer: LayerAttention, methods: tuple[DecodeMethod, ...]
 ) -> None:
     backend = choosing(MetalAttention(sim.metal_kernel, check=False))
-    assert backend.own_methods(layer) == methods
-    assert backend.fixed_method(layer) is (methods[0] if methods else DecodeMethod.ROWS)
+    assert backend.kernel_methods(layer) == methods
+    assert backend.reproducible_method(layer) is (methods[0] if methods else DecodeMethod.ROWS)
 
 
 def test_every_kernel_is_a_way() -> None:
-    assert {kernel.value + " kernel" for kernel in Kernel} == {method.value for method in KERNELS}
-    assert set(KERNELS) | set(PLAIN) == set(DecodeMethod)
+    assert {kernel.value + " kernel" for kernel in Kernel} == {method.value for method in KERNEL_METHODS}
+    assert set(KERNEL_METHODS) | set(MLX_METHODS) == set(DecodeMethod)
 
 
 def test_each_way_computes_the_same() -> None:
     backend = choose_backend("sim").choosing
     assert backend is not None
-    problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, Slabs())
+    problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, TimedArena())
     for method in (
         DecodeMethod.REFERENCE,
         DecodeMethod.MATRIX,
@@ -81,24 +81,24 @@ def test_each_way_computes_the_same() -> None:
         DecodeMethod.GATHER,
         DecodeMethod.ROWS,
     ):
-        problem.check(backend.attend_by(method, LAYER))
+        problem.require_agreement(backend.attend_with(method, LAYER))
 
 
 def test_a_kernel_that_its_self_check_refuses_cannot_serve_but_the_others_can() -> None:
     backend = choosing(MetalAttention(dropped("cortex_paged_matrix", zeros=True)))
     with pytest.raises(CannotServe, match="its decode launch was dropped"):
-        backend.attend_by(DecodeMethod.MATRIX, LAYER)
-    problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, Slabs())
+        backend.attend_with(DecodeMethod.MATRIX, LAYER)
+    problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, TimedArena())
     for method in (DecodeMethod.REFERENCE, DecodeMethod.VECTOR):
-        problem.check(backend.attend_by(method, LAYER))
+        problem.require_agreement(backend.attend_with(method, LAYER))
 
 
 def test_a_chosen_kernel_that_is_refused_later_leaves_the_rules_choice(caplog: pytest.LogCaptureFixture) -> None:
     """Times on disk may be those of another day."""
     attention = MetalAttention(dropped("cortex_paged_decode", zeros=True))
     with caplog.at_level(logging.WARNING):
-        served = attention.methods.serving(VARIANT, DecodeMethod.VECTOR)
-        attention.methods.serving(VARIANT, DecodeMethod.VECTOR)
+        served = attention.methods.select(VARIANT, DecodeMethod.VECTOR)
+        attention.methods.select(VARIANT, DecodeMethod.VECTOR)
     assert isinstance(served, Variant) and served.kernel is Kernel.MATRIX
     assert caplog.text.count("is not computed by this kernel: its decode launch was dropped") == 1
     assert attention.notes() == ()
@@ -108,22 +108,22 @@ def test_a_variant_is_checked_once_until_a_step_fails(monkeypatch: pytest.Monkey
     checked = []
     from cortexmlx.attention import decode_methods
 
-    real = decode_methods.check_variant
-    monkeypatch.setattr(decode_methods, "check_variant", lambda *given: (checked.append(given[1]), real(*given))[1])
+    real = decode_methods.check_decode
+    monkeypatch.setattr(decode_methods, "check_decode", lambda *given: (checked.append(given[1]), real(*given))[1])
     attention = MetalAttention(sim.metal_kernel)
     backend = choosing(attention)
     for method in (DecodeMethod.MATRIX, DecodeMethod.VECTOR, DecodeMethod.MATRIX):
-        backend.attend_by(method, LAYER)
-    assert isinstance(attention.methods.serving(VARIANT, None), Variant)
-    assert isinstance(attention.methods.serving(VARIANT, DecodeMethod.VECTOR), Variant)
+        backend.attend_with(method, LAYER)
+    assert isinstance(attention.methods.select(VARIANT, None), Variant)
+    assert isinstance(attention.methods.select(VARIANT, DecodeMethod.VECTOR), Variant)
     assert [variant.kernel for variant in checked] == [Kernel.MATRIX, Kernel.VECTOR]
     attention.reconsider()
-    attention.methods.serving(VARIANT, None)
+    attention.methods.select(VARIANT, None)
     assert len(checked) == 3
 
 
 def test_without_kernels_a_reproducible_backend_attends_row_by_row() -> None:
     attention = MetalAttention(dropped("cortex_", zeros=True))
-    assert attention.methods.serving(VARIANT, None) is reference.attend_rows
+    assert attention.methods.select(VARIANT, None) is reference.attend_rows
     attention.methods.choices.reproducible = True
-    assert attention.methods.serving(VARIANT, None) is PLAIN[DecodeMethod.ROWS]
+    assert attention.methods.select(VARIANT, None) is MLX_METHODS[DecodeMethod.ROWS]

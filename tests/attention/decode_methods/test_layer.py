@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.decode_methods import LayerAttention, layer_key, layers_of
+from cortexmlx.attention.decode_methods import LayerAttention, layer_key, probe_layer_shapes
 from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.kv.spec import KVSpec
 from support.engine.core_driver import Driver
@@ -20,7 +20,7 @@ Tiny = Callable[[str], Path]
 
 def layers(tiny: Tiny, name: str, **config: Any) -> list[LayerAttention]:
     core = Driver(tiny(name), **config).core
-    return list(layers_of(core.loaded.model, core.runner.arena).values())
+    return list(probe_layer_shapes(core.loaded.model, core.runner.arena).values())
 
 
 def test_layers_that_ask_for_the_same_are_one_with_the_largest_window(tiny: Tiny) -> None:
@@ -57,7 +57,7 @@ def test_latent_and_quantized_layers_are_what_their_specs_say(tiny: Tiny, tmp_pa
 def test_steps_ask_by_the_keys_that_were_found(name: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice is looked up by the key of a step's layer: one that was not found would never have a choice."""
     driver = Driver(tiny(name))
-    found = layers_of(driver.core.loaded.model, driver.core.runner.arena)
+    found = probe_layer_shapes(driver.core.loaded.model, driver.core.runner.arena)
     asked = set()
     attend = driver.core.backend.attend
 

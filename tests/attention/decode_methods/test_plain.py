@@ -12,12 +12,12 @@ from hypothesis import given, settings
 
 from cortexmlx.attention import decode_methods, reference
 from cortexmlx.attention.decode_methods import (
-    MOST_COPIED,
-    PLAIN,
+    MAX_COPIED_BYTES,
+    MLX_METHODS,
     BatchClass,
     DecodeMethod,
     LayerAttention,
-    plain_methods,
+    mlx_methods_for,
 )
 from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
 from cortexmlx.kv.spec import KVSpec
@@ -40,7 +40,7 @@ def attend_by(method: DecodeMethod) -> Attend:
         }.get(method, True)
         if not rows or not serves:
             return reference.attend(queries, kv, params)
-        parts = [PLAIN[method](queries, kv, params)]
+        parts = [MLX_METHODS[method](queries, kv, params)]
         if kv.step.pieces:
             parts += reference.attend_pieces(queries, kv, params)
         return mx.concatenate(parts)
@@ -69,40 +69,42 @@ def test_a_lone_row_over_its_view(tail: int, window: int | None, dtype: str) -> 
 
 
 def test_where_each_way_serves() -> None:
-    assert plain_methods(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)
-    assert plain_methods(LAYER, PIECES) == plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    assert mlx_methods_for(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)
+    assert (
+        mlx_methods_for(LAYER, PIECES) == mlx_methods_for(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    )
     quantized = replace(LAYER, spec=replace(LAYER.spec, kv_bits=8, kv_group_size=64))
-    assert plain_methods(quantized, ONE_RUN) == (DecodeMethod.REFERENCE,)
-    assert plain_methods(quantized, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    assert mlx_methods_for(quantized, ONE_RUN) == (DecodeMethod.REFERENCE,)
+    assert mlx_methods_for(quantized, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
     capped = replace(LAYER, softcap=5.0)
-    assert plain_methods(capped, ONE_RUN) == (DecodeMethod.REFERENCE,)
-    assert plain_methods(capped, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    assert mlx_methods_for(capped, ONE_RUN) == (DecodeMethod.REFERENCE,)
+    assert mlx_methods_for(capped, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
     for other in (
         replace(LAYER, slopes=True),
         replace(capped, sinks="float32"),
         replace(LAYER, spec=KVSpec(1, 80, 64, "float32", value_in_key=True)),
     ):
-        assert plain_methods(other, FEW) == plain_methods(other, PIECES) == (DecodeMethod.REFERENCE,)
+        assert mlx_methods_for(other, FEW) == mlx_methods_for(other, PIECES) == (DecodeMethod.REFERENCE,)
 
 
 def test_below_float32_a_cpu_has_one_way_and_a_gpu_several(monkeypatch: pytest.MonkeyPatch) -> None:
     half = replace(LAYER, dtype="float16", spec=replace(LAYER.spec, dtype="float16"))
-    assert plain_methods(half, FEW) == (DecodeMethod.REFERENCE,)
+    assert mlx_methods_for(half, FEW) == (DecodeMethod.REFERENCE,)
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    assert plain_methods(half, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    assert mlx_methods_for(half, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
 
 
 def test_no_way_copies_more_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the rows or their lengths have no bound, nothing is copied at all."""
     per_token = 2 * 2 * 64 * 4
     assert (
-        plain_methods(LAYER, BatchClass(4, None))
-        == plain_methods(LAYER, BatchClass(None, 512))
+        mlx_methods_for(LAYER, BatchClass(4, None))
+        == mlx_methods_for(LAYER, BatchClass(None, 512))
         == (DecodeMethod.REFERENCE,)
     )
-    assert FEW.most is not None and FEW.most * per_token < MOST_COPIED
-    monkeypatch.setattr(decode_methods, "MOST_COPIED", FEW.most * per_token)
-    assert plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
-    monkeypatch.setattr(decode_methods, "MOST_COPIED", FEW.most * per_token - 1)
-    assert plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE,)
-    assert plain_methods(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)
+    assert FEW.max_total_tokens is not None and FEW.max_total_tokens * per_token < MAX_COPIED_BYTES
+    monkeypatch.setattr(decode_methods, "MAX_COPIED_BYTES", FEW.max_total_tokens * per_token)
+    assert mlx_methods_for(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    monkeypatch.setattr(decode_methods, "MAX_COPIED_BYTES", FEW.max_total_tokens * per_token - 1)
+    assert mlx_methods_for(LAYER, FEW) == (DecodeMethod.REFERENCE,)
+    assert mlx_methods_for(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import autotuning
-from cortexmlx.attention.autotuning import Slabs, TimedProblem, times_together
-from cortexmlx.attention.decode_methods import PLAIN, BatchClass, DecodeMethod, LayerAttention, plain_methods
+from cortexmlx.attention.autotuning import TimedArena, TimedProblem, attentions_per_run
+from cortexmlx.attention.decode_methods import MLX_METHODS, BatchClass, DecodeMethod, LayerAttention, mlx_methods_for
 from cortexmlx.autotune.job import CannotServe
 from cortexmlx.kv.spec import KVSpec
 
@@ -31,62 +31,62 @@ SHAPES = {
 @pytest.mark.parametrize("batch", [FEW, ONE_RUN, PIECES], ids=["few", "run", "pieces"])
 @pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
 def test_every_way_that_serves_a_layer_agrees_with_the_first(layer: LayerAttention, batch: BatchClass) -> None:
-    made = TimedProblem(layer, batch, 1 if batch.rows == 1 else 4, 100, Slabs())
-    for method in (*plain_methods(layer, batch), DecodeMethod.ROWS):
-        made.check(PLAIN[method])
-        made.run(PLAIN[method])()
+    made = TimedProblem(layer, batch, 1 if batch.rows == 1 else 4, 100, TimedArena())
+    for method in (*mlx_methods_for(layer, batch), DecodeMethod.ROWS):
+        made.require_agreement(MLX_METHODS[method])
+        made.build_run(MLX_METHODS[method])()
 
 
 def test_a_launch_that_was_dropped_is_no_fast_one() -> None:
     """It leaves zeros. So does a wrong result, or none at all, not serve."""
-    made = TimedProblem(LAYER, FEW, 4, 300, Slabs())
-    made.check(PLAIN[DecodeMethod.REFERENCE])
+    made = TimedProblem(LAYER, FEW, 4, 300, TimedArena())
+    made.require_agreement(MLX_METHODS[DecodeMethod.REFERENCE])
     for factor in (0.0, 1.1, float("nan")):
 
         def wrong(*given: Any, factor: float = factor) -> mx.array:
-            return PLAIN[DecodeMethod.REFERENCE](*given) * factor
+            return MLX_METHODS[DecodeMethod.REFERENCE](*given) * factor
 
         with pytest.raises(CannotServe, match="differs by"):
-            made.check(wrong)
-    made.check(PLAIN[DecodeMethod.GATHER])
+            made.require_agreement(wrong)
+    made.require_agreement(MLX_METHODS[DecodeMethod.GATHER])
 
 
 def test_a_runs_attentions_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU would compute independent ones side by side, and no layer of a model runs beside another."""
-    monkeypatch.setattr(autotuning, "times_together", lambda *shape: 3)
-    made = TimedProblem(LAYER, FEW, 2, 50, Slabs())
+    monkeypatch.setattr(autotuning, "attentions_per_run", lambda *shape: 3)
+    made = TimedProblem(LAYER, FEW, 2, 50, TimedArena())
     given = []
 
     def attend(queries: mx.array, *others: Any) -> mx.array:
         given.append(queries)
-        return PLAIN[DecodeMethod.REFERENCE](queries, *others)
+        return MLX_METHODS[DecodeMethod.REFERENCE](queries, *others)
 
-    made.run(attend)()
+    made.build_run(attend)()
     assert len(given) == 3
     assert all(np.array_equal(np.array(given[0]), np.array(later)) for later in given)
     assert given[0] is not given[1] is not given[2]
 
 
 def test_a_gpu_computes_several_at_once_where_they_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert times_together(LAYER, 1, 256) == 1
+    assert attentions_per_run(LAYER, 1, 256) == 1
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    assert times_together(LAYER, 1, 256) == 8
-    assert times_together(LAYER, 16, 8192) == 1
+    assert attentions_per_run(LAYER, 1, 256) == 8
+    assert attentions_per_run(LAYER, 16, 8192) == 1
 
 
 def test_memory_is_bounded_and_rows_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuning, "MOST_BYTES", 10 * 16 * LAYER.spec.bytes_per_token)
-    slabs = Slabs()
-    TimedProblem(LAYER, FEW, 4, 16 * 8, slabs).check(PLAIN[DecodeMethod.REFERENCE])
-    assert slabs.of(LAYER, 1).blocks == (10,)
-    TimedProblem(LAYER, ONE_RUN, 1, 16 * 20, slabs).check(PLAIN[DecodeMethod.VIEW])
-    assert slabs.of(LAYER, 1).blocks == (20,), "one row has its own blocks, however many"
+    monkeypatch.setattr(autotuning, "MAX_KV_BYTES", 10 * 16 * LAYER.spec.bytes_per_token)
+    slabs = TimedArena()
+    TimedProblem(LAYER, FEW, 4, 16 * 8, slabs).require_agreement(MLX_METHODS[DecodeMethod.REFERENCE])
+    assert slabs.arena_for(LAYER, 1).blocks == (10,)
+    TimedProblem(LAYER, ONE_RUN, 1, 16 * 20, slabs).require_agreement(MLX_METHODS[DecodeMethod.VIEW])
+    assert slabs.arena_for(LAYER, 1).blocks == (20,), "one row has its own blocks, however many"
 
 
 def test_jobs_of_a_layer_share_its_slabs() -> None:
-    slabs = Slabs()
-    first = slabs.of(LAYER, 4)
-    assert slabs.of(LAYER, 3) is first
-    assert slabs.of(LAYER, 5) is not first
-    other = slabs.of(replace(LAYER, sinks="float32"), 2)
+    slabs = TimedArena()
+    first = slabs.arena_for(LAYER, 4)
+    assert slabs.arena_for(LAYER, 3) is first
+    assert slabs.arena_for(LAYER, 5) is not first
+    other = slabs.arena_for(replace(LAYER, sinks="float32"), 2)
     assert other.blocks == (2,)

@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck import check_all, check_prefill, check_variant
+from cortexmlx.attention.selfcheck import check_all, check_decode, check_prefill
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
-from cortexmlx.metal.shape import Shape
+from cortexmlx.metal.shape import AttentionShape
 from cortexmlx.metal.tail_write import WRITES
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
@@ -37,7 +37,7 @@ PREFILL = PrefillVariant("float32", "float32", 16, 16, 8, 2)
 
 def outcome(factory: Any, variant: Variant = SMALL) -> str:
     """What is said of kernels that must not be used."""
-    result = check_variant(DecodeKernels(factory), variant)
+    result = check_decode(DecodeKernels(factory), variant)
     assert not result.agrees
     return result.outcome
 
@@ -59,7 +59,7 @@ def test_the_check_refuses_what_no_kernel_serves() -> None:
     ids=str,
 )
 def test_kernels_that_are_right_agree(variant: Variant) -> None:
-    result = check_variant(DecodeKernels(sim.metal_kernel), variant)
+    result = check_decode(DecodeKernels(sim.metal_kernel), variant)
     assert result.agrees and result.error is not None and 0 < result.error <= result.tolerance
     assert result.outcome == (
         f"it agrees with attention in float64 by {result.error:.2g} (limit {result.tolerance:.2g})"
@@ -79,7 +79,7 @@ def test_a_gpu_whose_float32_products_are_coarse_does_not_judge(monkeypatch: pyt
     for name in ("matmul", "gather_mm"):
         monkeypatch.setattr(mx, name, coarse(getattr(mx, name)))
     monkeypatch.setattr(mx.array, "__matmul__", coarse(mx.matmul))
-    assert check_variant(DecodeKernels(sim.metal_kernel), SMALL).agrees
+    assert check_decode(DecodeKernels(sim.metal_kernel), SMALL).agrees
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_gpu_whose_float32_products_are_coarse_does_not_judge(monkeypatch: pyt
     ids=["a hundredth off", "a thousandth off"],
 )
 def test_kernels_that_are_a_little_wrong_differ(damage: Callable[[mx.array], mx.array], error: float) -> None:
-    result = check_variant(DecodeKernels(damaged(damage, "reduce")), SMALL)
+    result = check_decode(DecodeKernels(damaged(damage, "reduce")), SMALL)
     assert not result.agrees and "it differs from attention in float64 by" in result.outcome
     assert result.error is not None and result.error >= error
 
@@ -111,7 +111,7 @@ def test_a_launch_that_was_dropped_is_called_so(only: str, threads: int, zeros: 
 
 
 def test_a_kernel_that_does_not_compile_says_the_compilers_first_error_and_keeps_the_rest() -> None:
-    result = check_variant(DecodeKernels(raising(RuntimeError(COMPILE_ERROR))), SMALL)
+    result = check_decode(DecodeKernels(raising(RuntimeError(COMPILE_ERROR))), SMALL)
     assert (result.agrees, result.error) == (False, None)
     assert result.outcome == (
         "it does not compile (program_source:412:14: error: cannot initialize a variable of type 'device float *' "
@@ -159,7 +159,7 @@ def test_an_error_of_what_was_in_flight_before_is_not_the_kernels(monkeypatch: p
 
     monkeypatch.setattr(mx, "synchronize", synchronize)
     with pytest.raises(RuntimeError, match="Insufficient Memory"):
-        check_variant(DecodeKernels(sim.metal_kernel), SMALL)
+        check_decode(DecodeKernels(sim.metal_kernel), SMALL)
 
 
 @pytest.mark.parametrize("all_inputs", [False, True], ids=["as MLX does by default", "all"])
@@ -177,12 +177,12 @@ def test_an_interrupt_is_no_result() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check_variant(DecodeKernels(broken(interrupt)), SMALL)
+        check_decode(DecodeKernels(broken(interrupt)), SMALL)
 
 
 def test_all_variants_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Shape] = []
-    for name in ("check_variant", "check_prefill", "check_tail_write"):
+    checked: list[AttentionShape] = []
+    for name in ("check_decode", "check_prefill", "check_tail_write"):
         monkeypatch.setattr(f"cortexmlx.attention.selfcheck.{name}", lambda kernels, v: checked.append(v) or v)
     results = check_all(sim.metal_kernel)
     assert next(results) == VARIANTS[0] and len(checked) == 1, "whoever shows progress sees each as it comes"
@@ -198,7 +198,7 @@ def test_the_error_is_the_largest_over_all_problems() -> None:
         launches += 1
         return [a + (0.5 if launches == 2 else 0.0) for a in kernel(**call)]
 
-    result = check_variant(DecodeKernels(broken(second, "reduce")), SMALL)
+    result = check_decode(DecodeKernels(broken(second, "reduce")), SMALL)
     assert launches == 2 and result.error is not None and np.isclose(result.error, 0.5, atol=1e-3)
 
 

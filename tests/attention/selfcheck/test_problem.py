@@ -12,8 +12,8 @@ from cortexmlx.attention.selfcheck_problems import (
     PIECES,
     PREFILL_WINDOW,
     WINDOW,
+    make_decode_problem,
     make_prefill_problem,
-    make_problem,
 )
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant
@@ -38,7 +38,7 @@ def numbers(array: mx.array) -> np.ndarray:
 @pytest.mark.parametrize("v", SHAPES, ids=lambda v: v.label)
 def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, window: int | None) -> None:
     """The rows are read back out of the arrays that the kernels get, and answered by the tests' judge."""
-    problem = make_problem(v, window)
+    problem = make_decode_problem(v, window)
     given = problem.inputs
     queries, keys, tail_keys = (numbers(a) for a in (given.queries, given.keys, given.tail_keys))
     values, tail_values = (
@@ -72,7 +72,7 @@ def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, wind
 
 
 def test_what_no_row_holds_is_poison() -> None:
-    given = make_problem(VARIANT, None).inputs
+    given = make_decode_problem(VARIANT, None).inputs
     for array in (given.keys, given.values, given.tail_keys, given.tail_values):
         assert array is not None and np.isnan(numbers(array)).any()
     spare = int(np.array(given.tables).max()) * VARIANT.block_size
@@ -83,7 +83,7 @@ def test_what_no_row_holds_is_poison() -> None:
 @pytest.mark.parametrize("group", [1, 2, 8])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_no_input_is_so_small_that_mlx_would_compile_another_kernel(group: int, sinks: bool) -> None:
-    given = make_problem(replace(VARIANT, group=group, sinks=sinks), None).inputs
+    given = make_decode_problem(replace(VARIANT, group=group, sinks=sinks), None).inputs
     arrays = {name: array for name, array in vars(given).items() if name not in ("factors", "scales", "biases")}
     assert all(array.size >= SMALL for array in (*arrays.values(), *given.scales, *given.biases))
 

@@ -7,24 +7,24 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.selfcheck_problems import make_tail_problem
-from cortexmlx.metal.tail_write import Norm, TailWrite, Turning
+from cortexmlx.metal.tail_write import HeadNorm, RopeParameters, TailWriteVariant
 
 
 @pytest.mark.parametrize(
     "variant",
     [
-        TailWrite("float32", 16, 8, Turning(16, False, 10000.0), query_norm=True, key_norm=False),
-        TailWrite("float32", 24, 24, Turning(8, True, 500.0, 0.5), query_norm=False, key_norm=True),
-        TailWrite("float32", 32, 32, Turning(32, False, None), query_norm=True, key_norm=True),
+        TailWriteVariant("float32", 16, 8, RopeParameters(16, False, 10000.0), query_norm=True, key_norm=False),
+        TailWriteVariant("float32", 24, 24, RopeParameters(8, True, 500.0, 0.5), query_norm=False, key_norm=True),
+        TailWriteVariant("float32", 32, 32, RopeParameters(32, False, None), query_norm=True, key_norm=True),
     ],
     ids=lambda v: v.label,
 )
-def test_the_answer_is_that_of_mlx(variant: TailWrite) -> None:
+def test_the_answer_is_that_of_mlx(variant: TailWriteVariant) -> None:
     problem = make_tail_problem(variant)
     new, turning = problem.new, variant.turning
     [_, column, _, *positions] = problem.places[:6].tolist()
 
-    def by_mlx(given: mx.array, norm: Norm | None) -> mx.array:
+    def by_mlx(given: mx.array, norm: HeadNorm | None) -> mx.array:
         x = given if norm is None else mx.fast.rms_norm(given, norm.weight, norm.eps)
         rest = {"base": turning.base, "scale": turning.scale, "freqs": new.frequencies}
         offset = mx.array(positions)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from cortexmlx.attention.recurrent import StateLeaf, StateStep, TokenSpan, install
+from cortexmlx.attention.recurrent import RecurrentCache, SpanStep, TokenSpan, install_recurrent_hook
 from cortexmlx.errors import ModelUnsupported
 
 
@@ -35,7 +35,7 @@ class Pairs(nn.Module):  # type: ignore[misc]
         return mx.concatenate([before, x[:, :-1]], axis=1)
 
 
-install([Sums, Pairs])
+install_recurrent_hook([Sums, Pairs])
 
 
 def numbers(count: int, seed: int = 0) -> Any:
@@ -52,9 +52,9 @@ def test_parts_are_put_together_in_the_order_of_the_flat_tokens() -> None:
         TokenSpan(np.array([5, 6, 7], np.int32), piece=True, goes_on=True),
         TokenSpan(np.array([8], np.int32), piece=True, goes_on=True),
     ]
-    leaf = StateLeaf(2)
+    leaf = RecurrentCache(2)
     states = [[mx.array([[[10.0]], [[20.0]]]), mx.array([[[1.0]], [[2.0]]])], [None, None], [None, None]]
-    leaf.begin(StateStep(parts), [*states, [None, None], [None, None]])
+    leaf.begin(SpanStep(parts), [*states, [None, None], [None, None]])
     scale = mx.array([2.0])
     sums, places = Sums()(mx.array(x), scale, mx.array(positions), cache=leaf)
     pairs = Pairs()(mx.array(x), leaf)
@@ -79,9 +79,9 @@ def test_a_step_of_one_batch_is_one_call_on_the_arrays_themselves() -> None:
             assert type(cache) is ArraysCache
             return x
 
-    install([Noted])
-    leaf, x = StateLeaf(1), mx.array(numbers(4))
-    leaf.begin(StateStep([TokenSpan(np.arange(4, dtype=np.int32), piece=False)]), [[None]])
+    install_recurrent_hook([Noted])
+    leaf, x = RecurrentCache(1), mx.array(numbers(4))
+    leaf.begin(SpanStep([TokenSpan(np.arange(4, dtype=np.int32), piece=False)]), [[None]])
     assert Noted()(x, cache=leaf) is x and seen == [x]
 
 
@@ -90,7 +90,7 @@ def test_with_any_other_cache_the_original_runs() -> None:
     x = mx.array(numbers(5))[:, 0][None]
     sums, _ = Sums()(x, mx.array([1.0]), mx.array([0]), cache)
     np.testing.assert_allclose(np.array(sums)[0, :, 0], 1000 + np.cumsum(numbers(5)[:, 0, 0]), rtol=1e-6)
-    install([Sums])
+    install_recurrent_hook([Sums])
     assert not hasattr(Sums.__call__.replaced, "replaced"), "once"
 
 
@@ -101,10 +101,10 @@ def test_shifted_is_the_token_before_in_the_same_row() -> None:
         TokenSpan(np.array([4, 5], np.int32), piece=True, goes_on=True),
         TokenSpan(np.array([1], np.int32), piece=False),
     ]
-    leaf = StateLeaf(1)
-    leaf.begin(StateStep(parts), [[mx.array([[50.0]])], [None], [None], [mx.array([[60.0]])]])
+    leaf = RecurrentCache(1)
+    leaf.begin(SpanStep(parts), [[mx.array([[50.0]])], [None], [None], [mx.array([[60.0]])]])
     new = mx.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
-    assert leaf.shifted(0, new)[:, 0].tolist() == [50, 60, 0, 3, 4, 5]
+    assert leaf.shift_by_token(0, new)[:, 0].tolist() == [50, 60, 0, 3, 4, 5]
     assert [cache[0].tolist() for cache in leaf.caches] == [[[1]], [[4]], [[6]], [[2]]]
 
 
@@ -113,9 +113,9 @@ def test_results_that_are_not_of_tokens_are_refused() -> None:
         def __call__(self, x: mx.array, cache: Any) -> mx.array:
             return x.sum()
 
-    install([Total])
-    leaf = StateLeaf(1)
+    install_recurrent_hook([Total])
+    leaf = RecurrentCache(1)
     parts = [TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)]
-    leaf.begin(StateStep(parts), [[None], [None]])
+    leaf.begin(SpanStep(parts), [[None], [None]])
     with pytest.raises(ModelUnsupported, match="do not belong to single tokens"):
         Total()(mx.array(numbers(3)), leaf)

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
-from cortexmlx.attention.probe import probe
+from cortexmlx.attention.probe import probe_kv_specs
 from cortexmlx.attention.recurrent import RecurrentProbe
 from cortexmlx.errors import ModelUnsupported
 from support.models.recurrent import RECURRENT
@@ -25,7 +25,7 @@ TOUCHING = {
 @pytest.mark.parametrize("name", TOUCHING)
 def test_the_classes_that_touch_a_state_are_called_in_parts(name: str, judged: Any) -> None:
     model = judged(name)[0]
-    probe(model)
+    probe_kv_specs(model)
     own = {type(m) for m in model.modules() if type(m).__module__ == type(model).__module__}
     replaced = {owner.__name__ for owner in own if hasattr(owner.__dict__.get("__call__"), "replaced")}
     assert replaced == TOUCHING[name]
@@ -39,7 +39,7 @@ FIXED = [name for name in RECURRENT if name != "longcat_flash_ngram"]
 def test_a_state_takes_the_bytes_of_mlx_lms_own(name: str, judged: Any) -> None:
     """And what is not a state is keys and values."""
     model = judged(name)[0]
-    specs = probe(model)
+    specs = probe_kv_specs(model)
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3, 4, 5]]), cache=caches))
     leaves = [leaf for cache in caches for leaf in getattr(cache, "caches", [cache])]
@@ -61,14 +61,14 @@ class Both(nn.Module):  # type: ignore[misc]
 def test_a_class_that_attends_with_a_state_is_refused() -> None:
     model = Both()
     recurrent = RecurrentProbe(model, [ArraysCache(1), KVCache()])
-    with recurrent.watched():
-        model(mx.zeros((2, 1)), recurrent.among([None, None])[0], recurrent.attends)
+    with recurrent.watch_touches():
+        model(mx.zeros((2, 1)), recurrent.insert_observed([None, None])[0], recurrent.record_attention)
     with pytest.raises(ModelUnsupported, match="Both keeps a state and attends"):
-        recurrent.install()
-    assert recurrent.leaves == [0] and recurrent.spec(0, 2).row_bytes == 4
+        recurrent.install_hooks()
+    assert recurrent.leaves == [0] and recurrent.state_spec(0, 2).row_bytes == 4
 
 
 def test_a_state_of_which_nothing_is_left_is_refused() -> None:
     recurrent = RecurrentProbe(nn.Module(), [ArraysCache(1)])
     with pytest.raises(ModelUnsupported, match="nothing was left in the state of layer 0"):
-        recurrent.spec(0, 2)
+        recurrent.state_spec(0, 2)

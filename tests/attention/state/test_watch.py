@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from cortexmlx.attention.recurrent import running_modules
+from cortexmlx.attention.recurrent import track_running_modules
 
 
 class Inner(nn.Module):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class Outer(nn.Module):  # type: ignore[misc]
 
 def test_the_innermost_module_is_the_last() -> None:
     model, before = Outer(), Inner.__call__
-    with running_modules(model) as Inner.watched:
+    with track_running_modules(model) as Inner.watched:
         model(mx.zeros(1), 0)
         assert (Inner.seen, Inner.watched) == (["Outer", "Inner"], [])
         model(mx.zeros(1), 1)
@@ -52,14 +52,14 @@ def test_the_innermost_module_is_the_last() -> None:
 def test_what_fails_is_running_no_more() -> None:
     model: Any = Outer()
     before = Outer.__call__
-    with pytest.raises(ZeroDivisionError), running_modules(model) as Inner.watched:
+    with pytest.raises(ZeroDivisionError), track_running_modules(model) as Inner.watched:
         model(mx.zeros(1), 0, fail=True)
     assert Inner.watched == [] and Outer.__call__ is before
 
 
 def test_what_runs_on_another_thread_is_not_known() -> None:
     model = Outer()
-    with running_modules(model) as Inner.watched:
+    with track_running_modules(model) as Inner.watched:
         other = threading.Thread(target=model, args=(mx.zeros(1), 0))
         other.start()
         other.join()
@@ -73,10 +73,10 @@ def test_a_second_watch_waits_for_the_first() -> None:
     before, order = Outer.__call__, []
 
     def second() -> None:
-        with running_modules(Outer()):
+        with track_running_modules(Outer()):
             order.append("second")
 
-    with running_modules(Outer()):
+    with track_running_modules(Outer()):
         other = threading.Thread(target=second)
         other.start()
         other.join(0.05)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from cortexmlx.bench.changes import compared
-from cortexmlx.bench.changes.saved import Saved
+from cortexmlx.bench.changes.saved import SavedRun
 from support.cli.noisy_runs import Noise, noisy_run
 
 KINDS = {
@@ -27,7 +27,7 @@ PAIRS = 80
 def called(
     noise: Noise,
     engine: float = 1.0,
-    change: Callable[[Saved], Saved] = lambda saved: saved,
+    change: Callable[[SavedRun], SavedRun] = lambda saved: saved,
     now: dict[str, int] | None = None,
     **options: int,
 ) -> float:
@@ -36,15 +36,17 @@ def called(
         (noisy_run(2 * i, noise, **options), noisy_run(2 * i + 1, noise, engine=engine, **(now or options)))
         for i in range(PAIRS)
     )
-    return sum(compared.slower(compared.outcomes(change(old), change(new))) for old, new in runs) / PAIRS
+    return (
+        sum(compared.has_slower_figure(compared.compare_figures(change(old), change(new))) for old, new in runs) / PAIRS
+    )
 
 
-def alone(saved: Saved) -> Saved:
+def alone(saved: SavedRun) -> SavedRun:
     """Without what the yardstick showed around each repetition."""
     return replace(saved, series=tuple(replace(s, beside=()) for s in saved.series))
 
 
-def as_one(saved: Saved) -> Saved:
+def as_one(saved: SavedRun) -> SavedRun:
     """As if every repetition were by itself."""
     return replace(saved, series=tuple(replace(s, rounds=()) for s in saved.series))
 

@@ -8,12 +8,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx import SamplingParams
-from cortexmlx.bench.measure.engines import Plan, open_engines
+from cortexmlx.bench.measure.engines import BenchPlan, open_engines
 
 
 def test_they_share_the_weights_and_hold_what_they_must(model: str) -> None:
     told: list[str] = []
-    plan = Plan(model, (), None, "auto", 1, 0, told.append)
+    plan = BenchPlan(model, (), None, "auto", 1, 0, told.append)
     with ExitStack() as stack:
         engines = open_engines(plan, stack, [(8, 600_000), (16, 100)], 2, prefix_cache=False)
         first, second = engines[8], engines[16]
@@ -27,9 +27,9 @@ def test_they_share_the_weights_and_hold_what_they_must(model: str) -> None:
 
 
 def test_settings_name_what_changes_figures() -> None:
-    plain = Plan("m", (), None, "auto", 1, 0, None)
-    assert plain.settings != Plan("m", (), None, "auto", 1, 0, None, kv_bits=8).settings
-    plain.tell("nobody listens")
+    plain = BenchPlan("m", (), None, "auto", 1, 0, None)
+    assert plain.settings != BenchPlan("m", (), None, "auto", 1, 0, None, kv_bits=8).settings
+    plain.report_progress("nobody listens")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_settings_name_what_changes_figures() -> None:
     [(5, 1, [5]), (4, 9, [1, 1, 1, 1]), (20, 10, [2] * 10), (7, 5, [1, 1, 2, 1, 2])],
 )
 def test_every_repetition_is_in_one_round(repetitions: int, rounds: int, lengths: list[int]) -> None:
-    turns = Plan("m", (), None, "auto", repetitions, 0, None, rounds=rounds).turns()
+    turns = BenchPlan("m", (), None, "auto", repetitions, 0, None, rounds=rounds).split_rounds()
     assert [number for each in turns for number in each] == list(range(repetitions))
     assert list(map(len, turns)) == lengths

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.bench.measure.trace import Figure, RequestTrace, Stamp, Trace
+from cortexmlx.bench.measure.trace import Figure, RequestTrace, RunTrace, Timestamp
 
 
-def at(*seconds: float) -> tuple[Stamp, ...]:
+def at(*seconds: float) -> tuple[Timestamp, ...]:
     """Stamps whose CPU time runs at half the speed of wall time."""
-    return tuple(Stamp(s, s / 2) for s in seconds)
+    return tuple(Timestamp(s, s / 2) for s in seconds)
 
 
 def request(prompt_tokens: int, submitted: float, *stamps: float) -> RequestTrace:
     return RequestTrace(prompt_tokens, at(submitted)[0], tuple(range(len(stamps))), at(*stamps))
 
 
-RUN = Trace(
+RUN = RunTrace(
     at(10.0)[0],
     (
         request(30, 10.0, 12.0, 13.0, 14.0, 15.0, 19.0),
@@ -38,17 +38,17 @@ def test_decode_counts_tokens_only_while_all_requests_decode() -> None:
 def test_tokens_of_one_step_count_all_or_none() -> None:
     """A side that hands them out one after the other is no slower than one that does so all at once."""
     later = (request(1, 0.0, 1.0, 2.0, 3.0), request(1, 0.0, 1.01, 2.01, 3.01), request(1, 0.0, 1.02, 2.02, 3.02))
-    assert Trace(at(0.0)[0], later).decode_rate().wall == pytest.approx(3.0)
+    assert RunTrace(at(0.0)[0], later).decode_rate().wall == pytest.approx(3.0)
 
 
 def test_requests_that_never_decode_together_have_no_decode_rate() -> None:
-    trace = Trace(at(0.0)[0], (request(1, 0.0, 1.0, 2.0), request(1, 0.0, 3.0, 4.0)))
+    trace = RunTrace(at(0.0)[0], (request(1, 0.0, 1.0, 2.0), request(1, 0.0, 3.0, 4.0)))
     with pytest.raises(ValueError, match="generate more tokens"):
         trace.decode_rate()
 
 
 def test_other_figures_of_a_run() -> None:
-    assert RUN.total() == Figure(10.0, 5.0)
+    assert RUN.total_seconds() == Figure(10.0, 5.0)
     assert RUN.ttft(1) == Figure(3.0, 1.5)
     assert RUN.longest_gap([0]) == Figure(4.0)
     assert RUN.longest_gap([1]) == Figure(2.0)

@@ -7,29 +7,31 @@ import json
 import pytest
 
 from cortexmlx.bench.replay import report
-from cortexmlx.bench.replay.runs import Measured, Run, Span, Workload
-from cortexmlx.bench.replay.texts import Kind, Replayed
-from cortexmlx.bench.report.text import of_part
+from cortexmlx.bench.replay.runs import ReplayRun, TimedSpan, Workload, WorkloadResult
+from cortexmlx.bench.replay.texts import AnswerKind, ReplayText
+from cortexmlx.bench.report.text import section_markdown
 from cortexmlx.cli.start import run
 from cortexmlx.stats import SpeculationStats
 from support.models.bench_model import bench
 
-TEXT = Replayed((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 9))
+TEXT = ReplayText((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 9))
 
 
-def timed(seconds: float, accepted: int = 0) -> Run:
-    span = Span(60, seconds, seconds)
-    return Run((tuple(range(60)),), span, span, SpeculationStats(2 * accepted, accepted, 5))
+def timed(seconds: float, accepted: int = 0) -> ReplayRun:
+    span = TimedSpan(60, seconds, seconds)
+    return ReplayRun((tuple(range(60)),), span, span, SpeculationStats(2 * accepted, accepted, 5))
 
 
 def test_the_section_has_the_ratio_of_the_pairs_and_how_much_is_repeated() -> None:
-    found = Measured(Workload(Kind.EDIT, ((TEXT,), (TEXT,)), False), (timed(4), timed(6)), (timed(2, 40), timed(2, 20)))
-    part = report.part([found])
+    found = WorkloadResult(
+        Workload(AnswerKind.EDIT, ((TEXT,), (TEXT,)), False), (timed(4), timed(6)), (timed(2, 40), timed(2, 20))
+    )
+    part = report.speculation_section([found])
     [record] = part.records
     assert (record["text"], record["rows"], record["ratio"], record["ratios"]) == ("edit", 1, 2.5, (2.0, 3.0))
     assert record["repeated"] == pytest.approx(1 / 6) and (record["without"], record["with"]) == (12.5, 30.0)
     assert (record["drafted"], record["accepted"], record["tokens_per_step"]) == (60, 30, (60 / 20 + 60 / 40) / 2)
-    text = of_part(part)
+    text = section_markdown(part)
     assert "2.50x" in text and max(map(len, text.splitlines())) <= 80
     assert (part.series[0].name, part.series[0].values, part.bars[0].low) == ("edit x1", (2.0, 3.0), 2.0)
 
@@ -40,14 +42,14 @@ def test_the_command_measures_each_kind_for_each_number_of_rows(
     monkeypatch.setattr(report.measure_speculation, "__defaults__", (24,))
     said = json.loads(bench(capsys, model, "--speculate", "-b", "2", "-r", "1", "-o", "json"))
     found = [(each["rows"], each["text"]) for each in said["speculation"]]
-    assert found == [(2, kind.value) for kind in Kind]
+    assert found == [(2, kind.value) for kind in AnswerKind]
     assert all(each["ratio"] > 0 and each["tokens_per_step"] >= 1 for each in said["speculation"])
 
 
 def test_an_interrupt_keeps_the_kinds_that_are_complete(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = report.measure
+    own = report.measure_workloads
 
     def interrupted(*arguments: object) -> object:
         yield next(iter(own(*arguments)))  # type: ignore[arg-type]

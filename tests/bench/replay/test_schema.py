@@ -8,18 +8,18 @@ import jsonschema
 import pytest
 
 from cortexmlx import CortexError, Engine
-from cortexmlx.bench.replay.runs import measure, workload
-from cortexmlx.bench.replay.schema import RECORD, as_forced
-from cortexmlx.bench.replay.texts import Kind, Replayed, replayed
+from cortexmlx.bench.replay.runs import make_workload, measure_workloads
+from cortexmlx.bench.replay.schema import RECORD, apply_forced_tokens
+from cortexmlx.bench.replay.texts import AnswerKind, ReplayText, make_text
 
 
 def test_an_answer_says_the_same_with_the_tokens_of_its_schema(model: str) -> None:
     with Engine(model) as engine:
-        text = replayed(Kind.SCHEMA, 3, 600, engine.encode)
-        forced = as_forced(text, engine)
+        text = make_text(AnswerKind.SCHEMA, 3, 600, engine.encode)
+        forced = apply_forced_tokens(text, engine)
         said = engine.decode(forced.answer)
         assert said and engine.decode(text.answer).startswith(said)
-        assert as_forced(forced, engine).answer[:100] == forced.answer[:100] and forced.prompt == text.prompt
+        assert apply_forced_tokens(forced, engine).answer[:100] == forced.answer[:100] and forced.prompt == text.prompt
         first, _ = json.JSONDecoder().raw_decode(said[1:])
     jsonschema.validate(first, RECORD)
 
@@ -29,12 +29,14 @@ def test_both_engines_write_it_and_the_one_with_drafts_finds_its_keys(model: str
         Engine(model, max_rows=2, speculate=False, forced_tokens=False) as plain,
         Engine(model, max_rows=2) as speculating,
     ):
-        [found] = measure(plain, speculating, [workload(Kind.SCHEMA, 1, 2, 60, plain)], lambda what: None)
-    assert found.same == 2 and not found.plain[0].drafts.drafted
+        [found] = measure_workloads(
+            plain, speculating, [make_workload(AnswerKind.SCHEMA, 1, 2, 60, plain)], lambda what: None
+        )
+    assert found.same_answers == 2 and not found.plain[0].drafts.drafted
     forced = found.speculating[0].drafts.sources["forced"]
     assert forced.drafted == forced.accepted
 
 
 def test_a_text_that_does_not_follow_the_schema_is_refused(model: str) -> None:
     with Engine(model) as engine, pytest.raises(CortexError, match=r"does not follow its schema at .name"):
-        as_forced(Replayed((1,), tuple(engine.encode('[{"name":1}]'))), engine)
+        apply_forced_tokens(ReplayText((1,), tuple(engine.encode('[{"name":1}]'))), engine)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cortexmlx.bench.report import ratios
-from cortexmlx.bench.report.text import of_part
+from cortexmlx.bench.report.text import section_markdown
 from support.cli.bench_reports import COMPARED
 
 
 def test_a_comparison_says_its_ratio_and_whether_that_is_enough() -> None:
-    part = ratios.part([COMPARED])
-    text = of_part(part)
+    part = ratios.ratios_section([COMPARED])
+    text = section_markdown(part)
     assert max(map(len, text.splitlines())) <= 80
     line = next(line for line in text.splitlines() if line.startswith("| pp512"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cortexmlx.bench.report import speed
-from cortexmlx.bench.report.text import of_part
+from cortexmlx.bench.report.text import section_markdown
 from support.cli.bench_reports import MODEL, ROW
 
 
@@ -16,8 +16,10 @@ def cells(line: str) -> list[str]:
 
 
 def test_a_row_reads_like_llama_benchs() -> None:
-    lines = of_part(
-        speed.part([replace(ROW, test=replace(ROW.test, batch=1, depth=0))], replace(MODEL, name="some/where/m"), "CPU")
+    lines = section_markdown(
+        speed.speed_section(
+            [replace(ROW, test=replace(ROW.test, batch=1, depth=0))], replace(MODEL, name="some/where/m"), "CPU"
+        )
     ).splitlines()
     assert cells(lines[2]) == ["model", "size", "params", "backend", "block", "test", "t/s"]
     assert cells(lines[4]) == ["m", "512.0 MiB", "3.00 M", "CPU", "32", "tg128", "42.00 ± 2.83"]
@@ -26,7 +28,7 @@ def test_a_row_reads_like_llama_benchs() -> None:
 
 def test_batches_have_a_column_and_long_names_leave_the_table_at_80_columns() -> None:
     model = replace(MODEL, name="Qwen3-30B-A3B-Instruct-2507-4bit", parameters=30_500_000_000)
-    text = of_part(speed.part([ROW], model, "Metal"))
+    text = section_markdown(speed.speed_section([ROW], model, "Metal"))
     assert max(map(len, text.splitlines())) <= 80
     head = cells(text.splitlines()[2])
     assert head == ["size", "params", "backend", "block", "batch", "test", "t/s"]
@@ -35,12 +37,12 @@ def test_batches_have_a_column_and_long_names_leave_the_table_at_80_columns() ->
 
 def test_a_row_is_readable_in_a_narrow_window() -> None:
     row = replace(ROW, test=replace(ROW.test, batch=1, depth=0))
-    lines = of_part(speed.part([row, row], MODEL, "Metal"), 40).splitlines()
+    lines = section_markdown(speed.speed_section([row, row], MODEL, "Metal"), 40).splitlines()
     assert max(map(len, lines)) <= 40 and cells(lines[2])[-2:] == ["test", "t/s"]
 
 
 def test_records_and_series_hold_every_repetition() -> None:
-    part = speed.part([ROW], MODEL, "CPU")
+    part = speed.speed_section([ROW], MODEL, "CPU")
     [record] = part.records
     assert (record["test"], record["kv_bytes"]) == ("tg128 @ d512", 2**29)
     assert record["tokens_per_second"] == (40.0, 44.0)
@@ -54,4 +56,4 @@ def test_records_and_series_hold_every_repetition() -> None:
 
 
 def test_on_a_gpu_cpu_time_is_no_measure_of_speed() -> None:
-    assert [s.clock for s in speed.part([ROW], MODEL, "Metal").series] == ["wall"]
+    assert [s.clock for s in speed.speed_section([ROW], MODEL, "Metal").series] == ["wall"]

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from cortexmlx.bench.measure.trace import RequestTrace, Stamp, Trace
+from cortexmlx.bench.measure.trace import RequestTrace, RunTrace, Timestamp
 from cortexmlx.bench.report import traffic
-from cortexmlx.bench.report.text import of_part
-from cortexmlx.bench.suites.arrivals import Promise, Served, Traffic
+from cortexmlx.bench.report.text import section_markdown
+from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic, TrafficResult
 
 
 def test_a_side_alone_has_no_ratio_and_a_value_of_each_run_to_compare() -> None:
-    def run(first: float) -> Trace:
-        request = RequestTrace(5, Stamp(0, 0), (1, 2), (Stamp(first, 0), Stamp(first + 1, 0)))
-        return Trace(Stamp(0, 0), (request,))
+    def run(first: float) -> RunTrace:
+        request = RequestTrace(5, Timestamp(0, 0), (1, 2), (Timestamp(first, 0), Timestamp(first + 1, 0)))
+        return RunTrace(Timestamp(0, 0), (request,))
 
-    part = traffic.part([Served("cortexmlx", Promise(), [run(1.0), run(2.0)])], Traffic())
-    assert part.tables[0].headings == ("", "cortexmlx") and "ratio" not in of_part(part)
+    part = traffic.traffic_section([TrafficResult("cortexmlx", LatencyLimits(), [run(1.0), run(2.0)])], Traffic())
+    assert part.tables[0].headings == ("", "cortexmlx") and "ratio" not in section_markdown(part)
     ttft = next(series for series in part.series if "TTFT" in series.name)
     assert ttft.values == (1.0, 2.0)
 
 
 def test_requests_that_came_too_fast_are_said_to_have_waited_for_each_other() -> None:
-    request = RequestTrace(5, Stamp(0, 0), (1, 2), (Stamp(1, 0), Stamp(20, 0)))
-    sides = [Served("cortexmlx", Promise(), [Trace(Stamp(0, 0), (request,) * 10)])]  # ten in twenty seconds
-    text = " ".join(of_part(traffic.part(sides, Traffic(rate=1.0))).split())
+    request = RequestTrace(5, Timestamp(0, 0), (1, 2), (Timestamp(1, 0), Timestamp(20, 0)))
+    sides = [
+        TrafficResult("cortexmlx", LatencyLimits(), [RunTrace(Timestamp(0, 0), (request,) * 10)])
+    ]  # ten in twenty seconds
+    text = " ".join(section_markdown(traffic.traffic_section(sides, Traffic(rate=1.0))).split())
     assert "came faster than they were answered (0.5 a second)" in text
-    assert "came faster" not in of_part(traffic.part(sides, Traffic(rate=0.6)))
+    assert "came faster" not in section_markdown(traffic.traffic_section(sides, Traffic(rate=0.6)))

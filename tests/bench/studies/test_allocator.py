@@ -57,6 +57,6 @@ def test_both_tables_come_out_of_small_arenas() -> None:
     assert [cost.name for cost in scans] == [name for name, _ in SCANS]
     assert all(us > 0 for cost in (*churn, *scans) for us in cost.repeats_us)
     bench = AllocatorBench(churn, scans)
-    assert bench.growth == pytest.approx(churn[1].median_us / churn[0].median_us)
+    assert bench.cost_growth == pytest.approx(churn[1].median_us / churn[0].median_us)
     text = report(bench)
     assert "| 128 | " in text and "| 1.00x |" in text and "| KVBlockAllocator | " in text and "| 1.0x |" in text

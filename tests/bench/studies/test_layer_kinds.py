@@ -31,8 +31,8 @@ def test_a_kind_has_eight_layers_of_what_it_is_called(kind: str) -> None:
 
 
 def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_kinds, "_SHAPE", layer_kinds.Shape((24,), 8, (8,)))
-    measured = layer_kinds.compare("full", 1, SMALL)
+    monkeypatch.setattr(layer_kinds, "_SHAPE", layer_kinds.ComparisonSizes((24,), 8, (8,)))
+    measured = layer_kinds.compare_kind("full", 1, SMALL)
     assert [c["case"].split(",")[0] for c in measured.parts[0].records] == [
         "pp24",
         "second chat turn",

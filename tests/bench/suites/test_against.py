@@ -60,11 +60,11 @@ def test_too_few_tokens_to_decode_together_are_refused_with_the_option(
 def test_a_prompt_behind_a_depth_is_computed_alone_on_both_sides(model: str) -> None:
     """The tokens before it are neither computed again nor timed."""
     from cortexmlx import Engine
-    from cortexmlx.bench.suites.against import Contest, Shape, prefill_cases
-    from cortexmlx.bench.suites.rows import Test
+    from cortexmlx.bench.suites.against import ComparisonSizes, Contest, prefill_cases
+    from cortexmlx.bench.suites.rows import SpeedTest
 
     with Engine(model, kv_memory="8MB") as engine:
-        (case,) = prefill_cases(Contest(lambda: engine, 0), Shape(rows=(Test(16, 0, 1, 200),)))
+        (case,) = prefill_cases(Contest(lambda: engine, 0), ComparisonSizes(rows=(SpeedTest(16, 0, 1, 200),)))
         before = engine.stats()
         ours = case.ours(0)
         found = engine.stats()

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from cortexmlx.bench.suites import allocations
-from cortexmlx.bench.suites.allocations import ALLOCATORS, BLOCKS, OURS, Call, measure, replay, traces
+from cortexmlx.bench.suites.allocations import (
+    ALLOCATORS,
+    BLOCKS,
+    OURS,
+    AllocatorCall,
+    measure_allocators,
+    record_traces,
+    replay_calls,
+)
 from cortexmlx.kv.allocator import KVHandle
 
 
@@ -26,9 +34,9 @@ class Counting:
 
 
 def test_recorded_traces_replay_on_all_allocators() -> None:
-    found = traces(0, 32, 24)
+    found = record_traces(0, 32, 24)
     assert all(sum(call.what == "allocate" for call in calls) >= 24 for calls in found.values())
-    replays = measure(found, 2, lambda what: None)
+    replays = measure_allocators(found, 2, lambda what: None)
     assert {(r.trace, r.allocator) for r in replays} == {(trace, name) for trace in found for name in ALLOCATORS}
     assert all(len(r.microseconds) == 2 and min(r.microseconds) > 0 and r.runs >= r.asked for r in replays)
     ours = [r for r in replays if r.allocator == OURS]
@@ -37,12 +45,12 @@ def test_recorded_traces_replay_on_all_allocators() -> None:
 
 def test_a_run_that_is_not_there_is_cut_and_the_parts_are_freed() -> None:
     calls = [
-        Call("allocate", KVHandle(0, 5)),
-        Call("allocate", KVHandle(5, 3), longer=True),
-        Call("free", KVHandle(2, 6)),
-        Call("free", KVHandle(0, 2)),
+        AllocatorCall("allocate", KVHandle(0, 5)),
+        AllocatorCall("allocate", KVHandle(5, 3), longer=True),
+        AllocatorCall("free", KVHandle(2, 6)),
+        AllocatorCall("free", KVHandle(0, 2)),
     ]
-    assert replay(ALLOCATORS[OURS](BLOCKS), calls)[1] == 2  # the second is the first, made longer
+    assert replay_calls(ALLOCATORS[OURS](BLOCKS), calls)[1] == 2  # the second is the first, made longer
     allocator = Counting(BLOCKS, 2)
-    _, runs = replay(allocator, calls)
+    _, runs = replay_calls(allocator, calls)
     assert runs == 3 + 2 and allocator.held == 0  # 5 = 2 + (1 + 2), 3 = 1 + 2

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from cortexmlx.bench.suites.choices import measure
-from cortexmlx.bench.suites.kernels import Shape
+from cortexmlx.bench.suites.choices import time_attention
+from cortexmlx.bench.suites.kernels import KernelShape
 from cortexmlx.stats import ChoiceSource
 
-SMALL = Shape(3, 40, kv_heads=2, group=2, dim=16)
+SMALL = KernelShape(3, 40, kv_heads=2, group=2, dim=16)
 
 
 def test_each_class_up_to_the_largest_shape_is_timed() -> None:
     told: list[str] = []
-    found = measure([SMALL, Shape(1, 20, 2, 2, 16)], 8, "reference", told.append)
+    found = time_attention([SMALL, KernelShape(1, 20, 2, 2, 16)], 8, "reference", told.append)
     assert [choice.batch for choice in found] == [
         "1 row in one run, up to 512 tokens",
         "2 to 4 rows, up to 512 tokens",
@@ -22,4 +22,4 @@ def test_each_class_up_to_the_largest_shape_is_timed() -> None:
 
 
 def test_the_simulators_times_say_nothing() -> None:
-    assert measure([SMALL], 8, "sim", lambda what: None) == ()
+    assert time_attention([SMALL], 8, "sim", lambda what: None) == ()

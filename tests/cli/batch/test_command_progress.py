@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.command import Progress
+from cortexmlx.cli.batch.command import BatchStatusLine
 from cortexmlx.cli.batch.files import BatchWriter
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files import status_line
 from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EngineClosed
-from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
+from cortexmlx.protocols.batch import BatchRequest, LineStyle, RecordBuilder
 from cortexmlx.protocols.request import Request
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
@@ -28,8 +28,8 @@ from support.patience import soon
 
 def run_of(engine: Any, prompts: list[str]) -> BatchRun:
     params = SamplingParams(max_tokens=8)
-    items = [BatchRequest(i, i, Style.SIMPLE, Request((p,), params)) for i, p in enumerate(prompts, 1)]
-    recorder = Recorder("fake", 0, lambda token: b"")
+    items = [BatchRequest(i, i, LineStyle.SIMPLE, Request((p,), params)) for i, p in enumerate(prompts, 1)]
+    recorder = RecordBuilder("fake", 0, lambda token: b"")
     nothing = BatchWriter(RecordStream(Path(os.devnull)), RecordStream(Path(os.devnull)))
     return BatchRun(engine, items, nothing, lambda _, asked: asked, recorder, rows=1, in_order=True)
 
@@ -41,7 +41,7 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
     monkeypatch.setattr(status_line, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
     run = run_of(engine, ["a", "!fail", "!slow", "!slow"])
-    with Progress(engine, run, total=total, live=True, before=3):
+    with BatchStatusLine(engine, run, total=total, live=True, before=3):
         run.run()
     out, err = capsys.readouterr()
     assert out == "" and err, "nothing of it goes to the results"
@@ -64,9 +64,9 @@ class Run:
     seconds: float
 
 
-def progress_of(run: Any, total: int, rows: int) -> Progress:
+def progress_of(run: Any, total: int, rows: int) -> BatchStatusLine:
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=rows))
-    return Progress(engine, run, total=total, live=False)
+    return BatchStatusLine(engine, run, total=total, live=False)
 
 
 def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
@@ -76,7 +76,7 @@ def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
     progress = progress_of(run, total=8, rows=4)
     told = []
     for run.seconds in (3.0, 5.0, 9.0):
-        told.append(progress._line().rpartition(" · ")[2])
+        told.append(progress._status_text().rpartition(" · ")[2])
     assert told == ["3 s left", "1 s left", "0 s left"]
 
 
@@ -85,9 +85,9 @@ def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
 
     run = Run(done=3, failed=3, last=0.0, seconds=10.0)
     progress = progress_of(run, total=30, rows=16)
-    assert "left" not in progress._line()
+    assert "left" not in progress._status_text()
     run.done, run.last, run.seconds = 12, 9.0, 9.0
-    assert progress._line().endswith(" · 18 s left")
+    assert progress._status_text().endswith(" · 18 s left")
 
 
 def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
@@ -105,7 +105,7 @@ def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     engine: Any = Ended()
-    with Progress(engine, run_of(engine, []), total=1, live=True):
+    with BatchStatusLine(engine, run_of(engine, []), total=1, live=True):
         assert soon(lambda: engine.asked)
         time.sleep(0.2)  # and not once more
     assert engine.asked == 1 and raised == [] and capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.cli.batch.files import BatchFiles
 from cortexmlx.cli.batch.resume import RunIdentity
-from cortexmlx.cli.files.outputs import STDOUT, Mode
+from cortexmlx.cli.files.outputs import STDOUT, ExistingFileMode
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
@@ -19,7 +19,7 @@ from support.patience import PATIENCE, soon
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())
 
 
-def files(output: Path, errors: Path | None = None, mode: Mode = Mode.NEW) -> BatchFiles:
+def files(output: Path, errors: Path | None = None, mode: ExistingFileMode = ExistingFileMode.NEW) -> BatchFiles:
     return BatchFiles(output, errors, mode, "-")
 
 
@@ -29,11 +29,11 @@ def test_a_file_without_records_is_as_good_as_none(tmp_path: Path) -> None:
         made.open(IDENTITY, {}).write({"id": 1})
     with pytest.raises(InvalidRequest, match=r"out exists already: --resume continues it, --force"):
         files(tmp_path / "out")
-    with files(tmp_path / "out", mode=Mode.RESUME) as again:
+    with files(tmp_path / "out", mode=ExistingFileMode.RESUME) as again:
         again.check(IDENTITY, {})
         again.open(IDENTITY, {})
         assert again.done == {"1"}
-    with files(tmp_path / "out", mode=Mode.FORCE) as anew:
+    with files(tmp_path / "out", mode=ExistingFileMode.FORCE) as anew:
         anew.open(IDENTITY, {})
         assert anew.done == set()
     assert (tmp_path / "out").read_bytes() == b""
@@ -41,7 +41,7 @@ def test_a_file_without_records_is_as_good_as_none(tmp_path: Path) -> None:
 
 def test_answers_stay_when_a_run_that_would_begin_again_does_not_get_that_far(tmp_path: Path) -> None:
     (tmp_path / "out").write_text('{"id": 1}\n')
-    with files(tmp_path / "out", mode=Mode.FORCE):
+    with files(tmp_path / "out", mode=ExistingFileMode.FORCE):
         pass  # the model was not found
     assert (tmp_path / "out").read_text() == '{"id": 1}\n'
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -55,14 +55,14 @@ def test_the_errors_of_an_earlier_run_are_refused_too(tmp_path: Path) -> None:
 
 def test_errors_beside_answers_to_stdout_are_begun_again_too(tmp_path: Path) -> None:
     (tmp_path / "errors").write_text('{"id": 1, "error": {}}\n')
-    with files(STDOUT, tmp_path / "errors", Mode.FORCE) as anew:
+    with files(STDOUT, tmp_path / "errors", ExistingFileMode.FORCE) as anew:
         anew.open(IDENTITY, {})
         assert anew.done == set()  # else the request was not asked
     assert (tmp_path / "errors").read_bytes() == b""
 
 
-@pytest.mark.parametrize("mode", [Mode.NEW, Mode.FORCE])
-def test_two_batches_at_once_do_not_share_a_file_for_errors(mode: Mode, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [ExistingFileMode.NEW, ExistingFileMode.FORCE])
+def test_two_batches_at_once_do_not_share_a_file_for_errors(mode: ExistingFileMode, tmp_path: Path) -> None:
     """Each would put only its own into order in the end, and the other's would be lost."""
     one, errors = {"id": 1, "error": {"line": 1}}, tmp_path / "errors"
     early = files(tmp_path / "early", errors, mode)  # before the first one writes
@@ -82,15 +82,17 @@ def test_what_a_run_keeps_beside_its_output_is_neither_its_input_nor_for_errors(
     own = tmp_path / name
     own.write_text("hello\n")
     with pytest.raises(InvalidRequest, match=f"{name} is what a batch to .* keeps for itself"):
-        BatchFiles(tmp_path / "out", None, Mode.NEW, str(own))
+        BatchFiles(tmp_path / "out", None, ExistingFileMode.NEW, str(own))
     with pytest.raises(InvalidRequest, match=f"{name} is what a batch to .* keeps for itself"):
-        files(tmp_path / "out", own, Mode.FORCE)
+        files(tmp_path / "out", own, ExistingFileMode.FORCE)
     assert own.read_text() == "hello\n"
 
 
 @pytest.mark.parametrize("name", ["out.run", "out.new"])
-@pytest.mark.parametrize("mode", [Mode.NEW, Mode.FORCE])
-def test_somebody_elses_file_beside_the_output_is_not_written_over(name: str, mode: Mode, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [ExistingFileMode.NEW, ExistingFileMode.FORCE])
+def test_somebody_elses_file_beside_the_output_is_not_written_over(
+    name: str, mode: ExistingFileMode, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text("#!/bin/sh\n")
     with pytest.raises(InvalidRequest, match=f"{name} is none of a batch's, and one to .*out writes over it"):
         files(tmp_path / "out", mode=mode)
@@ -105,7 +107,7 @@ def test_a_device_is_only_written(tmp_path: Path) -> None:
     with files(Path("/dev/null")) as made:
         made.open(IDENTITY, {}).write({"id": 1})
         assert not made.kept
-        made.arrange({})
+        made.sort_records({})
     assert not Path("/dev/null.run").exists()
 
 
@@ -143,7 +145,7 @@ def test_one_file_under_two_names_is_not_input_answers_or_errors_at_once(tmp_pat
         ("new", "link new", "for answers and for errors"),
     ):
         with pytest.raises(InvalidRequest, match=says):
-            BatchFiles(tmp_path / output, errors and tmp_path / errors, Mode.FORCE, str(tmp_path / "in"))  # type: ignore[arg-type]
+            BatchFiles(tmp_path / output, errors and tmp_path / errors, ExistingFileMode.FORCE, str(tmp_path / "in"))  # type: ignore[arg-type]
     assert (tmp_path / "in").read_text() == "hello\n"
 
 
@@ -196,7 +198,7 @@ def test_a_place_where_nothing_may_be_written_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("name", ["out.csv", "OUT.CSV", "out.parquet", "out.jsonl.gz", "out.pdf", "out.xlsx", "out.md"])
 def test_a_name_that_promises_another_form_is_refused(name: str, tmp_path: Path) -> None:
-    for mode in (Mode.NEW, Mode.FORCE, Mode.RESUME):
+    for mode in (ExistingFileMode.NEW, ExistingFileMode.FORCE, ExistingFileMode.RESUME):
         with pytest.raises(
             InvalidRequest, match=r"batch writes JSONL.* is named like .*: give -o (?!.*jsonl.jsonl).*jsonl$"
         ):
@@ -222,5 +224,5 @@ def test_a_pipe_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_run_that_an_older_version_began_in_a_table_may_go_on(tmp_path: Path) -> None:
     (tmp_path / "out.csv").write_text('{"id": "a", "text": "b"}\n')
-    with files(tmp_path / "out.csv", mode=Mode.RESUME):
+    with files(tmp_path / "out.csv", mode=ExistingFileMode.RESUME):
         pass

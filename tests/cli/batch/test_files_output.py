@@ -86,7 +86,7 @@ def test_records_come_into_the_order_of_the_input(
         for n in part:
             file.append({"id": n, "text": "é" * n})
             file.append({"id": n, "text": "é" * n})  # an interrupt came after it was taken
-        file.arrange(place)
+        file.sort_records(place)
         assert file.keys == [record and str(record["id"]) for record in lines_of(path)]
         file.close()
     assert lines_of(path) == [{"id": n, "text": "é" * n} for n in range(5)]
@@ -102,7 +102,7 @@ def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
     file.close()
     kept = opened(link, lambda record: not record.get("error"))
     assert kept.keys == ["1", "3"] and kept.failed == set() and lines_of(real) == [{"id": 1}, {"id": 3}]
-    kept.arrange({"3": 1, "1": 2})
+    kept.sort_records({"3": 1, "1": 2})
     kept.close()
     assert link.is_symlink() and lines_of(link) == [{"id": 3}, {"id": 1}]
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_put_into_order_keeps_its_mode(tmp_path: Path) -> None:
     path.chmod(0o640)
     for identity in (2, 1):
         file.append({"id": identity})
-    file.arrange({"1": 1, "2": 2})
+    file.sort_records({"1": 1, "2": 2})
     file.close()
     assert path.stat().st_mode & 0o777 == 0o640 and lines_of(path) == [{"id": 1}, {"id": 2}]
 
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
     with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
         file.sync()
     with pytest.raises(CortexError, match=r"in the order of the input cannot be written: .* --resume puts them into"):
-        file.arrange({"0": 1, "1": 2})
+        file.sort_records({"0": 1, "1": 2})
     assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_mounted_by_itself_is_not_promised_to_come_into_order(
     file.append({"id": 1})
     file.append({"id": 0})
     with pytest.raises(CortexError, match=r"busy; it holds every record .*, and stays so: .* mount its folder"):
-        file.arrange({"0": 1, "1": 2})
+        file.sort_records({"0": 1, "1": 2})
     assert lines_of(tmp_path / "out") == [{"id": 1}, {"id": 0}]
 
 

@@ -12,25 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of, survey
-from cortexmlx.cli.files.source import Format
+from cortexmlx.cli.batch.input import BatchReader, RequestIds, collect_ids, read_ids
+from cortexmlx.cli.files.source import InputFormat
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
+from cortexmlx.protocols.batch import BatchRequest, InvalidLine, LineStyle, request_key
 from cortexmlx.protocols.request import Request
 from cortexmlx.types.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)
 
 
-def read(*lines: bytes | dict[str, Any], jsonl: bool | None = None, raw: bool = False) -> list[BatchRequest | BadLine]:
+def read(
+    *lines: bytes | dict[str, Any], jsonl: bool | None = None, raw: bool = False
+) -> list[BatchRequest | InvalidLine]:
     encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     return list(BatchReader(encoded, DEFAULTS, jsonl=jsonl, raw=raw))
 
 
 def test_plain_lines_are_prompts_and_blank_ones_are_nothing() -> None:
     assert read(b"first\n", b"\n", b"  third \r\n") == [
-        BatchRequest(1, 1, Style.SIMPLE, Request(("first",), DEFAULTS)),
-        BatchRequest(3, 3, Style.SIMPLE, Request(("third",), DEFAULTS)),
+        BatchRequest(1, 1, LineStyle.SIMPLE, Request(("first",), DEFAULTS)),
+        BatchRequest(3, 3, LineStyle.SIMPLE, Request(("third",), DEFAULTS)),
     ]
 
 
@@ -66,9 +68,9 @@ def test_openai_chat_and_completions_lines() -> None:
     text = {"custom_id": "c2", "url": "/v1/completions", "body": {"prompt": "once", "logprobs": 3, "n": 2}}
     first, second = read(chat, text)
     assert isinstance(first, BatchRequest) and isinstance(second, BatchRequest)
-    assert (first.style, first.id, first.request.raw) == (Style.CHAT, "c1", False)
+    assert (first.style, first.id, first.request.raw) == (LineStyle.CHAT, "c1", False)
     assert first.request.params == SamplingParams(max_tokens=5, logprobs=2, logit_bias={42: -100})
-    assert (second.style, second.request.prompts, second.request.raw) == (Style.COMPLETIONS, ("once",), True)
+    assert (second.style, second.request.prompts, second.request.raw) == (LineStyle.COMPLETIONS, ("once",), True)
     assert second.request.params == SamplingParams(max_tokens=99, logprobs=3, n=2)
 
 
@@ -90,7 +92,7 @@ def test_an_echo_has_log_probabilities_if_the_answer_has() -> None:
 def test_a_response_is_a_chat_after_its_instructions() -> None:
     said = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
     [request] = read({"url": "/v1/responses", "body": {"input": said, "instructions": "Be brief."}})
-    assert isinstance(request, BatchRequest) and (request.id, request.style) == (1, Style.RESPONSES)
+    assert isinstance(request, BatchRequest) and (request.id, request.style) == (1, LineStyle.RESPONSES)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert request.request.prompts == (messages,) and not request.request.raw
 
@@ -138,7 +140,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
 )
 def test_a_bad_line_says_why_with_its_number_and_the_next_is_read(line: bytes | dict[str, Any], says: str) -> None:
     bad, good = read(line, {"prompt": "next"}, jsonl=True)
-    assert isinstance(bad, BadLine) and bad.line == 1 and says in bad.message
+    assert isinstance(bad, InvalidLine) and bad.line == 1 and says in bad.message
     assert isinstance(good, BatchRequest) and good.line == 2
 
 
@@ -153,23 +155,23 @@ def test_an_object_of_very_many_fields_is_refused_at_once_and_in_a_few_words() -
     names = "".join(f'"f{i}": 1, ' for i in range(50_000))
     began = time.thread_time()
     twice, unknown = read(f'{{{names}"f49999": 2}}'.encode(), f'{{{names}"prompt": "a"}}'.encode())
-    assert isinstance(twice, BadLine) and twice.message == "'f49999' is there more than once"
-    assert isinstance(unknown, BadLine) and unknown.message.endswith("'f9' and 49990 more")
+    assert isinstance(twice, InvalidLine) and twice.message == "'f49999' is there more than once"
+    assert isinstance(unknown, InvalidLine) and unknown.message.endswith("'f9' and 49990 more")
     assert time.thread_time() - began < 30, "not a comparison of each with each"
 
 
 def test_a_bad_line_keeps_its_id_if_it_has_one() -> None:
     [bad] = read({"custom_id": "mine", "url": "/v1/chat/completions", "body": None})
-    assert (bad.id, bad.style) == ("mine", Style.CHAT)
+    assert (bad.id, bad.style) == ("mine", LineStyle.CHAT)
     [unknown] = read(b'{"custom_id": "mi', jsonl=True)
-    assert unknown.id is None and key_of(unknown.id, unknown.line) == "line 1"
+    assert unknown.id is None and request_key(unknown.id, unknown.line) == "line 1"
 
 
 def test_the_first_line_decides_unless_told() -> None:
     assert [type(r) for r in read(b"plain", b'{"prompt": "x"}')] == [BatchRequest, BatchRequest]
-    assert [type(r) for r in read(b"plain", b'{"prompt": "x"}', jsonl=True)] == [BadLine, BatchRequest]
+    assert [type(r) for r in read(b"plain", b'{"prompt": "x"}', jsonl=True)] == [InvalidLine, BatchRequest]
     [request] = read(b'{"prompt": "x"}', jsonl=False)
-    assert request == BatchRequest(1, 1, Style.SIMPLE, Request(('{"prompt": "x"}',), DEFAULTS))
+    assert request == BatchRequest(1, 1, LineStyle.SIMPLE, Request(('{"prompt": "x"}',), DEFAULTS))
 
 
 def test_models_that_requests_name_are_known_in_the_end() -> None:
@@ -187,15 +189,15 @@ def test_models_that_requests_name_are_known_in_the_end() -> None:
 def test_an_id_that_occurs_twice_ends_the_reading_with_both_lines(lines: list[dict[str, Any]], says: str) -> None:
     encoded = [json.dumps({"prompt": "hi", **line}).encode() for line in lines]
     with pytest.raises(InvalidRequest, match=says):
-        survey(encoded, None)
+        collect_ids(encoded, None)
     with pytest.raises(InvalidRequest, match=says):
-        list(BatchReader(encoded, DEFAULTS, jsonl=None, raw=False, ids=Ids()))
+        list(BatchReader(encoded, DEFAULTS, jsonl=None, raw=False, ids=RequestIds()))
 
 
 def test_a_broken_line_has_nobodys_id() -> None:
     """Ids from 0 on are those of the lines, less one: line 2 is broken, and 2 is the id of line 3."""
     lines = [b'{"id": 0, "prompt": "a"}', b"{oops", b'{"id": 2, "prompt": "c"}', b"\n", b'{"id": "2", "prompt": "d"}']
-    assert survey(lines, None).lines == {"0": 1, "line 2": 2, "2": 3, '"2"': 5}
+    assert collect_ids(lines, None).lines == {"0": 1, "line 2": 2, "2": 3, '"2"': 5}
 
 
 JSON = st.recursive(
@@ -231,10 +233,10 @@ def test_no_line_ends_the_reading(lines: list[Any]) -> None:
 def test_the_survey_and_the_reader_agree_on_every_id(lines: list[Any]) -> None:
     encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     try:
-        surveyed = survey(encoded, None)
+        surveyed = collect_ids(encoded, None)
     except InvalidRequest:
         return
-    seen = Ids()
+    seen = RequestIds()
     list(BatchReader(encoded, DEFAULTS, jsonl=None, raw=False, ids=seen))
     assert list(seen.lines.items()) == list(surveyed.lines.items())
 
@@ -289,13 +291,13 @@ def test_the_command_lines_variables_are_for_requests_that_go_through_the_templa
 )
 def test_variables_that_no_template_gets_are_refused(line: dict[str, Any], said: str) -> None:
     [bad] = read(line)
-    assert isinstance(bad, BadLine) and said in bad.message
+    assert isinstance(bad, InvalidLine) and said in bad.message
 
 
 def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
     with pytest.raises(InvalidRequest, match="lines 1 and 2 both have the id 'a'"):
-        ids_of(str(tmp_path / "in"), Format.auto)
-    plain = ids_of(str(tmp_path / "in"), Format.lines)
+        read_ids(str(tmp_path / "in"), InputFormat.auto)
+    plain = read_ids(str(tmp_path / "in"), InputFormat.lines)
     assert plain is not None and list(plain.lines.values()) == [1, 2]
-    assert ids_of("-", Format.auto) is None
+    assert read_ids("-", InputFormat.auto) is None

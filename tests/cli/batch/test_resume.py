@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.resume import RunFile, RunIdentity
+from cortexmlx.cli.batch.resume import BatchRunFile, RunIdentity
 from cortexmlx.cli.start import run
 from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import Fakes
@@ -203,7 +203,7 @@ def test_records_that_finished_in_another_order_are_put_into_that_of_the_input(
 def test_one_run_at_a_time_writes_a_file(
     files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = RunFile(files[1])
+    other = BatchRunFile(files[1])
     assert batch(files) == 1 and not files[1].exists()
     assert f"another batch is writing {files[1]}: wait for it" in capsys.readouterr().err
     other.close()

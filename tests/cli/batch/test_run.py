@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
+from cortexmlx.cli.batch.run import MAX_HELD_PER_ROW, BatchRun
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style
+from cortexmlx.protocols.batch import BatchRequest, InvalidLine, LineStyle, RecordBuilder
 from cortexmlx.protocols.request import Request
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.sampling_params import SamplingParams
@@ -33,13 +33,13 @@ class Written:
 def batch_run(
     engine: Any, items: Any, write: Any, *, rows: int = 2, in_order: bool = True, prepare: Any = None
 ) -> BatchRun:
-    recorder = Recorder("fake", 0, engine.token_bytes)
+    recorder = RecordBuilder("fake", 0, engine.token_bytes)
     prepare = prepare or (lambda request, asked: asked)
     return BatchRun(engine, items, Written(write), prepare, recorder, rows=rows, in_order=in_order)
 
 
 def simple(line: int, *prompts: str, **params: Any) -> BatchRequest:
-    style = Style.COMPLETIONS if len(prompts) > 1 else Style.SIMPLE
+    style = LineStyle.COMPLETIONS if len(prompts) > 1 else LineStyle.SIMPLE
     return BatchRequest(line, line, style, Request(prompts, SamplingParams(**params)))
 
 
@@ -52,13 +52,13 @@ def test_in_order_no_more_is_held_than_the_window_bad_lines_included() -> None:
             assert may_end.wait(PATIENCE)
             super()._answer(*asked)
 
-    def items() -> Iterator[BatchRequest | BadLine]:
+    def items() -> Iterator[BatchRequest | InvalidLine]:
         yield simple(1, "a")
         for line in range(2, 400):
-            assert (written == []) == (line <= 2 * HELD_PER_ROW)
-            if line == 2 * HELD_PER_ROW:
+            assert (written == []) == (line <= 2 * MAX_HELD_PER_ROW)
+            if line == 2 * MAX_HELD_PER_ROW:
                 may_end.set()
-            yield BadLine(line, line, Style.SIMPLE, "no request")
+            yield InvalidLine(line, line, LineStyle.SIMPLE, "no request")
 
     engine: Any = Waiting(EngineConfig("fake", max_rows=2))
     batch_run(engine, items(), written.append).run()

@@ -124,7 +124,7 @@ def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_b
         raise BrokenPipeError
 
     with monkeypatch.context() as patch:
-        patch.setattr("cortexmlx.bench.report.text.markdown", gone)
+        patch.setattr("cortexmlx.bench.report.text.as_markdown", gone)
         patch.setattr("cortexmlx.cli.terminal.console.silence_stdout", lambda: None)  # it is pytest's
         assert run(wanted) == 141
     assert json.loads(file.read_text())["rows"] and drawing.exists()
@@ -133,7 +133,7 @@ def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_b
     def full(report: object) -> str:
         raise OSError(28, "No space left on device", str(drawing))
 
-    monkeypatch.setattr("cortexmlx.bench.report.svg.picture", full)
+    monkeypatch.setattr("cortexmlx.bench.report.svg.as_svg", full)
     assert run(wanted) == 1
     said = capsys.readouterr()
     assert "| pp8" in said.out and said.err == f"error: No space left on device: {drawing}\n" and file.exists()
@@ -144,14 +144,14 @@ def test_an_interrupted_run_is_not_kept(
 ) -> None:
     from cortexmlx.bench.measure.yardstick import Yardstick
 
-    sample, calls = Yardstick.sample, count()
+    sample, calls = Yardstick.add_sample, count()
 
     def interrupted(self: Yardstick) -> None:
         if next(calls) == 3:  # two rounds have a sample at their end
             raise KeyboardInterrupt
         sample(self)
 
-    monkeypatch.setattr(Yardstick, "sample", interrupted)
+    monkeypatch.setattr(Yardstick, "add_sample", interrupted)
     file = tmp_path / "a.json"
     assert run(["bench", model, "-p", "8", "-n", "0", "--save", str(file)]) == 130
     said = capsys.readouterr()

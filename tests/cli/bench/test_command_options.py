@@ -10,35 +10,46 @@ import typer
 
 from cortexmlx.cli.bench import command
 from cortexmlx.cli.bench.command import (
-    TAKEN,
-    Section,
+    SECTIONS_BY_OPTION,
+    BenchSection,
     Suite,
     bench,
-    block_sizes,
     check_options,
-    numbers,
-    only,
-    promise,
-    sections,
+    parse_block_sizes,
+    parse_goodput,
+    parse_numbers,
+    sections_of,
+    single_number,
 )
 
 
 def test_every_option_is_taken_by_some_section_or_by_all() -> None:
     parameters = set(inspect.signature(bench).parameters)
-    assert set(TAKEN) <= parameters
-    assert parameters - set(TAKEN) == {"ctx", "output", "save", "compare", "plot", "against", "suite", "speculate"}
+    assert set(SECTIONS_BY_OPTION) <= parameters
+    assert parameters - set(SECTIONS_BY_OPTION) == {
+        "ctx",
+        "output",
+        "save",
+        "compare",
+        "plot",
+        "against",
+        "suite",
+        "speculate",
+    }
 
 
 def test_suites_are_made_of_sections() -> None:
-    assert sections(Suite.basic, False) == [Section.ROWS] and sections(Suite.basic, True) == [Section.RATIOS]
-    assert sections(Suite.trace, True) == [Section.TRACE]
-    assert len(sections(Suite.all, False)) == 5
+    assert sections_of(Suite.basic, False) == [BenchSection.ROWS] and sections_of(Suite.basic, True) == [
+        BenchSection.RATIOS
+    ]
+    assert sections_of(Suite.trace, True) == [BenchSection.TRACE]
+    assert len(sections_of(Suite.all, False)) == 5
 
 
 @pytest.mark.parametrize(("suite", "against"), [(Suite.serving, False), (Suite.pool, True), (Suite.kernel, True)])
 def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -> None:
     with pytest.raises(typer.BadParameter):
-        sections(suite, against)
+        sections_of(suite, against)
 
 
 @pytest.mark.parametrize(
@@ -57,49 +68,49 @@ def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -
 )
 def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, against: bool) -> None:
     with pytest.raises(typer.BadParameter):
-        check_options(names, sections(suite, against), suite, against)
+        check_options(names, sections_of(suite, against), suite, against)
 
 
 def test_what_says_something_is_not() -> None:
-    check_options(["batch", "depth", "save"], [Section.ROWS], Suite.basic, False)
-    check_options(["hosts"], sections(Suite.all, False), Suite.all, False)
-    names = [name for name in TAKEN if name != "hosts"]
-    check_options(names, [Section.ROWS, *sections(Suite.all, True)], Suite.all, True)
+    check_options(["batch", "depth", "save"], [BenchSection.ROWS], Suite.basic, False)
+    check_options(["hosts"], sections_of(Suite.all, False), Suite.all, False)
+    names = [name for name in SECTIONS_BY_OPTION if name != "hosts"]
+    check_options(names, [BenchSection.ROWS, *sections_of(Suite.all, True)], Suite.all, True)
 
 
 def test_lists_are_numbers() -> None:
-    assert numbers("-b", "1,4,8", 1) == [1, 4, 8] and block_sizes("16,32") == [16, 32]
-    assert only("-p", [5], "here") == 5
-    assert promise("ttft:500,tpot:40") == (0.5, 0.04) and promise("tpot:40") == (inf, 0.04)
+    assert parse_numbers("-b", "1,4,8", 1) == [1, 4, 8] and parse_block_sizes("16,32") == [16, 32]
+    assert single_number("-p", [5], "here") == 5
+    assert parse_goodput("ttft:500,tpot:40") == (0.5, 0.04) and parse_goodput("tpot:40") == (inf, 0.04)
 
 
 @pytest.mark.parametrize("text", ["many", "", "1,,2", "0", "1,1", "-3"])
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        numbers("-b", text, 1)
+        parse_numbers("-b", text, 1)
 
 
 @pytest.mark.parametrize("text", ["33", "16,20"])
 def test_blocks_of_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is none of 8, 16, 32"):
-        block_sizes(text)
+        parse_block_sizes(text)
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft:x", "itl:5", "ttft:0", "tpot:-1", "ttft:nan"])
 def test_other_promises_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="ttft:2000"):
-        promise(text)
+        parse_goodput(text)
 
 
 def test_one_number_is_not_several() -> None:
     with pytest.raises(typer.BadParameter, match="takes one number with --against"):
-        only("-p", [1, 2], "with --against")
+        single_number("-p", [1, 2], "with --against")
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
-    with command.shown() as show:
+    with command.progress_display() as show:
         for now[0] in (0.0, 5.0, 10.0, 12.0, 25.0):
             show(f"at {now[0]:.0f}")
     assert capsys.readouterr().err.splitlines() == ["cortexmlx: at 10", "cortexmlx: at 25"]
@@ -107,6 +118,6 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_a_terminal_gets_every_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command.console, "is_terminal", lambda stream: True)
-    with command.shown() as show:
+    with command.progress_display() as show:
         assert getattr(show, "__name__", "") == "update"
     assert capsys.readouterr().out == ""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.chat import attachments as files
-from cortexmlx.cli.chat.attachments import attach, mentioned, with_files
-from cortexmlx.cli.chat.session import Attached
+from cortexmlx.cli.chat.attachments import prepend_files, read_attachment, read_mentions
+from cortexmlx.cli.chat.session import AttachedFile
 from cortexmlx.errors import InvalidRequest
 
 
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_mentioned_files_are_found(here: Path, message: str, names: list[str], missing: list[str]) -> None:
-    found, gone = mentioned(message)
+    found, gone = read_mentions(message)
     assert [each.path for each in found] == [Path(name).expanduser() for name in names]
     assert gone == missing
 
@@ -57,9 +57,9 @@ def test_mentioned_files_are_found(here: Path, message: str, names: list[str], m
 def test_what_is_no_text_or_too_much_is_refused(
     here: Path, name: str, data: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LARGEST", 100)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 100)
     (here / name).write_bytes(data)
-    for read in (attach, lambda each: mentioned(f"@{each}")):
+    for read in (read_attachment, lambda each: read_mentions(f"@{each}")):
         with pytest.raises(InvalidRequest, match=says):
             read(name)
 
@@ -72,10 +72,12 @@ def test_what_is_not_there_is_refused(here: Path) -> None:
         "x" * 300: "read",
     }.items():
         with pytest.raises(InvalidRequest, match=says):
-            attach(name)
-    assert attach(" 'my file.py' ") == Attached(Path("my file.py"), "pass\n"), "without its byte order mark"
+            read_attachment(name)
+    assert read_attachment(" 'my file.py' ") == AttachedFile(Path("my file.py"), "pass\n"), (
+        "without its byte order mark"
+    )
 
 
 def test_a_fence_is_longer_than_those_in_the_file(here: Path) -> None:
-    text = with_files([attach("src/main.c"), attach("notes.txt")], "What?")
+    text = prepend_files([read_attachment("src/main.c"), read_attachment("notes.txt")], "What?")
     assert text == "src/main.c:\n`````c\n```\n````\n`````\n\nnotes.txt:\n```txt\nalpha\n```\n\nWhat?"

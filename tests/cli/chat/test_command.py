@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.command import banner
+from cortexmlx.cli.chat.command import print_banner
 from cortexmlx.cli.start import run
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation
@@ -137,7 +137,7 @@ def test_a_chat_says_what_stays_on_disk_and_with_no_save_nothing_does(
 
 def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     engine: Any = FakeEngine(EngineConfig("fake"), info=FakeInfo(adapter="/my/[red]adapter", notes=("on 8 [layers]",)))
-    banner(engine, Console(width=200), "on disk: [it]")
+    print_banner(engine, Console(width=200), "on disk: [it]")
     shown = capsys.readouterr().out
     assert shown.splitlines()[:3] == [
         "fake + /my/[red]adapter · 134 M parameters · context 8,192 tokens",
@@ -146,7 +146,7 @@ def test_the_banner_names_the_adapter_and_the_context(capsys: pytest.CaptureFixt
     ]
     assert len(shown.splitlines()) == 5, "three lines, a note and an empty line: /show has the rest"
     selective: Any = FakeEngine(EngineConfig("fake", keep_first=9, keep_last=4000))
-    banner(selective, Console(width=200), "")
+    print_banner(selective, Console(width=200), "")
     assert "context 8,192 tokens, then the first 9 and newest 4,000\n" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.chat.input import PlainInput, private_file
+from cortexmlx.cli.chat.input import PlainInput, ensure_private_file
 
 
 def test_three_quotes_gather_several_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,10 +24,10 @@ def test_three_quotes_gather_several_lines(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_the_history_is_readable_for_this_user_only(tmp_path: Path) -> None:
     path = tmp_path / "state" / "chat_history"
-    assert private_file(path) and path.stat().st_mode & 0o777 == 0o600
+    assert ensure_private_file(path) and path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    assert private_file(path) and path.stat().st_mode & 0o777 == 0o600
-    assert not private_file(path / "below a file")
+    assert ensure_private_file(path) and path.stat().st_mode & 0o777 == 0o600
+    assert not ensure_private_file(path / "below a file")
 
 
 def test_a_program_that_ends_while_an_answer_is_written_leaves_a_terminal_that_echoes(
@@ -39,10 +39,10 @@ def test_a_program_that_ends_while_an_answer_is_written_leaves_a_terminal_that_e
         monkeypatch.setattr(sys, "stdin", terminal)
         before = termios.tcgetattr(slave)
         source = PlainInput()
-        with source.busy():
+        with source.collect_keys():
             assert not termios.tcgetattr(slave)[3] & termios.ECHO
             source.close()
             assert termios.tcgetattr(slave) == before
-        with source.busy():
+        with source.collect_keys():
             pass
         assert termios.tcgetattr(slave) == before

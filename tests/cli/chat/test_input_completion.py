@@ -9,14 +9,14 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from cortexmlx.cli.chat.input import completer
-from cortexmlx.cli.chat.slash.command import Command
+from cortexmlx.cli.chat.input import make_completer
+from cortexmlx.cli.chat.slash.command import SlashCommand
 
 COMMANDS = (
-    Command("/save", "FILE", "write it", lambda *_: None, aliases=("/keep",), takes_path=True),
-    Command("/set", "NAME", "change it", lambda *_: None, values=lambda: ["temperature", "top_p"]),
-    Command("/load", "FILE", "read it", lambda *_: None, values=lambda: ["2026-talk"], takes_path=True),
-    Command("/gone", "NAME", "read it", lambda *_: None, values=lambda: os.listdir("no such folder")),
+    SlashCommand("/save", "FILE", "write it", lambda *_: None, aliases=("/keep",), takes_path=True),
+    SlashCommand("/set", "NAME", "change it", lambda *_: None, complete_values=lambda: ["temperature", "top_p"]),
+    SlashCommand("/load", "FILE", "read it", lambda *_: None, complete_values=lambda: ["2026-talk"], takes_path=True),
+    SlashCommand("/gone", "NAME", "read it", lambda *_: None, complete_values=lambda: os.listdir("no such folder")),
 )
 KNOWN = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
 
@@ -49,5 +49,5 @@ def test_commands_arguments_and_paths_are_completed(
     (tmp_path / "notes.txt").touch()
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.c").touch()
-    offered = completer(KNOWN).get_completions(Document(before), CompleteEvent())
+    offered = make_completer(KNOWN).get_completions(Document(before), CompleteEvent())
     assert sorted(before[: len(before) + each.start_position] + each.text for each in offered) == sorted(after)

@@ -33,8 +33,8 @@ def keyboard() -> Iterator[Keyboard]:
 def test_a_long_paste_waits_as_one_and_is_not_shown(keyboard: Keyboard) -> None:
     master, keys, ahead = keyboard
     text = "\n".join(f"line {number} {'é' * 50}" for number in range(400))
-    ahead.silence()
-    with ahead.collecting():
+    ahead.disable_echo()
+    with ahead.collect_keys():
         data = f"ab\r\x1b[200~{text}\x1b[201~\r".encode()
         while data:  # far more than the kernel keeps
             data = data[os.write(master, data[:1000]) :]
@@ -49,8 +49,8 @@ def test_a_long_paste_waits_as_one_and_is_not_shown(keyboard: Keyboard) -> None:
 def test_a_key_that_does_something_at_once_does_it_and_only_by_itself(keyboard: Keyboard) -> None:
     master, keys, ahead = keyboard
     done: list[str] = []
-    ahead.silence()
-    with ahead.collecting({"c-t": lambda: done.append("t")}):
+    ahead.disable_echo()
+    with ahead.collect_keys({"c-t": lambda: done.append("t")}):
         os.write(master, b"a\x14b\x1b[200~x\x14y\x1b[201~\x14")
         while select.select([keys.fileno()], [], [], 0.05)[0] or len(done) < 2:
             pass
@@ -62,8 +62,8 @@ def test_a_key_that_does_something_at_once_does_it_and_only_by_itself(keyboard: 
 def test_the_terminal_is_left_as_it_was_and_ctrl_c_stays_a_signal_that_throws_nothing_away(keyboard: Keyboard) -> None:
     _, keys, ahead = keyboard
     before = termios.tcgetattr(keys.fileno())
-    ahead.silence()
+    ahead.disable_echo()
     flags = termios.tcgetattr(keys.fileno())[3]
     assert flags & termios.ISIG and flags & termios.NOFLSH and not flags & (termios.ECHO | termios.ICANON)
-    ahead.restore()
+    ahead.restore_echo()
     assert termios.tcgetattr(keys.fileno()) == before

@@ -8,7 +8,12 @@ import typer
 from typer.testing import CliRunner
 
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.sampling import SAMPLING, moved, source, usual
+from cortexmlx.cli.chat.sampling import (
+    FALLBACK_SAMPLING,
+    carry_over_sampling,
+    default_sampling,
+    describe_default_source,
+)
 from cortexmlx.cli.options import given_sampling
 from cortexmlx.stats import ModelInfo
 from cortexmlx.types.sampling_params import SamplingParams
@@ -19,16 +24,16 @@ WARM = replace(MODEL, sampling=(("temperature", 0.7), ("top_k", 20)))
 
 
 def test_the_makers_values_take_the_place_of_all_of_the_chats() -> None:
-    assert usual(COOL) == SamplingParams(max_tokens=2048, temperature=0.2, top_p=0.9)
-    assert usual(MODEL) == SamplingParams(**SAMPLING)
-    assert source(COOL) == "recommended by the model's makers: temperature 0.2, top_p 0.9"
-    assert "recommend none" in source(MODEL)
+    assert default_sampling(COOL) == SamplingParams(max_tokens=2048, temperature=0.2, top_p=0.9)
+    assert default_sampling(MODEL) == SamplingParams(**FALLBACK_SAMPLING)
+    assert describe_default_source(COOL) == "recommended by the model's makers: temperature 0.2, top_p 0.9"
+    assert "recommend none" in describe_default_source(MODEL)
 
 
 def test_with_another_model_only_what_the_user_changed_stays() -> None:
-    changed = replace(usual(COOL), temperature=1.0, seed=3)
-    assert moved(changed, COOL, WARM) == replace(usual(WARM), temperature=1.0, seed=3)
-    assert moved(usual(COOL), COOL, MODEL) == usual(MODEL)
+    changed = replace(default_sampling(COOL), temperature=1.0, seed=3)
+    assert carry_over_sampling(changed, COOL, WARM) == replace(default_sampling(WARM), temperature=1.0, seed=3)
+    assert carry_over_sampling(default_sampling(COOL), COOL, MODEL) == default_sampling(MODEL)
 
 
 def test_what_is_typed_counts_even_if_it_is_the_default() -> None:
@@ -36,7 +41,7 @@ def test_what_is_typed_counts_even_if_it_is_the_default() -> None:
     app = typer.Typer()
 
     @app.command()
-    @options.takes_sampling(**SAMPLING)
+    @options.add_sampling_options(**FALLBACK_SAMPLING)
     def command(context: typer.Context, *, params: SamplingParams) -> None:
         seen.append(given_sampling(context, params))
 

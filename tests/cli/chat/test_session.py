@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.chat.session import ChatSession, Question, Stopped
-from cortexmlx.cli.chat.view import RawView
+from cortexmlx.cli.chat.session import ChatSession, Question, TurnStopped
+from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import InvalidRequest, PromptTooLong
@@ -42,7 +42,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(
 ) -> None:
     stops = []
 
-    class Stopping(RawView):
+    class Stopping(PlainTextView):
         def feed(self, text: str, thought: bool = False) -> None:
             super().feed(text)
             if "word3" in text:
@@ -63,7 +63,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(
 def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
     told: list[object] = []
 
-    class Told(RawView):
+    class Told(PlainTextView):
         def feed(self, text: str, thought: bool = False) -> None:
             told.append(text)
 
@@ -76,13 +76,13 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
     usage, timings = Usage(40, 3, 0, 30), Timings(0.0, 0.0, 0.0, 0.0, 0.0)
     handle.push(TokenEvent("", completion=Completion("abc", (1, 2, 3), FinishReason.STOP, usage, timings)))
     reply = Reply(StartedTurn(handle, Turn((), Transcript(), [], ""), lambda completion: None))
-    assert ChatSession._follow(reply, Told()).text == "abc"
+    assert ChatSession._feed_view(reply, Told()).text == "abc"
     assert told[:6] == [0, "a", 30, "b", 0, "c"]
 
 
 def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -> None:
     session.engine.cancelled.add(1)  # type: ignore[attr-defined]
-    with pytest.raises(Stopped):
+    with pytest.raises(TurnStopped):
         session.ask(Question("!slow"))
     assert session.conversation.messages == ()
 
@@ -90,7 +90,7 @@ def test_stopping_before_the_first_word_forgets_the_turn(session: ChatSession) -
 def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: ChatSession) -> None:
     session.engine.template_end = "<think>\n"  # type: ignore[attr-defined]
     prompts = []
-    session.show = lambda prompt: prompts.append(prompt) or RawView()  # type: ignore[func-returns-value]
+    session.show = lambda prompt: prompts.append(prompt) or PlainTextView()  # type: ignore[func-returns-value]
     session.ask(Question("!say hm</think>yes"))
     assert prompts[0].opened == "<think>\n"
     assert session.conversation.messages[-1]["content"] == "<think>\nhm</think>yes"
@@ -98,7 +98,7 @@ def test_a_template_that_opens_a_thought_is_noticed_and_remembered(session: Chat
 
 def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
     engine = FakeEngine(EngineConfig("fake"), info=FakeInfo(chat_template=False))
-    session = ChatSession(engine, lambda reply: RawView(), engine.conversation())  # type: ignore[arg-type]
+    session = ChatSession(engine, lambda reply: PlainTextView(), engine.conversation())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no chat template: try `cortexmlx generate fake --raw"):
         session.ask(Question("hi"))
 
@@ -108,8 +108,8 @@ def test_writing_again_replaces_the_last_answer_unless_it_fails(session: ChatSes
     session.ask(Question("two"))
     session.conversation.edit(-1, "the old answer")
     with pytest.raises(PromptTooLong):
-        session.ask(Question("!fail", again=True))
+        session.ask(Question("!fail", replaces_last=True))
     assert session.conversation.messages[-1]["content"] == "the old answer"
-    session.ask(Question("two", again=True))
+    session.ask(Question("two", replaces_last=True))
     assert rendered(session) == "<user>one\n<assistant>You said: one\n<user>two\n<assistant>"
     assert [turn["content"] for turn in session.conversation.messages][2:] == ["two", "You said: two"]

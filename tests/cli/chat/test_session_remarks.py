@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, remarks
+from cortexmlx.cli.chat.session import ChatSession, conversation_notes
 from cortexmlx.cli.start import run
 from cortexmlx.errors import InvalidRequest
 from support.cli.chat_commands import run_command
@@ -51,7 +51,7 @@ def test_a_template_that_refuses_all_of_it_is_heard_of_when_something_is_asked(
 
     session.conversation.load(calls)
     monkeypatch.setattr(session.engine, "encode", refuse)
-    assert remarks(session.engine, session.conversation) == ()
+    assert conversation_notes(session.engine, session.conversation) == ()
 
 
 def test_an_adapter_that_is_not_loaded_is_told(session: ChatSession, screen: Console, tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_an_adapter_that_is_not_loaded_is_told(session: ChatSession, screen: Con
     run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
     assert told == ["'sql' answered, an adapter that is not loaded: /adapter sql=FOLDER, or /adapter none"]
     run_command("/adapter none", session, screen)
-    assert session.conversation.adapter is None and remarks(session.engine, session.conversation) == ()
+    assert session.conversation.adapter is None and conversation_notes(session.engine, session.conversation) == ()

@@ -16,10 +16,10 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.talk import ChatLoop
-from cortexmlx.cli.chat.view import RawView
+from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.cli.chats.saved_chats import ChatSaver
-from cortexmlx.cli.engine import OpenEngine
-from cortexmlx.cli.terminal.signals import Interrupts
+from cortexmlx.cli.engine import ReplaceableEngine
+from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, ModelCorrupt, ModelNotFound
 from support.cli.chat_commands import printed, run_command
@@ -37,9 +37,9 @@ class Typed(PlainInput):
         return self.lines.pop(0) if self.lines else None
 
 
-def chat_of(host: OpenEngine, told: list[str]) -> ChatSession:
+def chat_of(host: ReplaceableEngine, told: list[str]) -> ChatSession:
     talk = host.engine.conversation()
-    return ChatSession(host.engine, lambda reply: RawView(), talk, host=host, note=told.append)
+    return ChatSession(host.engine, lambda reply: PlainTextView(), talk, host=host, note=told.append)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def told() -> list[str]:
 @pytest.fixture
 def hosted(fakes: Fakes, told: list[str]) -> Iterator[ChatSession]:
     """A chat with fake engines and two adapters."""
-    with OpenEngine(EngineConfig("fake", adapters={"sql": "one", "poem": "two"})) as host:
+    with ReplaceableEngine(EngineConfig("fake", adapters={"sql": "one", "poem": "two"})) as host:
         yield chat_of(host, told)
 
 
@@ -70,7 +70,7 @@ def fails_to_open(fakes: Fakes, monkeypatch: pytest.MonkeyPatch, refused: Callab
             raise KVCacheFull("no memory is left.")
         return fakes.load(options)
 
-    monkeypatch.setattr(engines, "load", load)
+    monkeypatch.setattr(engines, "load_engine", load)
 
 
 def test_an_adapter_that_is_gone_and_not_in_use_is_left_out_with_a_note(
@@ -112,7 +112,7 @@ def test_the_old_options_are_opened_without_what_is_gone(
     """As when a folder is removed after it was looked at."""
     hosted.conversation.adapter = used
     gone(hosted, "sql")
-    monkeypatch.setattr(engines, "check", lambda config, on_progress: {})
+    monkeypatch.setattr(engines, "check_loadable", lambda config, on_progress: {})
     fails_to_open(fakes, monkeypatch, lambda options: options.keep_last == 400)
     with pytest.raises(KVCacheFull):
         run_command("/set keep_last 400", hosted, screen)
@@ -128,26 +128,26 @@ def test_the_old_options_are_opened_without_what_is_gone(
 def test_a_chat_without_any_engine_keeps_its_words_and_takes_another_model(
     kept: bool, fakes: Fakes, hosted: ChatSession, screen: Console, monkeypatch: Any, capsys: Any, tmp_path: Path
 ) -> None:
-    hosted.keeper = ChatSaver() if kept else None
+    hosted.saver = ChatSaver() if kept else None
     hosted.ask(Question("one"))
     fails_to_open(fakes, monkeypatch, lambda options: str(options.model) == "fake")
     file, missing = tmp_path / "saved.json", tmp_path / "missing"
     lines = ["/set keep_last 400", "two", "/model", "/model fake", "/show info", f"/save {file}", f"/model {missing}"]
-    ChatLoop(hosted, Typed(*lines), screen, Interrupts(), pretty=False).go_on("")
+    ChatLoop(hosted, Typed(*lines), screen, InterruptHandler(), pretty=False).run("")
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert errors[0] == "error: fake cannot be opened again: no memory is left."
     assert "no model is open" in errors[1] and len(errors) >= 4
-    path = hosted.keeper.path if hosted.keeper is not None else None
+    path = hosted.saver.path if hosted.saver is not None else None
     there = f"the chat is kept in {path}" if kept else "/save FILE keeps the chat"
     assert f"no model is open: /model NAME opens one, and the chat goes on. Until then, {there}" in printed(screen)
     assert file.is_file() and [m["content"] for m in hosted.conversation.messages] == ["one", "You said: one"]
-    ChatLoop(hosted, Typed("/model org/other", "three"), screen, Interrupts(), pretty=False).go_on("")
+    ChatLoop(hosted, Typed("/model org/other", "three"), screen, InterruptHandler(), pretty=False).run("")
     assert hosted.has_model and [m["content"] for m in hosted.conversation.messages][2:] == [
         "three",
         "You said: three",
     ]
-    if hosted.keeper is not None:
-        hosted.keeper.close()
+    if hosted.saver is not None:
+        hosted.saver.close()
 
 
 def test_an_engine_that_ends_by_itself_still_ends_the_chat(hosted: ChatSession, screen: Console) -> None:
@@ -156,7 +156,7 @@ def test_an_engine_that_ends_by_itself_still_ends_the_chat(hosted: ChatSession, 
 
     hosted.engine.stats = closed  # type: ignore[method-assign]
     with pytest.raises(EngineClosed):
-        ChatLoop(hosted, Typed("/show info"), screen, Interrupts(), pretty=False).go_on("")
+        ChatLoop(hosted, Typed("/show info"), screen, InterruptHandler(), pretty=False).run("")
 
 
 @pytest.mark.parametrize("what", ["cut short", "removed"])
@@ -173,7 +173,7 @@ def test_files_that_are_damaged_meanwhile_end_no_chat(
         for file in path.glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-100])
 
-    with OpenEngine(EngineConfig(folder, kv_memory="256KB")) as host:
+    with ReplaceableEngine(EngineConfig(folder, kv_memory="256KB")) as host:
         session = chat_of(host, told)
         session.params = replace(session.params, max_tokens=2)
         run_command(f"/adapter sql={adapter}", session, screen)
@@ -203,7 +203,7 @@ def test_an_only_adapter_and_a_draft_model_are_looked_at_first(option: str, tiny
     else:
         write_adapter(there, tiny("llama"))
     options: dict[str, Any] = {option: there}
-    with OpenEngine(EngineConfig(tiny("llama"), kv_memory="256KB", **options)) as host:
+    with ReplaceableEngine(EngineConfig(tiny("llama"), kv_memory="256KB", **options)) as host:
         shutil.rmtree(there)
         with pytest.raises(CortexError, match="there"):
             host.check(replace(host.config, kv_memory="300KB"))
@@ -216,7 +216,7 @@ def test_who_gives_up_when_nothing_can_be_opened_is_told(
     def load(options: EngineConfig) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "load", load)
+    monkeypatch.setattr(engines, "load_engine", load)
     with pytest.raises(KeyboardInterrupt):
         run_command("/set keep_last 400", hosted, screen)
     assert not hosted.has_model and "given up: no model is open" in told[0]

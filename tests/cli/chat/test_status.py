@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams, TokenEvent
 from cortexmlx.cli.chat import status as module
-from cortexmlx.cli.chat.status import ArenaView, Status
+from cortexmlx.cli.chat.status import AnswerStatus, ArenaView
 from cortexmlx.errors import EngineClosed
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 from cortexmlx.types.progress import Progress
@@ -40,46 +40,46 @@ def picture(used: int, blocks: int = 40) -> BlockMap:
 
 def test_from_the_prompt_to_the_end_it_says_what_is_known(clock: Clock) -> None:
     asked = Written(range(4096))
-    status = Status(asked, 8192)
-    assert status.figures() == "reading 4,096 tokens · 0 s"
+    status = AnswerStatus(asked, 8192)
+    assert status.line() == "reading 4,096 tokens · 0 s"
     for done, now in ((0, 100.2), (512, 102.0), (1024, 104.0)):
         clock.now, asked.progress = now, Progress("prefilling", done, 4096)
-        status.note(TokenEvent("", progress=asked.progress))
-    assert status.figures() == "reading 1,024 of 4,096 tokens · 4 s"
+        status.update(TokenEvent("", progress=asked.progress))
+    assert status.line() == "reading 1,024 of 4,096 tokens · 4 s"
     clock.now = 110.0
-    status.note(TokenEvent("a", 1))
-    assert status.figures() == "1 token · TTFT 10.0 s · context 50%"
+    status.update(TokenEvent("a", 1))
+    assert status.line() == "1 token · TTFT 10.0 s · context 50%"
     for _ in range(40):
         clock.now += 0.05
-        status.note(TokenEvent("a", 1))
-    status.note(TokenEvent("", finish_reason=None))
-    assert status.figures() == "41 tokens · 20 tok/s · TTFT 10.0 s · context 51%"
+        status.update(TokenEvent("a", 1))
+    status.update(TokenEvent("", finish_reason=None))
+    assert status.line() == "41 tokens · 20 tok/s · TTFT 10.0 s · context 51%"
 
 
 def test_what_was_found_in_the_prefix_cache_is_said_before_and_after_the_first_token(clock: Clock) -> None:
-    status = Status(Written(range(1000), Progress("prefilling", 700, 1000, cached=600)), 10_000)
-    assert status.figures() == "reading 700 of 1,000 tokens, 600 cached · 0 s"
-    status.note(TokenEvent("a", 1))
-    assert status.figures() == "1 token · TTFT 0.0 s · context 10% · 600 cached"
+    status = AnswerStatus(Written(range(1000), Progress("prefilling", 700, 1000, cached=600)), 10_000)
+    assert status.line() == "reading 700 of 1,000 tokens, 600 cached · 0 s"
+    status.update(TokenEvent("a", 1))
+    assert status.line() == "1 token · TTFT 0.0 s · context 10% · 600 cached"
 
 
 def test_a_stop_is_acknowledged_at_once(clock: Clock) -> None:
     asked = Written(range(9))
-    status = Status(asked, 100)
+    status = AnswerStatus(asked, 100)
     asked.cancelling = True
-    assert status.figures() == "stopping with the piece of the prompt that is under way"
-    status.note(TokenEvent("a", 1))
-    assert status.figures() == "stopping"
+    assert status.line() == "stopping with the piece of the prompt that is under way"
+    status.update(TokenEvent("a", 1))
+    assert status.line() == "stopping"
 
 
 def test_an_answer_that_drops_tokens_says_so_and_that_it_reads_again(clock: Clock) -> None:
-    status = Status(Written(range(1234)), 10_000)
+    status = AnswerStatus(Written(range(1234)), 10_000)
     for _ in range(6):
-        status.note(TokenEvent("a", 1, dropped=0))
-    status.note(TokenEvent("", progress=Progress("prefilling", 512, 700)))
-    assert status.figures() == "6 tokens · reading 512 of 700 tokens again"
-    status.note(TokenEvent("a", 1, dropped=1000))
-    assert status.figures() == "7 tokens · TTFT 0.0 s · context 2% · 1,000 dropped"
+        status.update(TokenEvent("a", 1, dropped=0))
+    status.update(TokenEvent("", progress=Progress("prefilling", 512, 700)))
+    assert status.line() == "6 tokens · reading 512 of 700 tokens again"
+    status.update(TokenEvent("a", 1, dropped=1000))
+    assert status.line() == "7 tokens · TTFT 0.0 s · context 2% · 1,000 dropped"
 
 
 def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> None:
@@ -90,11 +90,11 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
         return picture(len(looks))
 
     arena = ArenaView(ask)
-    with Status(Written(range(3)), 100, arena) as status:
-        status.note(TokenEvent("a", 1))
+    with AnswerStatus(Written(range(3)), 100, arena) as status:
+        status.update(TokenEvent("a", 1))
         while arena.newest is None:
             time.sleep(0.005)
-        assert status.figures().endswith("KV 1 block")
+        assert status.line().endswith("KV 1 block")
         while len(looks) < 2:
             time.sleep(0.005)
     assert looks[1] - looks[0] >= module.WATCH_SECONDS
@@ -126,16 +126,16 @@ def test_its_figures_are_those_of_the_answer_in_the_end(engine: Engine) -> None:
     talk: Any = engine.conversation(params=SamplingParams(max_tokens=30, ignore_eos=True))
     for question in ("word " * 40, "and again"):
         with talk.stream(question) as reply:
-            status = Status(reply, 512)
+            status = AnswerStatus(reply, 512)
             for event in reply:
-                status.note(event)
+                status.update(event)
             done = reply.result()
         cached = f" · {done.usage.cached_tokens} cached" if done.usage.cached_tokens else ""
         share = (done.usage.prompt_tokens + done.usage.completion_tokens) / 512
         assert status._tokens == done.usage.completion_tokens == 30
         assert status._first - status._started == pytest.approx(done.timings.ttft, abs=0.3)
         reply._handle._cancelling = False
-        assert f"context {share:.0%}{cached}" in status.figures()
+        assert f"context {share:.0%}{cached}" in status.line()
     assert cached
 
 

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
-from cortexmlx.cli.chat.session import ChatSession, Follow, Question
+from cortexmlx.cli.chat.session import ChatSession, Question, ReplyReader
 from cortexmlx.cli.chat.talk import ChatLoop
-from cortexmlx.cli.terminal.signals import Interrupts
+from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli.terminal import STOP, Terminal
 
@@ -97,7 +97,7 @@ def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
     session: ChatSession, screen: Console
 ) -> None:
     lines = Lines("one", "/n 3", "0", "/n 2 two", "0", "/n 2", "")
-    ChatLoop(session, lines, screen, Interrupts(), pretty=False).go_on("")
+    ChatLoop(session, lines, screen, InterruptHandler(), pretty=False).run("")
     said = [message["content"] for message in session.conversation.messages]
     assert said == ["one", "You said: one"], "also if the input ends there"
 
@@ -112,14 +112,14 @@ def test_ctrl_c_beside_an_answer_is_acknowledged_too(
 ) -> None:
     ask = session.ask
 
-    def interrupted(question: Question, follow: Follow | None = None) -> NoReturn:
+    def interrupted(question: Question, follow: ReplyReader | None = None) -> NoReturn:
         if late:
             ask(question, follow)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "ask", interrupted)
     with screen.capture() as printed:
-        ChatLoop(session, Lines("one"), screen, Interrupts(), pretty=False).go_on("")
+        ChatLoop(session, Lines("one"), screen, InterruptHandler(), pretty=False).run("")
     assert printed.get().splitlines()[-1] == f"  {said}"
     assert [message["content"] for message in session.conversation.messages] == kept
 

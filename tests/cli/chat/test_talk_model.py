@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.attachments import with_files
+from cortexmlx.cli.chat.attachments import prepend_files
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
-from cortexmlx.cli.chat.session import Attached, ChatSession
+from cortexmlx.cli.chat.session import AttachedFile, ChatSession
 from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.chats.saved_chats import ChatSaver
-from cortexmlx.cli.terminal.signals import Interrupts
+from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
 
 
 class ChatModel:
     """The questions of a chat, in order. Each has an answer that begins with its text."""
 
-    def __init__(self, file: Attached) -> None:
+    def __init__(self, file: AttachedFile) -> None:
         self.questions: list[str] = []
         self.taken: str | None = None
         self.saved: dict[str, list[str]] = {}
-        self.waiting: list[Attached] = []
+        self.waiting: list[AttachedFile] = []
         self._file = file
 
     def do(self, line: str) -> None:
@@ -71,7 +71,7 @@ class ChatModel:
         if again:
             self.questions.pop()
         waiting = self.waiting if files else []
-        self.questions.append(with_files(waiting, text) if waiting else text)
+        self.questions.append(prepend_files(waiting, text) if waiting else text)
         self.waiting = [] if files else self.waiting
         self.taken = None
 
@@ -90,10 +90,10 @@ class Script(PlainInput):
 def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
     seed: int, session: ChatSession, screen: Console, tmp_path: Path
 ) -> None:
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     note = tmp_path / "note.txt"
     note.write_text("alpha\n")
-    chance, model = random.Random(seed), ChatModel(Attached(note, "alpha\n"))
+    chance, model = random.Random(seed), ChatModel(AttachedFile(note, "alpha\n"))
     files = [str(tmp_path / f"{number}.json") for number in range(2)]
     for number in range(60):
         line = chance.choice(
@@ -118,7 +118,7 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         several = line.startswith("/n ")
         asked = several and "!fail" not in line and (line != "/n 2" or model.last is not None)
         lines = [line, choice] if asked else [line]
-        ChatLoop(session, Script(lines), screen, Interrupts(), pretty=False).go_on("")
+        ChatLoop(session, Script(lines), screen, InterruptHandler(), pretty=False).run("")
         if asked:
             model.several(line.removeprefix("/n 2").strip(), choice)
         elif not several:
@@ -127,8 +127,8 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         assert said == model.questions, (number, line)
         answers = [str(m["content"]) for m in session.conversation.messages if m["role"] == "assistant"]
         assert answers == [f"You said: {each}" for each in said]
-        path = session.keeper.path
+        path = session.saver.path
         if path is not None and path.exists():
             kept = [str(m["content"]) for m in SavedConversation.read(path).messages if m["role"] == "user"]
             assert kept == said or line.startswith("/load")
-    session.keeper.close()
+    session.saver.close()

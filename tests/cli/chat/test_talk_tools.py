@@ -14,9 +14,9 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.chat.tools.calls import CONSENT
 from cortexmlx.cli.start import run
-from cortexmlx.cli.terminal.signals import Interrupts
+from cortexmlx.cli.terminal.signals import InterruptHandler
 from cortexmlx.sessions.saved import SavedConversation
-from cortexmlx.structured.tools import checked_tools
+from cortexmlx.structured.tools import read_tools
 from support.cli.chat_commands import printed
 from support.cli.cli_fakes import Fakes
 from support.cli.terminal import STOP, Terminal
@@ -58,13 +58,13 @@ def interrupted() -> None:
 
 
 def offered(session: ChatSession, *functions: Callable[..., object]) -> None:
-    session.params = replace(session.params, tools=checked_tools(functions))
+    session.params = replace(session.params, tools=read_tools(functions))
 
 
 def talk(session: ChatSession, screen: Console, *lines: str) -> list[object]:
     """What was said after these lines."""
     session.note = lambda text: screen.print(text)
-    ChatLoop(session, Lines(*lines), screen, Interrupts(), pretty=False).go_on("")
+    ChatLoop(session, Lines(*lines), screen, InterruptHandler(), pretty=False).run("")
     return [message["content"] for message in session.conversation.messages]
 
 
@@ -92,14 +92,14 @@ def test_always_asks_no_more_in_this_chat(session: ChatSession, screen: Console)
     question = '!call ask_again {"again": 3}'
     said = talk(session, screen, question, "a", question)
     assert said.count("The result is done") == 2 and session.allowed == {"ask_again"}
-    session.offer(checked_tools([ask_again]))
+    session.set_tools(read_tools([ask_again]))
     assert not session.allowed, "other functions may have the same names"
 
 
 def test_a_turn_that_is_stopped_at_the_question_is_taken_back(session: ChatSession, screen: Console) -> None:
     offered(session, add)
     assert talk(session, screen, "one", CALL) == ["one", "You said: one"], "the input ends at the question"
-    assert session.keeper is None or session.conversation.messages
+    assert session.saver is None or session.conversation.messages
 
 
 def test_ctrl_c_while_a_function_runs_takes_the_turn_back(

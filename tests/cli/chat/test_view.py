@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cortexmlx.cli.chat.view import MarkdownView, RawView
+from cortexmlx.cli.chat.view import MarkdownView, PlainTextView
 from cortexmlx.cli.start import log_to_stderr
-from cortexmlx.core.text import Kind, ThoughtSplitter
+from cortexmlx.core.text import TextKind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import TokenEvent
@@ -32,8 +32,8 @@ def viewed(pieces: list[str], *, thinking: bool = False, folded: bool = False) -
     with MarkdownView(console, status_of(3, 100), thinking=thinking, folded=folded) as view:
         splitter = ThoughtSplitter(Thoughts("<think>", "</think>", begun=thinking))
         for part in [*(part for piece in pieces for part in splitter.feed(piece)), *splitter.rest()]:
-            if part.kind is not Kind.MARKUP:
-                view.feed(part.text, part.kind is Kind.THOUGHT)
+            if part.kind is not TextKind.MARKUP:
+                view.feed(part.text, part.kind is TextKind.THOUGHT)
     screen = Emulator(60, 20)
     pyte.Stream(screen).feed(written.getvalue().replace("\n", "\r\n"))
     return screen
@@ -44,7 +44,7 @@ def lines_of(screen: Emulator) -> list[str]:
 
 
 def test_plain_text_comes_as_it_is_and_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with RawView() as view:
+    with PlainTextView() as view:
         view.feed("**the")
         assert capsys.readouterr().out == "**the"
         view.feed(" answer**")
@@ -52,7 +52,7 @@ def test_plain_text_comes_as_it_is_and_ends_its_line(capsys: pytest.CaptureFixtu
 
 
 def test_thoughts_are_not_in_the_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with RawView() as view:
+    with PlainTextView() as view:
         view.feed("so", thought=True)
         view.feed("")
         view.feed(" be it", thought=True)
@@ -112,15 +112,15 @@ def test_what_is_pending_the_figures_and_the_arena_stand_below_as_far_as_there_i
     view = MarkdownView(screen, status, thinking=False)
 
     def below() -> list[str]:
-        return [line.plain.strip() for line in view._below()]
+        return [line.plain.strip() for line in view._status_rows()]
 
     assert "reading 1,234 tokens" in below()[0]
     with view:
         for _ in range(6):
-            view.note(TokenEvent("and so ", 1))
+            view.update_status(TokenEvent("and so ", 1))
             view.feed("and so ")
-        view._region.show(*view._news())
-        assert [line.plain for line in view._pending()] == ["and so and so and so and so and so and so"]
+        view._region.show(*view._take_rows())
+        assert [line.plain for line in view._pending_rows()] == ["and so and so and so and so and so and so"]
         assert len(below()) == 1 and re.search(r"6 tokens · TTFT [^·]+ · context 12%$", below()[0])
         assert status.arena is not None
         status.arena.toggle()

@@ -103,7 +103,7 @@ def test_neither_files_elsewhere_nor_several_at_once_are_meant(kept: Path, tmp_p
 
 
 def test_a_chat_that_is_open_is_neither_renamed_nor_deleted(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lock = ChatLock.take(kept / "2026-11-22-monads.json", state_folder())
+    lock = ChatLock.acquire(kept / "2026-11-22-monads.json", state_folder())
     assert lock is not None
     for options in (["--delete", "-y"], ["--rename", "x"]):
         assert run(["chats", "last", *options]) == 1

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.input import candidates
+from cortexmlx.cli.chat.input import completions
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME
 from cortexmlx.cli.chats import saved_chats
@@ -24,11 +24,11 @@ from cortexmlx.cli.chats.saved_chats import (
     LAST,
     ChatSaver,
     chats_folder,
-    find,
-    name_for,
+    describe_storage,
+    find_chat,
+    make_name,
+    remove_leftovers,
     resume_command,
-    tidy,
-    whereabouts,
 )
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.conversation import Conversation
@@ -40,10 +40,10 @@ DAY = date(2026, 11, 22)
 
 def begun(session: ChatSession) -> Path:
     """The file of a chat in which one thing was said, and which is kept."""
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
-    assert session.keeper.path is not None
-    return session.keeper.path
+    assert session.saver.path is not None
+    return session.saver.path
 
 
 @pytest.mark.parametrize(
@@ -58,53 +58,55 @@ def begun(session: ChatSession) -> Path:
     ],
 )
 def test_a_name_is_the_day_and_the_first_words(question: str, name: str) -> None:
-    assert name_for(question, DAY) == name and len(name.encode()) < 200
+    assert make_name(question, DAY) == name and len(name.encode()) < 200
 
 
 def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: ChatSession) -> None:
-    session.keeper = ChatSaver()
-    session.keep()
+    session.saver = ChatSaver()
+    session.save()
     assert not state_folder().exists(), "nothing was said yet"
     session.ask(Question("one"))
-    path = session.keeper.path
+    path = session.saver.path
     assert path is not None and path.name == f"{date.today().isoformat()}-one.json"
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     session.ask(Question("two"))
     again = session.engine.conversation()
-    again.load(find(LAST))
+    again.load(find_chat(LAST))
     assert again.messages == session.conversation.messages and len(again.messages) == 4
     session.conversation.clear()
-    session.begin_anew()
+    session.start_new_chat()
     session.ask(Question("one"))
-    assert session.keeper.path is not None and session.keeper.path.stem == f"{path.stem}-2"
+    assert session.saver.path is not None and session.saver.path.stem == f"{path.stem}-2"
 
 
 def test_a_chat_that_begins_with_a_file_is_named_by_what_was_typed(session: ChatSession) -> None:
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("a.txt:\n```\nx\n```\n\n@a.txt what?", typed="@a.txt what?"))
-    assert session.keeper.path is not None and session.keeper.path.stem[11:] == "a-txt-what"
+    assert session.saver.path is not None and session.saver.path.stem[11:] == "a-txt-what"
 
 
 def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no chat 'last' is kept: there are none yet"):
-        find(LAST)
+        find_chat(LAST)
     folder = state_folder() / "chats"
     folder.mkdir(parents=True)
     for age, name in enumerate(("2026-11-03-c", "2026-11-02-b", "2026-11-02-bc")):
         (folder / f"{name}.json").touch()
         os.utime(folder / f"{name}.json", (1e9 - age, 1e9 - age))
     (tmp_path / "mine.json").touch()
-    found = {given: find(given).stem for given in (LAST, "2026-11-03", "2026-11-02-b", str(tmp_path / "mine.json"))}
+    found = {
+        given: find_chat(given).stem for given in (LAST, "2026-11-03", "2026-11-02-b", str(tmp_path / "mine.json"))
+    }
     assert list(found.values()) == ["2026-11-03-c", "2026-11-03-c", "2026-11-02-b", "mine"]
     for unclear in ("2026", "x"):
         with pytest.raises(InvalidRequest, match=f"no chat '{unclear}' is kept: the newest are 2026-11-03-c, 2026-11"):
-            find(unclear)
+            find_chat(unclear)
 
 
 def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
     state_folder().parent.mkdir(exist_ok=True)
     state_folder().write_text("a file in the way")
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
     assert capsys.readouterr().err.count("the chat is not kept (--no-save says so)") == 1
@@ -148,7 +150,7 @@ def test_chats_that_are_kept_at_the_same_moment_have_a_file_each(
     monkeypatch.setattr(type(talks[0]), "save", slowly)
 
     def at_once(keepers: list[ChatSaver]) -> None:
-        threads = [Thread(target=k.keep, args=(t,)) for k, t in zip(keepers, talks, strict=True)]
+        threads = [Thread(target=k.save, args=(t,)) for k, t in zip(keepers, talks, strict=True)]
         for each in threads:
             each.start()
         for each in threads:
@@ -178,10 +180,10 @@ def test_a_disk_that_takes_for_ever_lets_no_two_chats_write_one_file(
 
     monkeypatch.setattr(Conversation, "save", save)
     slow, other = ChatSaver(), ChatSaver()
-    thread = Thread(target=slow.keep, args=(first,))
+    thread = Thread(target=slow.save, args=(first,))
     thread.start()
     begun.wait()
-    other.keep(second)
+    other.save(second)
     finished.set()
     thread.join()
     assert other.path is not None and slow.path is not None and other.path.stem == f"{slow.path.stem}-2"
@@ -190,12 +192,12 @@ def test_a_disk_that_takes_for_ever_lets_no_two_chats_write_one_file(
 
 def test_a_chat_that_has_ended_leaves_its_file_to_the_next(session: ChatSession) -> None:
     path = begun(session)
-    assert session.keeper is not None
-    session.keeper.close()
+    assert session.saver is not None
+    session.saver.close()
     assert not [*(state_folder() / "locks").iterdir()]
-    session.keeper = ChatSaver(path)
+    session.saver = ChatSaver(path)
     session.ask(Question("two"))
-    assert session.keeper.path == path
+    assert session.saver.path == path
 
 
 def test_where_nothing_can_be_locked_chats_are_kept(session: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +217,14 @@ def test_a_chat_that_is_ended_while_it_is_kept_has_one_file_and_is_not_waited_fo
         usual(conversation, path)
         if not ended:
             ended.append(True)
-            session.keep()
+            session.save()
 
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
     usual, ended = Conversation.save, list[bool]()
     monkeypatch.setattr(Conversation, "save", save)
     session.ask(Question("two"))
-    assert [path.stem[11:] for path in saved_chats.kept_paths()] == ["one"] and not capsys.readouterr().err
+    assert [path.stem[11:] for path in saved_chats.saved_paths()] == ["one"] and not capsys.readouterr().err
 
 
 def test_a_file_that_may_not_be_written_to_stays_as_it_is(
@@ -234,7 +236,7 @@ def test_a_file_that_may_not_be_written_to_stays_as_it_is(
     session.ask(Question("two"))
     session.ask(Question("three"))
     assert path.read_bytes() == before
-    assert session.keeper.path is not None and session.keeper.path.stem == f"{path.stem}-2"
+    assert session.saver.path is not None and session.saver.path.stem == f"{path.stem}-2"
     assert capsys.readouterr().err.count(f"{path.stem} may not be written to: this one is kept as {path.stem}-2") == 1
 
 
@@ -243,10 +245,10 @@ def test_the_last_chat_is_the_last_after_the_clock_was_put_back(session: ChatSes
     folder.mkdir(parents=True)
     (folder / "tomorrow.json").touch()
     os.utime(folder / "tomorrow.json", (time.time() + 86400, time.time() + 86400))
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     for text in ("one", "two"):
         session.ask(Question(text))
-        assert find(LAST) == session.keeper.path
+        assert find_chat(LAST) == session.saver.path
     assert len([*folder.iterdir()]) == 2
 
 
@@ -254,7 +256,7 @@ def test_a_folder_or_a_pipe_is_no_chat(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "no file")):
         with pytest.raises(InvalidRequest, match=f"{path} is {what}, and a chat is kept in a file"):
-            find(str(path))
+            find_chat(str(path))
 
 
 def test_what_is_no_file_any_more_is_no_chat() -> None:
@@ -262,15 +264,15 @@ def test_what_is_no_file_any_more_is_no_chat() -> None:
     folder.mkdir(parents=True)
     (folder / "gone.json").symlink_to("/nowhere/at/all")
     (folder / "there.json").touch()
-    assert find(LAST).stem == "there"
+    assert find_chat(LAST).stem == "there"
     with pytest.raises(InvalidRequest, match="no chat '~nobody-of-that-name/x' is kept: the newest are there"):
-        find("~nobody-of-that-name/x")
+        find_chat("~nobody-of-that-name/x")
 
 
 def test_a_chat_whose_messages_have_no_text_is_kept(session: ChatSession) -> None:
     talk = session.engine.conversation(messages=[{"role": "user"}])
     keeper = ChatSaver()
-    keeper.keep(talk)
+    keeper.save(talk)
     assert keeper.path is not None and keeper.path.stem.endswith("-chat")
 
 
@@ -279,12 +281,12 @@ def test_it_is_said_what_stays_on_disk_and_how_nothing_does(monkeypatch: pytest.
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("CORTEXMLX_KV_STORE", str(home / "kv"))
     chat, kv = "the chat in ~/state/cortexmlx", "keys and values in"
-    assert whereabouts(ChatSaver(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
-    assert whereabouts(ChatSaver(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
-    assert whereabouts(ChatSaver(), None) == f"on disk: {chat}; --no-save: nothing"
-    assert whereabouts(ChatSaver(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
-    assert whereabouts(None, "/kv") == f"on disk: {kv} /kv"
-    assert whereabouts(None, None) == "nothing of this chat stays on disk"
+    assert describe_storage(ChatSaver(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
+    assert describe_storage(ChatSaver(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
+    assert describe_storage(ChatSaver(), None) == f"on disk: {chat}; --no-save: nothing"
+    assert describe_storage(ChatSaver(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
+    assert describe_storage(None, "/kv") == f"on disk: {kv} /kv"
+    assert describe_storage(None, None) == "nothing of this chat stays on disk"
 
 
 def test_what_killed_chats_left_goes_when_the_next_begins() -> None:
@@ -295,10 +297,10 @@ def test_what_killed_chats_left_goes_when_the_next_begins() -> None:
         each.touch()
     os.utime(old, (1e9, 1e9))
     os.utime(theirs, (1e9, 1e9))
-    lock = ChatLock.take(folder / "a.json", state_folder())
+    lock = ChatLock.acquire(folder / "a.json", state_folder())
     assert lock is not None
-    lock._drop()
-    tidy()
+    lock._close_file()
+    remove_leftovers()
     assert not old.exists() and new.exists() and theirs.exists()
     assert not [*(state_folder() / "locks").iterdir()]
 
@@ -311,14 +313,14 @@ def test_how_to_resume_a_chat_can_be_typed_in_a_shell(name: str, said: str, tmp_
     elsewhere = tmp_path / f"{name}.json"
     elsewhere.touch()
     *_, named = shlex.split(resume_command(elsewhere))
-    assert find(named) == elsewhere
+    assert find_chat(named) == elsewhere
 
 
 def test_a_chat_that_could_not_be_written_is_not_said_to_be_kept(
     session: ChatSession, screen: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = begun(session)
-    assert session.keeper is not None and session.keeper.kept == path
+    assert session.saver is not None and session.saver.saved_path == path
 
     def full(self: Conversation, path: Path) -> None:
         raise ConversationFileError(f"{path} cannot be written: No space left on device")
@@ -326,13 +328,13 @@ def test_a_chat_that_could_not_be_written_is_not_said_to_be_kept(
     with monkeypatch.context() as patched:
         patched.setattr(Conversation, "save", full)
         session.ask(Question("two"))
-        assert session.keeper.kept is None
+        assert session.saver.saved_path is None
         run_command("/clear", session, screen)
         assert "kept" not in printed(screen)
         session.ask(Question("three"))
-        assert session.keeper.kept is None
+        assert session.saver.saved_path is None
     session.ask(Question("four"))
-    assert session.keeper.kept == session.keeper.path != path
+    assert session.saver.saved_path == session.saver.path != path
 
 
 def test_a_folder_that_cannot_be_looked_into_ends_no_chat(
@@ -340,10 +342,10 @@ def test_a_folder_that_cannot_be_looked_into_ends_no_chat(
 ) -> None:
     """As one that another user made. For root, a name that is too long has the same effect."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("x" * 300)))
-    tidy()
-    session.keeper = ChatSaver()
+    remove_leftovers()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
     assert capsys.readouterr().err.count("the chat is not kept") == 1
-    assert session.keeper.kept is None and len(session.conversation.messages) == 4
-    assert [*candidates("/load ", BY_NAME)] == []
+    assert session.saver.saved_path is None and len(session.conversation.messages) == 4
+    assert [*completions("/load ", BY_NAME)] == []

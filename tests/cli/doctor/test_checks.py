@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cortexmlx.cli.doctor.check import Check, Verdict
-from cortexmlx.cli.doctor.checks import CHECKS, all_checks
+from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
+from cortexmlx.cli.doctor.checks import CHECKS, run_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
@@ -24,8 +24,8 @@ from support.kernels.broken_kernels import COMPILE_ERROR, raising
 def test_a_wrong_version_of_mlx_lm_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0" if name == "mlx-lm" else real(name))
-    [check] = [check for check in all_checks() if check.name == "mlx-lm"]
-    assert check.verdict is Verdict.FAIL and check.advice.startswith("pip install 'mlx-lm==")
+    [check] = [check for check in run_checks() if check.name == "mlx-lm"]
+    assert check.verdict is CheckStatus.FAIL and check.advice.startswith("pip install 'mlx-lm==")
 
 
 def test_a_package_that_is_missing_fails_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +37,8 @@ def test_a_package_that_is_missing_fails_with_the_command_that_installs_it(monke
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    [check] = [check for check in all_checks() if check.name == "mlx-lm"]
-    assert check.verdict is Verdict.FAIL and check.detail == "not installed"
+    [check] = [check for check in run_checks() if check.name == "mlx-lm"]
+    assert check.verdict is CheckStatus.FAIL and check.detail == "not installed"
     assert check.advice.startswith("pip install 'mlx-lm==")
 
 
@@ -46,7 +46,7 @@ def test_another_system_than_apple_silicon_fails_on_macos(monkeypatch: pytest.Mo
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", "darwin")
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.platform.machine", lambda: "x86_64")
     [check] = CHECKS["machine"]()
-    assert check.verdict is Verdict.FAIL and "arm64" in check.advice
+    assert check.verdict is CheckStatus.FAIL and "arm64" in check.advice
 
 
 def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,24 +55,24 @@ def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", "linux")
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     monkeypatch.delenv("CORTEXMLX_DEQUANTIZE", raising=False)
-    assert [check.verdict for check in CHECKS["weights"]()] == [Verdict.OK]
+    assert [check.verdict for check in CHECKS["weights"]()] == [CheckStatus.OK]
     monkeypatch.setenv("CORTEXMLX_DEQUANTIZE", "0")
     [check] = CHECKS["weights"]()
-    assert check.verdict is Verdict.WARN and check.advice == "unset CORTEXMLX_DEQUANTIZE for speed"
+    assert check.verdict is CheckStatus.WARN and check.advice == "unset CORTEXMLX_DEQUANTIZE for speed"
 
 
 @pytest.mark.parametrize(
     ("system", "built", "opened", "verdict", "says"),
     [
-        ("darwin", True, "Apple M4", Verdict.OK, ""),
-        ("darwin", True, "Apple Paravirtual device", Verdict.WARN, "virtual machine"),
-        ("darwin", True, None, Verdict.FAIL, "none can be opened"),
-        ("darwin", False, None, Verdict.WARN, "built without Metal"),
-        ("linux", False, None, Verdict.OK, ""),
+        ("darwin", True, "Apple M4", CheckStatus.OK, ""),
+        ("darwin", True, "Apple Paravirtual device", CheckStatus.WARN, "virtual machine"),
+        ("darwin", True, None, CheckStatus.FAIL, "none can be opened"),
+        ("darwin", False, None, CheckStatus.WARN, "built without Metal"),
+        ("linux", False, None, CheckStatus.OK, ""),
     ],
 )
 def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
-    monkeypatch: pytest.MonkeyPatch, system: str, built: bool, opened: str | None, verdict: Verdict, says: str
+    monkeypatch: pytest.MonkeyPatch, system: str, built: bool, opened: str | None, verdict: CheckStatus, says: str
 ) -> None:
     import mlx.core as mx
 
@@ -95,7 +95,7 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr("cortexmlx.attention.selfcheck.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
     monkeypatch.setattr("cortexmlx.attention.selfcheck.WRITES", WRITES[:1])
     backend, *kernels = CHECKS["attention"]()
-    assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 3
+    assert backend.detail == "metal" and [check.verdict for check in kernels] == [CheckStatus.WARN] * 3
     for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0]), strict=True):
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
         assert "\n" not in check.detail and "doctor --json" in check.advice
@@ -105,13 +105,13 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
 @pytest.mark.parametrize(
     ("free", "writable", "verdict", "advice"),
     [
-        (10 * 2**30, True, Verdict.OK, ""),
-        (2**30, True, Verdict.WARN, "set HF_HOME to a larger disk"),
-        (10 * 2**30, False, Verdict.WARN, "you may not write in"),
+        (10 * 2**30, True, CheckStatus.OK, ""),
+        (2**30, True, CheckStatus.WARN, "set HF_HOME to a larger disk"),
+        (10 * 2**30, False, CheckStatus.WARN, "you may not write in"),
     ],
 )
 def test_the_hubs_cache_is_counted_and_a_full_disk_warned_of(
-    free: int, writable: bool, verdict: Verdict, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    free: int, writable: bool, verdict: CheckStatus, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub.constants as constants
 
@@ -130,13 +130,13 @@ def test_the_hubs_cache_is_counted_and_a_full_disk_warned_of(
 @pytest.mark.parametrize(
     ("term", "encoding", "verdict", "says"),
     [
-        ("xterm", "utf-8", Verdict.OK, "colours, utf-8"),
-        ("dumb", "utf-8", Verdict.WARN, "no colours, utf-8"),
-        ("xterm", "latin-1", Verdict.WARN, "colours, latin-1"),
+        ("xterm", "utf-8", CheckStatus.OK, "colours, utf-8"),
+        ("dumb", "utf-8", CheckStatus.WARN, "no colours, utf-8"),
+        ("xterm", "latin-1", CheckStatus.WARN, "colours, latin-1"),
     ],
 )
 def test_what_a_terminal_cannot_show_is_warned_of(
-    term: str, encoding: str, verdict: Verdict, says: str, monkeypatch: pytest.MonkeyPatch
+    term: str, encoding: str, verdict: CheckStatus, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:
@@ -151,20 +151,20 @@ def test_what_a_terminal_cannot_show_is_warned_of(
     assert (check.verdict, check.detail) == (verdict, f"80x24, {says}")
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     [check] = CHECKS["terminal"]()
-    assert (check.verdict, check.detail) == (Verdict.OK, "none: plain text is written")
+    assert (check.verdict, check.detail) == (CheckStatus.OK, "none: plain text is written")
 
 
 def test_an_install_without_the_developers_parts_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     [check] = CHECKS["simulator"]()
-    assert (check.verdict, check.detail) == (Verdict.OK, "installed, with the other parts for developers")
+    assert (check.verdict, check.detail) == (CheckStatus.OK, "installed, with the other parts for developers")
     monkeypatch.setattr("cortexmlx.system.developer_parts.DEVELOPER_PARTS", ("cortexmlx.metal.not_here",))
     [check] = CHECKS["simulator"]()
-    assert check.verdict is Verdict.OK and check.detail.startswith("not in this install")
+    assert check.verdict is CheckStatus.OK and check.detail.startswith("not in this install")
     assert "pip install -e '.[dev]'" in check.detail
 
 
 def test_a_line_is_plain_data_for_json() -> None:
-    assert asdict(Check("device", Verdict.OK, "CPU")) == {
+    assert asdict(DoctorCheck("device", CheckStatus.OK, "CPU")) == {
         "name": "device",
         "verdict": "ok",
         "detail": "CPU",

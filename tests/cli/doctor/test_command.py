@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.cli.doctor import checks
-from cortexmlx.cli.doctor.check import Check, Verdict
+from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.start import run
 from cortexmlx.metal.rules import Variant
 from support.kernels.broken_kernels import COMPILE_ERROR, copying, dropped, raising
@@ -72,8 +72,8 @@ def test_doctor_says_what_to_do_and_fails_for_what_is_broken(
     def broken() -> object:
         raise RuntimeError("no such thing")
 
-    fine = Check("fine", Verdict.OK, "as it should be")
-    worse = Check("worse", Verdict.WARN, "slow", "make it fast")
+    fine = DoctorCheck("fine", CheckStatus.OK, "as it should be")
+    worse = DoctorCheck("worse", CheckStatus.WARN, "slow", "make it fast")
     monkeypatch.setattr(checks, "CHECKS", {"a": lambda: iter([fine, worse]), "b": broken})
     assert run(["doctor"]) == 1
     assert capsys.readouterr().out == (

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.doctor import checks, report, trial
-from cortexmlx.cli.doctor.check import Check, Verdict
+from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.start import run
 
-FINE = Check("fine", Verdict.OK, "as it should be")
-WRITES = Check("KV cache", Verdict.OK, "in place")
+FINE = DoctorCheck("fine", CheckStatus.OK, "as it should be")
+WRITES = DoctorCheck("KV cache", CheckStatus.OK, "in place")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A doctor with one check and no engine, in a folder of its own."""
     monkeypatch.setattr(checks, "CHECKS", {"a": lambda: iter([FINE])})
-    monkeypatch.setattr(trial, "trial", lambda begins: ({"stats": {"steps": 3}}, [WRITES]))
+    monkeypatch.setattr(trial, "run_trial", lambda begins: ({"stats": {"steps": 3}}, [WRITES]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,7 +72,7 @@ def test_json_goes_to_stdout_and_the_report_to_its_file(
 def test_a_file_that_exists_is_kept_and_nothing_is_measured(
     quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trial, "trial", None)
+    monkeypatch.setattr(trial, "run_trial", None)
     monkeypatch.setattr(checks, "CHECKS", None)
     (quick / "mine.json").write_text("mine")
     assert run(["doctor", "--report", "mine.json"]) == 1
@@ -94,8 +94,8 @@ def test_a_path_that_cannot_be_written_is_one_message_before_anything_is_measure
 
 def test_no_section_names_a_place(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"stats": {"error": f"OSError: no file {Path.home() / 'diary.txt'}"}}
-    advised = Check("KV cache", Verdict.WARN, f"in {quick}", f"look at {quick / 'x'}", f"{quick}: a message")
-    monkeypatch.setattr(trial, "trial", lambda begins: (found, [advised]))
+    advised = DoctorCheck("KV cache", CheckStatus.WARN, f"in {quick}", f"look at {quick / 'x'}", f"{quick}: a message")
+    monkeypatch.setattr(trial, "run_trial", lambda begins: (found, [advised]))
     assert run(["doctor", "--report"]) == 0
     told = json.loads((quick / "cortexmlx-report.json").read_text())
     assert told["stats"] == {"error": "OSError: no file <path>"}
@@ -128,7 +128,7 @@ def test_an_interrupt_or_a_full_disk_leaves_no_file(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(trial, "trial", fails)
+    monkeypatch.setattr(trial, "run_trial", fails)
     assert run(["doctor", "--report"]) in (1, 130)
     assert not list(quick.iterdir())
 
@@ -146,12 +146,12 @@ def test_an_interrupt_or_a_full_disk_leaves_no_file(
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(type(error)):
-        report.write(quick / "full.json", {})
+        report.write_file(quick / "full.json", {})
     assert not list(quick.iterdir())
 
 
 def test_a_file_that_appears_meanwhile_is_kept(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "trial", lambda begins: (quick / "r.json").write_text("other") and ({}, []))
+    monkeypatch.setattr(trial, "run_trial", lambda begins: (quick / "r.json").write_text("other") and ({}, []))
     assert run(["doctor", "--report", "r.json"]) == 1
     assert (quick / "r.json").read_text() == "other"
 
@@ -162,7 +162,7 @@ def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
     """All checks, and a real engine with a tiny random model."""
     monkeypatch.setattr(import_module("cortexmlx.models.resolve"), "starter_path", lambda: None)
     monkeypatch.setattr(trial, "PROMPT", 8)
-    monkeypatch.setattr(trial, "PAIRS", 1)
+    monkeypatch.setattr(trial, "RUNS_PER_SIDE", 1)
     monkeypatch.setattr(platform, "node", lambda: "adas-machine.example")
     monkeypatch.setattr(getpass, "getuser", lambda: "adalov")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "ada" / "models"))

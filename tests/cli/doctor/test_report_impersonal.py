@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.doctor import report
-from cortexmlx.cli.doctor.report import Impersonal, variables
+from cortexmlx.cli.doctor.report import Anonymizer, safe_environment
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Impersonal:
+def names(monkeypatch: pytest.MonkeyPatch) -> Anonymizer:
     monkeypatch.setattr(platform, "node", lambda: "Ada-Laptop.local")
     monkeypatch.setattr(getpass, "getuser", lambda: "adal")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_gecos="Ada Lovelace,,,"))
     monkeypatch.setattr(Path, "home", lambda: Path("/Users/adal"))
     monkeypatch.setenv("HF_HOME", "/Volumes/Ada's disk/models")
-    return Impersonal()
+    return Anonymizer()
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Impersonal:
         ("program_source:412:14: error: use of 'x'", "program_source:412:14: error: use of 'x'"),
     ],
 )
-def test_names_and_paths_are_taken_out_and_nothing_else(names: Impersonal, text: str, left: str) -> None:
-    assert names.text(text) == left
+def test_names_and_paths_are_taken_out_and_nothing_else(names: Anonymizer, text: str, left: str) -> None:
+    assert names.anonymize_text(text) == left
 
 
 def test_a_user_without_a_home_and_a_folder_that_is_gone_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,12 +56,12 @@ def test_a_user_without_a_home_and_a_folder_that_is_gone_are_no_obstacle(monkeyp
 
     monkeypatch.setattr(Path, "home", none)
     monkeypatch.setattr(Path, "cwd", gone)
-    assert Impersonal().text("in /opt/secret/place") == "in <path>"
+    assert Anonymizer().anonymize_text("in /opt/secret/place") == "in <path>"
 
 
-def test_data_keeps_its_shape_its_numbers_and_its_keys(names: Impersonal) -> None:
+def test_data_keeps_its_shape_its_numbers_and_its_keys(names: Anonymizer) -> None:
     data = {"adal": [1, 2.5, None, True, "adal"], "b": ({"c": Path("/Users/adal/x")},)}
-    assert names.data(data) == {"adal": [1, 2.5, None, True, "<name>"], "b": [{"c": "<path>"}]}
+    assert names.anonymize_data(data) == {"adal": [1, 2.5, None, True, "<name>"], "b": [{"c": "<path>"}]}
 
 
 @given(
@@ -81,7 +81,7 @@ def test_a_user_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", nobody)
     monkeypatch.setattr(platform, "node", lambda: "")
     monkeypatch.delenv("USER", raising=False)
-    assert Impersonal().text("fine") == "fine"
+    assert Anonymizer().anonymize_text("fine") == "fine"
 
 
 def test_of_the_environment_only_plain_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +93,4 @@ def test_of_the_environment_only_plain_values_are_told(monkeypatch: pytest.Monke
     monkeypatch.setenv("CORTEXMLX_KV_STORE", "/Users/adal/kv")
     monkeypatch.setenv("EDITOR", "vi")
     told = {"MLX_MAX_OPS_PER_BUFFER": "100", "CORTEXMLX_API_KEY": "<set>", "CORTEXMLX_KV_STORE": "<set>"}
-    assert variables() == told
+    assert safe_environment() == told

@@ -21,5 +21,5 @@ def embedders(monkeypatch: pytest.MonkeyPatch) -> list[MadeUpNumbers]:
         opened.append(MadeUpNumbers(FakeEngine(options)))
         return opened[-1]
 
-    monkeypatch.setattr(engines, "load", load)
+    monkeypatch.setattr(engines, "load_engine", load)
     return opened

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.cli.embed import run as runs
-from cortexmlx.cli.embed.npy import header
+from cortexmlx.cli.embed.npy import make_header
 from cortexmlx.cli.start import run
 from cortexmlx.errors import EngineClosed
 from support.cli.cli_fakes import Fakes
@@ -120,8 +120,8 @@ def test_an_id_may_be_any_text(embedders: Opened, tmp_path: Path, out: Path) -> 
 def test_a_run_that_was_cut_off_goes_on_and_computes_nothing_twice(
     embedders: Opened, source: Path, out: Path, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
-    monkeypatch.setattr(runs, "AT_ONCE", 1)
+    monkeypatch.setattr(runs, "MAX_CHUNK_TEXTS", 1)
+    monkeypatch.setattr(runs, "CHUNKS_AT_ONCE", 1)
     whole = out.with_name(f"whole{out.suffix}")
     assert embed("model", source, "-o", whole) == 0
     computed = MadeUpNumbers.embed
@@ -256,7 +256,7 @@ def test_a_model_that_is_none_for_embeddings_is_refused(
     [
         ("out.npy", b"\x93NUMPY\x01\x00" + b"junk" * 40),
         ("out.npy", b"no array"),
-        ("out.npy", header(0, 0)),
+        ("out.npy", make_header(0, 0)),
         ("out.parquet", b"PAR1junk"),
         ("out.jsonl", b'{"id": 1}\n{"other": 2}\n{"id": 3}\n'),
     ],

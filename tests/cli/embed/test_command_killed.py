@@ -21,7 +21,7 @@ KILLED = """
 import os, signal, sys
 from cortexmlx.cli import main
 from cortexmlx.cli.embed import files, run
-run.MOST_TEXTS = 8
+run.MAX_CHUNK_TEXTS = 8
 left = int(sys.argv.pop(1))
 append = files.EmbedFiles.append
 def counted(self, rows):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.embed import run as runs
-from cortexmlx.cli.embed.rows import Row
+from cortexmlx.cli.embed.rows import EmbeddingRow
 from cortexmlx.cli.embed.run import EmbedRun
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, PromptTooLong
@@ -43,10 +43,10 @@ def computed(texts: Sequence[Any]) -> Embeddings:
 )
 def test_each_line_has_its_row_in_order(sent: list[str | None], most: int, at_once: int) -> None:
     lines = [None if text is None else line(number, text) for number, text in enumerate(sent, 1)]
-    rows: list[Row] = []
+    rows: list[EmbeddingRow] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "MOST_TEXTS", most)
-        patch.setattr(runs, "AT_ONCE", at_once)
+        patch.setattr(runs, "MAX_CHUNK_TEXTS", most)
+        patch.setattr(runs, "CHUNKS_AT_ONCE", at_once)
         run = EmbedRun(computed, rows.extend)
         run.run(lines)
     assert [row.line for row in rows] == [each for each in lines if each is not None]
@@ -66,27 +66,27 @@ def test_an_error_does_not_call_a_text_by_its_place_in_the_last_try() -> None:
     def refused(texts: Sequence[Any]) -> Embeddings:
         raise PromptTooLong("text 0 has 9 tokens: cut off its end with `truncate`")
 
-    rows: list[Row] = []
+    rows: list[EmbeddingRow] = []
     EmbedRun(refused, rows.extend).run([line(1, "a"), line(2, "b")])
     assert [row.error for row in rows] == ["the text has 9 tokens: cut off its end with --truncate"] * 2
 
 
 def test_two_chunks_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
+    monkeypatch.setattr(runs, "MAX_CHUNK_TEXTS", 1)
     meeting = threading.Barrier(2)
 
     def met(texts: Sequence[Any]) -> Embeddings:
         meeting.wait(PATIENCE)
         return computed(texts)
 
-    rows: list[Row] = []
+    rows: list[EmbeddingRow] = []
     EmbedRun(met, rows.extend).run([line(number, "a") for number in range(1, 5)])
     assert [row.line.number for row in rows] == [1, 2, 3, 4]
 
 
 def test_an_interrupt_keeps_what_has_finished_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
-    rows: list[Row] = []
+    monkeypatch.setattr(runs, "MAX_CHUNK_TEXTS", 1)
+    rows: list[EmbeddingRow] = []
     ended = threading.Event()
 
     def held(texts: Sequence[Any]) -> Embeddings:
@@ -115,8 +115,8 @@ def test_an_interrupt_keeps_what_has_finished_before_it(monkeypatch: pytest.Monk
 def test_the_end_of_the_engine_ends_the_run_and_nothing_after_it_is_written(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
-    rows: list[Row] = []
+    monkeypatch.setattr(runs, "MAX_CHUNK_TEXTS", 1)
+    rows: list[EmbeddingRow] = []
 
     def ends(texts: Sequence[Any]) -> Embeddings:
         if texts == ["b"]:
@@ -129,7 +129,7 @@ def test_the_end_of_the_engine_ends_the_run_and_nothing_after_it_is_written(
 
 
 def test_a_file_that_cannot_be_written_ends_the_run() -> None:
-    def full(rows: Sequence[Row]) -> None:
+    def full(rows: Sequence[EmbeddingRow]) -> None:
         raise CortexError("no room")
 
     with pytest.raises(CortexError, match="no room"):
@@ -137,8 +137,8 @@ def test_a_file_that_cannot_be_written_ends_the_run() -> None:
 
 
 def test_nothing_is_written_in_the_place_of_rows_whose_writing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
-    rows: list[Row] = []
+    monkeypatch.setattr(runs, "MAX_CHUNK_TEXTS", 1)
+    rows: list[EmbeddingRow] = []
     futures: list[Future[Any]] = []
     submit, both = ThreadPoolExecutor.submit, threading.Event()
 
@@ -152,7 +152,7 @@ def test_nothing_is_written_in_the_place_of_rows_whose_writing_is_interrupted(mo
         both.wait(PATIENCE)
         return computed(texts)
 
-    def interrupted(some: Sequence[Row]) -> None:
+    def interrupted(some: Sequence[EmbeddingRow]) -> None:
         if some[0].line.number == 1:
             wait(futures, PATIENCE)
             raise KeyboardInterrupt

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.files.outputs import STDOUT, is_regular, named, open_descriptor
+from cortexmlx.cli.files.outputs import STDOUT, descriptor_of, is_regular, output_path
 
 
 def test_stdout_has_several_names() -> None:
-    assert named(None) == named(Path("-")) == named(Path("/dev/stdout")) == STDOUT
-    assert named(Path("out")) == Path("out") and not is_regular(STDOUT)
+    assert output_path(None) == output_path(Path("-")) == output_path(Path("/dev/stdout")) == STDOUT
+    assert output_path(Path("out")) == Path("out") and not is_regular(STDOUT)
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_stdout_has_several_names() -> None:
     ],
 )
 def test_the_names_of_what_is_open_already(path: str, descriptor: int | None) -> None:
-    assert open_descriptor(Path(path)) == descriptor
+    assert descriptor_of(Path(path)) == descriptor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.files.source import Format, Reads, _coming, is_jsonl, opened, read_ahead
+from cortexmlx.cli.files.source import InputFormat, InputKind, _pipe_lines, is_jsonl, open_ahead, open_lines
 from cortexmlx.errors import InvalidRequest
 
 
@@ -39,7 +39,7 @@ def test_a_file_that_is_no_list_of_requests_is_refused_with_what_to_do(
     name: str, content: bytes, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidRequest) as refused, opened(str(tmp_path / name), Format.auto):
+    with pytest.raises(InvalidRequest) as refused, open_lines(str(tmp_path / name), InputFormat.auto):
         pass
     assert says in str(refused.value) and name in str(refused.value)
 
@@ -47,42 +47,47 @@ def test_a_file_that_is_no_list_of_requests_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("name", "content", "input_format"),
     [
-        ("t.txt", b"[one]\n", Format.auto),
-        ("t", b"{oops\n", Format.auto),
-        ("t.csv", b"a,b\n", Format.lines),
-        ("t.csv", b'{"prompt": 1}\n', Format.jsonl),
-        ("empty.jsonl", b"", Format.auto),
-        ("t.jsonl", b'\noops\n {"prompt": "hi"}', Format.auto),
-        ("t.jsonl", b"Why?\n", Format.lines),
+        ("t.txt", b"[one]\n", InputFormat.auto),
+        ("t", b"{oops\n", InputFormat.auto),
+        ("t.csv", b"a,b\n", InputFormat.lines),
+        ("t.csv", b'{"prompt": 1}\n', InputFormat.jsonl),
+        ("empty.jsonl", b"", InputFormat.auto),
+        ("t.jsonl", b'\noops\n {"prompt": "hi"}', InputFormat.auto),
+        ("t.jsonl", b"Why?\n", InputFormat.lines),
     ],
 )
 def test_what_may_be_requests_is_read_from_its_first_byte(
-    name: str, content: bytes, input_format: Format, tmp_path: Path
+    name: str, content: bytes, input_format: InputFormat, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with opened(str(tmp_path / name), input_format) as lines:
+    with open_lines(str(tmp_path / name), input_format) as lines:
         assert lines.read() == content
 
 
 def test_the_name_or_the_option_says_what_lines_are(tmp_path: Path) -> None:
-    assert [is_jsonl(name, Format.auto) for name in ("a.jsonl", "a.JSON", "a.txt", "-")] == [True, True, None, None]
-    assert [is_jsonl("a.jsonl", how) for how in (Format.jsonl, Format.lines)] == [True, False]
+    assert [is_jsonl(name, InputFormat.auto) for name in ("a.jsonl", "a.JSON", "a.txt", "-")] == [
+        True,
+        True,
+        None,
+        None,
+    ]
+    assert [is_jsonl("a.jsonl", how) for how in (InputFormat.jsonl, InputFormat.lines)] == [True, False]
 
 
 def test_only_files_are_read_ahead(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("a\nb\n")
-    with read_ahead(str(tmp_path / "in")) as lines:
+    with open_ahead(str(tmp_path / "in")) as lines:
         assert lines is not None and list(lines) == [b"a\n", b"b\n"]
     os.mkfifo(tmp_path / "pipe")
     for other in ("-", str(tmp_path / "pipe"), str(tmp_path / "missing")):
-        with read_ahead(other) as nothing:
+        with open_ahead(other) as nothing:
             assert nothing is None
 
 
 def test_a_message_says_what_the_command_reads(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n")
-    reads, table = Reads("embed", "a text", "a text"), str(tmp_path / "t.csv")
-    with pytest.raises(InvalidRequest, match="a text a line") as refused, opened(table, Format.auto, reads):
+    reads, table = InputKind("embed", "a text", "a text"), str(tmp_path / "t.csv")
+    with pytest.raises(InvalidRequest, match="a text a line") as refused, open_lines(table, InputFormat.auto, reads):
         pass
     assert "batch" not in str(refused.value)
 
@@ -102,7 +107,7 @@ def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
     os.write(write, content)
     os.close(write)
     with os.fdopen(read, "rb") as pipe, pytest.raises(InvalidRequest, match=says):
-        list(_coming(pipe, "-", Format.auto))
+        list(_pipe_lines(pipe, "-", InputFormat.auto))
 
 
 @pytest.mark.parametrize(("silent", "patience"), [(0.4, 0.1), (0.0, 30.0)])
@@ -113,7 +118,7 @@ def test_a_pipe_that_nobody_writes_to_is_waited_for_and_that_is_said(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     threading.Timer(silent, pipe.write_bytes, [b"one\n"]).start()
-    with opened(str(pipe), Format.auto) as lines:
+    with open_lines(str(pipe), InputFormat.auto) as lines:
         assert [line for line in lines if line] == [b"one"]
     assert (f"waiting for somebody to write to {pipe} ..." in capsys.readouterr().err) is (silent > patience)
 
@@ -121,7 +126,7 @@ def test_a_pipe_that_nobody_writes_to_is_waited_for_and_that_is_said(
 def test_the_beginning_of_a_line_that_has_come_is_not_taken_for_a_value_over_several_lines() -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as pipe, os.fdopen(write, "wb", buffering=0) as end:
-        lines = _coming(pipe, "-", Format.auto)
+        lines = _pipe_lines(pipe, "-", InputFormat.auto)
         end.write(b"{")
         assert next(lines) is None
         end.write(b'"prompt": "a"}\n')
@@ -131,7 +136,7 @@ def test_the_beginning_of_a_line_that_has_come_is_not_taken_for_a_value_over_sev
 def test_a_pipe_says_that_it_has_nothing_yet_and_cuts_no_line() -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as pipe, os.fdopen(write, "wb", buffering=0) as end:
-        lines = _coming(pipe, "-", Format.auto)
+        lines = _pipe_lines(pipe, "-", InputFormat.auto)
         assert next(lines) is None
         end.write(b"one\ntw")
         assert (next(lines), next(lines)) == (b"one", None)

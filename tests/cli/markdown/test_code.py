@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pygments.lexers import get_lexer_by_name
 
-from cortexmlx.cli.markdown.code import LONGEST, Highlighter, style_of
+from cortexmlx.cli.markdown.code import MAX_LINE_LENGTH, Highlighter, token_style
 
 PYTHON = '''\
 import os
@@ -29,7 +29,7 @@ def coloured(language: str, code: str) -> list[list[tuple[str, str]]]:
     highlighter = Highlighter(language)
     lines = []
     for line in code.split("\n"):
-        text = highlighter.line(line)
+        text = highlighter.highlight_line(line)
         assert text.plain == line
         styles = [""] * len(line)
         for span in text.spans:
@@ -41,7 +41,7 @@ def coloured(language: str, code: str) -> list[list[tuple[str, str]]]:
 @pytest.mark.parametrize(("language", "code"), [("python", PYTHON), ("c", "/* one\n\n two */ int x = 3;\nreturn x;\n")])
 def test_lines_have_the_colours_of_the_whole(language: str, code: str) -> None:
     whole = [
-        (letter, str(style_of(kind)))
+        (letter, str(token_style(kind)))
         for _, kind, value in get_lexer_by_name(language).get_tokens_unprocessed(code)
         for letter in value
     ]
@@ -57,5 +57,5 @@ def test_whatever_the_language_the_characters_stay(language: str) -> None:
 def test_the_work_for_a_line_does_not_grow() -> None:
     highlighter = Highlighter("python")
     for number in range(120):
-        highlighter.line(f"x = {number} + y_{number}")
-        assert len(highlighter._before) < LONGEST + 100
+        highlighter.highlight_line(f"x = {number} + y_{number}")
+        assert len(highlighter._before) < MAX_LINE_LENGTH + 100

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.cli.markdown import styles
-from cortexmlx.cli.markdown.blocks import blocks, parser
-from cortexmlx.cli.markdown.render import flows, inline
+from cortexmlx.cli.markdown.blocks import parse_blocks, parser
+from cortexmlx.cli.markdown.render import render_block, render_inline
 
 
 def shown(text: str, width: int = 40) -> list[str]:
-    (block,) = blocks(text)
-    return [row.text.plain for flow in flows(block.tokens) for row in flow.rows(0, width)]
+    (block,) = parse_blocks(text)
+    return [row.text.plain for flow in render_block(block.tokens) for row in flow.rows(0, width)]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_blocks(text: str, lines: list[str]) -> None:
 )
 def test_markup_inside_a_line(text: str, plain: str, style: object) -> None:
     (token,) = [token for token in parser().parse(text) if token.type == "inline"]
-    (line,) = inline(token.children or [])
+    (line,) = render_inline(token.children or [])
     assert line.text.plain == plain and line.text.spans[0].style == style
 
 
 def test_the_shape_hides_what_is_no_markup() -> None:
     (token,) = [t for t in parser().parse(r"`a*b` \* [x](y_z) and *" + " w") if t.type == "inline"]
-    (line,) = inline(token.children or [])
+    (line,) = render_inline(token.children or [])
     assert line.text.plain == "a*b * x (y_z) and * w" and line.shape == "xxx x xxxxxxx and * w".replace("x x", "x x", 1)
     assert len(line.shape) == len(line.text.plain)

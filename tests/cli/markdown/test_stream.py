@@ -58,14 +58,14 @@ def streamed(pieces: list[str], width: int = 60, room: int = 12) -> list[str]:
     lines = []
     for piece in pieces:
         stream.feed(piece)
-        lines += stream.settle(width, room)
-    lines += stream.rest(width)
+        lines += stream.take_final_rows(width, room)
+    lines += stream.take_remaining_rows(width)
     return [line.plain for line in lines]
 
 
 def settled(stream: MarkdownStream, text: str, width: int = 60) -> list[str]:
     stream.feed(text)
-    return [line.plain for line in stream.settle(width, 12)]
+    return [line.plain for line in stream.take_final_rows(width, 12)]
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -147,9 +147,9 @@ def test_the_words_are_those_that_were_written_at_any_changing_width(first: int)
                 width, room = chance.choice((34, 40, 80, 100)), chance.choice((3, 8, 12))
             stream.feed(piece)
             if chance.random() < 0.3:
-                lines += stream.settle(width, room)
+                lines += stream.take_final_rows(width, room)
                 assert len(stream.pending) <= room + 8, "no more waits than two rows of a table with wrapped cells"
-        made.check([line.plain for line in [*lines, *stream.rest(width)]])
+        made.check([line.plain for line in [*lines, *stream.take_remaining_rows(width)]])
 
 
 def test_a_paragraph_appears_row_by_row_and_the_rest_of_it_is_pending() -> None:
@@ -165,7 +165,7 @@ def test_another_width_goes_on_with_the_next_word() -> None:
     stream = MarkdownStream()
     assert settled(stream, "- one two three four five six seven eight nine ten ", 20)[-1] == "  five six seven"
     assert settled(stream, "eleven twelve", 12) == ["  eight nine", "  ten eleven"]
-    assert [line.plain for line in stream.rest(30)] == ["  twelve"]
+    assert [line.plain for line in stream.take_remaining_rows(30)] == ["  twelve"]
 
 
 def test_emphasis_that_is_still_open_holds_its_row_back() -> None:
@@ -193,10 +193,10 @@ def test_emphasis_that_ends_behind_an_open_sign_may_be_none_and_is_held_back(tex
 def test_what_holds_more_back_than_there_is_room_for_is_decided() -> None:
     stream, text = MarkdownStream(), "The **kwargs of `this call " + "and so on " * 20
     stream.feed(text)
-    shown = stream.settle(20, 4)
+    shown = stream.take_final_rows(20, 4)
     assert len(stream.pending) == 4 and shown[0].plain == "The **kwargs of"
     stream.feed("** and ` are only signs now: **bold**.")
-    shown += stream.rest(20)
+    shown += stream.take_remaining_rows(20)
     words = f"{text}** and ` are only signs now: bold."
     assert " ".join(line.plain for line in shown).split() == words.split()
 
@@ -248,7 +248,7 @@ def test_nothing_prints_nothing(text: str) -> None:
 
 def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
-    real = streaming.blocks
+    real = streaming.parse_blocks
     monkeypatch.setattr(streaming, "blocks", lambda text: parsed.append(len(text)) or real(text))  # type: ignore[func-returns-value]
     paragraph = "word " * 30 + "\n\n"
     streamed([piece + " " for piece in (paragraph * 12).split(" ")])
@@ -270,7 +270,7 @@ def test_what_follows_a_quote_or_a_list_comes_out_while_it_is_written(before: st
     stream, shown = MarkdownStream(), 0
     for start in range(0, len(text), 5):
         shown += len(settled(stream, text[start : start + 5]))
-    assert shown > 10 and len(stream.rest(60)) <= 2
+    assert shown > 10 and len(stream.take_remaining_rows(60)) <= 2
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_what_is_forgotten_of_a_long_paragraph_changes_nothing(pieces: list[str]
     found = []
     for long in (60, 10**9):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(streaming, "LONG", long)
+            patched.setattr(streaming, "LONG_PARAGRAPH", long)
             found.append(streamed(["so it ", *pieces], width, room))
     letters, without = (sorted(re.findall(r"[^\W_]", " ".join(rows).replace("amp;", ""))) for rows in found)
     assert letters == without
@@ -321,9 +321,9 @@ def test_what_is_forgotten_of_a_long_paragraph_changes_nothing(pieces: list[str]
 def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Characters that are read for each of 8,000 that came, however degenerate they are."""
     read = [0]
-    parsed = streaming.blocks
+    parsed = streaming.parse_blocks
 
-    def counted(text: str) -> list[streaming.Block]:
+    def counted(text: str) -> list[streaming.MarkdownBlock]:
         read[0] += len(text)
         return parsed(text)
 
@@ -331,5 +331,5 @@ def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.
     stream, text = MarkdownStream(), unit * (8_000 // len(unit))
     for at in range(0, len(text), 400):  # so that some end with the same sign each time
         stream.feed(text[at : at + 400])
-        stream.settle(80, 12)
+        stream.take_final_rows(80, 12)
     assert read[0] / len(text) < 20

@@ -8,10 +8,10 @@ from rich.color_triplet import ColorTriplet
 from rich.style import Style
 
 from cortexmlx.cli.markdown import styles
-from cortexmlx.cli.terminal.blockmap import LOOKS
+from cortexmlx.cli.terminal.blockmap import STATE_STYLES
 
 BACKGROUNDS = {"black": "#000000", "dark grey": "#1e1e1e", "white": "#ffffff", "light": "#fdf6e3", "blue": "#002b36"}
-ALL = {**vars(styles), **styles.SYNTAX, **{look.name: Style.parse(look.style) for look in LOOKS.values()}}
+ALL = {**vars(styles), **styles.SYNTAX, **{look.name: Style.parse(look.style) for look in STATE_STYLES.values()}}
 COLOURED = {name: style for name, style in ALL.items() if isinstance(style, Style) and style.color}
 
 

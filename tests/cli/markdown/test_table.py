@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.markdown.stream import MarkdownStream
-from cortexmlx.cli.markdown.table import fitted
+from cortexmlx.cli.markdown.table import fit_widths
 
 TABLE = """
 | name | price | meaning of it |
@@ -19,7 +19,7 @@ TABLE = """
 def shown(text: str, width: int) -> list[str]:
     stream = MarkdownStream()
     stream.feed(text)
-    return [line.plain for line in stream.rest(width)]
+    return [line.plain for line in stream.take_remaining_rows(width)]
 
 
 def test_columns_are_as_wide_as_their_cells_and_aligned() -> None:
@@ -58,6 +58,6 @@ def test_without_room_for_columns_a_row_is_a_list() -> None:
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(6, 100))
 def test_widths_fill_the_room_or_are_what_the_columns_wish(wished: list[int], room: int) -> None:
     """There is room for one character of each column."""
-    widths = fitted(tuple(wished), room)
+    widths = fit_widths(tuple(wished), room)
     assert sum(widths) == min(sum(wished), room)
     assert all(0 < width <= wish for width, wish in zip(widths, wished, strict=True))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.command import page
+from cortexmlx.cli.plan.command import plan_text
 from cortexmlx.cli.planning.figures import make_plan
 from cortexmlx.cli.planning.machine import this_machine
-from cortexmlx.cli.planning.skeleton import build
-from cortexmlx.cli.planning.source import find
+from cortexmlx.cli.planning.skeleton import build_skeleton
+from cortexmlx.cli.planning.source import find_source
 from cortexmlx.cli.start import run
 from cortexmlx.engine import Engine
-from cortexmlx.kv.sizing import Load, format_bytes
+from cortexmlx.kv.sizing import ArenaDemand, format_bytes
 from cortexmlx.system.machine import memory_bytes
 from support.folders import CONFIG, write_zeros
 from support.models.adapters import write_adapter
@@ -192,7 +192,7 @@ def test_the_plan_and_the_engine_know_one_context(
     config = json.loads((folder / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in without} | stated
     (folder / "config.json").write_text(json.dumps(config))
-    planned = build(find(str(folder)).config).context_length
+    planned = build_skeleton(find_source(str(folder)).config).context_length
     with Engine(folder, kv_memory="1MB", max_rows=1) as engine:
         assert (planned, engine.info.context_length) == (context, context)
 
@@ -204,8 +204,8 @@ on_a_cpu = pytest.mark.skipif(not this_machine().on_cpu, reason="only a CPU want
 def test_the_starter_model_takes_what_the_engine_says_it_takes() -> None:
     from cortexmlx import Engine
 
-    source = find("smollm2")
-    plan = make_plan(source, build(source.config), this_machine(), load=Load(4, 512))
+    source = find_source("smollm2")
+    plan = make_plan(source, build_skeleton(source.config), this_machine(), load=ArenaDemand(4, 512))
     with Engine("smollm2", max_rows=4) as engine:
         info, stats = engine.info, engine.stats()
     assert plan.model.parameters == info.parameters
@@ -221,8 +221,8 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
     from cortexmlx import Engine, SamplingParams
 
     folder = write_tiny(tmp_path / "model", name, torch_dtype=dtype)
-    source = find(str(folder))
-    plan = make_plan(source, build(source.config), this_machine(), load=Load(3, 512), kv_memory=10**6)
+    source = find_source(str(folder))
+    plan = make_plan(source, build_skeleton(source.config), this_machine(), load=ArenaDemand(3, 512), kv_memory=10**6)
     with Engine(folder, kv_memory="1MB", max_rows=3) as engine:
         engine.generate("the state", SamplingParams(max_tokens=3))
         stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots
@@ -233,7 +233,7 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
     assert stats.state_bytes == stats.state_snapshots * each > 0
     assert (each == plan.model.state_bytes_per_sequence) == (dtype == "float32")
     assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
-    text = page(plan)
+    text = plan_text(plan)
     assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text
 
 

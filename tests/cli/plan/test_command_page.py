@@ -6,21 +6,23 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.command import page
+from cortexmlx.cli.plan.command import plan_text
 from cortexmlx.cli.planning.figures import make_plan
-from cortexmlx.cli.planning.machine import Machine
-from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.machine import TargetMachine
+from cortexmlx.cli.planning.skeleton import build_skeleton
 from cortexmlx.cli.planning.source import PlanSource
-from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.sizing import ArenaDemand
 from support.models.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
 from support.models.tiny import CONFIGS
 
 PLAMO3 = CONFIGS["llama"] | {"model_type": "plamo3", "sliding_window": 8, "sliding_window_pattern": 2}
-MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
+MAC = TargetMachine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
 def page_of(config: dict[str, Any]) -> list[str]:
-    return page(make_plan(PlanSource("it", config, None), build(config), MAC, load=Load(16, 512))).splitlines()
+    return plan_text(
+        make_plan(PlanSource("it", config, None), build_skeleton(config), MAC, load=ArenaDemand(16, 512))
+    ).splitlines()
 
 
 def test_the_page_of_a_model_whose_figures_are_known() -> None:

@@ -8,20 +8,22 @@ import pytest
 
 from cortexmlx.cli.planning import figures
 from cortexmlx.cli.planning.figures import make_plan
-from cortexmlx.cli.planning.machine import Machine
-from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.machine import TargetMachine
+from cortexmlx.cli.planning.skeleton import build_skeleton
 from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from support.models.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
 
-MAC = Machine(memory=48 * 2**30, working_set=36 * 2**30)
+MAC = TargetMachine(memory=48 * 2**30, working_set=36 * 2**30)
 
 
-def plan_of(config: dict[str, Any], machine: Machine = MAC, kv_bits: int | None = None, **options: Any) -> figures.Plan:
-    skeleton = build(config).quantized(kv_bits, None)
-    return make_plan(PlanSource("it", config, None), skeleton, machine, load=Load(16, 512), **options)
+def plan_of(
+    config: dict[str, Any], machine: TargetMachine = MAC, kv_bits: int | None = None, **options: Any
+) -> figures.MemoryPlan:
+    skeleton = build_skeleton(config).with_quantized_kv(kv_bits, None)
+    return make_plan(PlanSource("it", config, None), skeleton, machine, load=ArenaDemand(16, 512), **options)
 
 
 def test_what_fits_a_mac_is_what_its_memory_leaves() -> None:
@@ -46,7 +48,7 @@ def test_quantized_keys_and_values_are_counted_with_their_scales() -> None:
     assert eight.model.kv_bytes_per_token == eight.here.kv_bytes_per_token == 147_456 // 2 * 68 // 64
     assert four.here.kv_bytes_per_token == 147_456 // 2 * 36 // 64
     assert eight.here.fits is not None and plain.here.fits is not None and eight.here.fits >= 1.85 * plain.here.fits
-    on_cpu = plan_of(QWEN3_8B, Machine(96 * 2**30, 72 * 2**30, on_cpu=True), kv_bits=8)
+    on_cpu = plan_of(QWEN3_8B, TargetMachine(96 * 2**30, 72 * 2**30, on_cpu=True), kv_bits=8)
     assert on_cpu.here.kv_bytes_per_token == 147_456 // 2 * 72 // 64, "scales are float32, as the model's numbers are"
     with pytest.raises(ModelUnsupported, match="no layer keeps keys and values"):
         plan_of(MAMBA, kv_bits=8)
@@ -58,10 +60,10 @@ def test_a_model_that_is_not_paged_is_not_quantized(unpaged: None) -> None:
 
 
 def test_on_a_cpu_everything_is_float32_where_that_pays() -> None:
-    small = plan_of(GEMMA3_1B, Machine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
+    small = plan_of(GEMMA3_1B, TargetMachine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
     assert (small.weight_bytes, small.itemsize) == (4 * 999_885_952, 4)
     quantized = {**QWEN3_8B, "quantization": {"group_size": 64, "bits": 4}}
-    large = plan_of(quantized, Machine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
+    large = plan_of(quantized, TargetMachine(32 * 2**30, 24 * 2**30, on_cpu=True)).here
     assert large.weight_bytes == pytest.approx(8_190_735_360 * 5 / 8, rel=0.001)
     assert large.weights_as == "quantized as stored, the rest float32"
 
@@ -85,5 +87,5 @@ def test_a_row_that_keeps_a_part_takes_no_more_however_long_its_text_is() -> Non
 
 def test_no_more_sequences_fit_than_the_engine_runs(unpaged: None) -> None:
     assert [entry.sequences for entry in plan_of(QWEN3_8B, lengths=(4096, 8192)).here.lengths] == [1, 1]
-    tight = Machine(memory=24 * 2**30, working_set=18 * 2**30)
+    tight = TargetMachine(memory=24 * 2**30, working_set=18 * 2**30)
     assert plan_of(QWEN3_8B, tight, lengths=(40960,)).here.lengths[0].sequences == 0

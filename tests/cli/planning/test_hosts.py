@@ -7,21 +7,23 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.planning.figures import make_plan
-from cortexmlx.cli.planning.hosts import HostsFigures, plan_hosts
-from cortexmlx.cli.planning.machine import Machine, mac
-from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.hosts import DistributedFigures, plan_hosts
+from cortexmlx.cli.planning.machine import TargetMachine, mac_with_memory
+from cortexmlx.cli.planning.skeleton import build_skeleton
 from cortexmlx.cli.planning.source import PlanSource
-from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.sizing import ArenaDemand
 from support.models.published import DEEPSEEK_V3, GEMMA3_1B, QWEN3_8B
 
-MAC = mac(64 << 30)
-LOAD = Load(16, 512)
+MAC = mac_with_memory(64 << 30)
+LOAD = ArenaDemand(16, 512)
 SHORT = {**DEEPSEEK_V3, "num_hidden_layers": 7}
 QWEN3 = {**QWEN3_8B, "num_hidden_layers": 4}
 
 
-def hosts_of(config: dict[str, Any], hosts: int, machine: Machine = MAC, kv_bits: int | None = None) -> HostsFigures:
-    skeleton = build(config).quantized(kv_bits, None)
+def hosts_of(
+    config: dict[str, Any], hosts: int, machine: TargetMachine = MAC, kv_bits: int | None = None
+) -> DistributedFigures:
+    skeleton = build_skeleton(config).with_quantized_kv(kv_bits, None)
     plan = make_plan(PlanSource("it", config, None), skeleton, machine, load=LOAD)
     return plan_hosts("it", skeleton, machine, plan.here, LOAD, hosts, (kv_bits, None))
 
@@ -43,7 +45,7 @@ def test_a_tensor_part_has_its_share_of_each_layer_and_whole_embeddings(hosts: i
 
 
 def test_on_a_cpu_parts_are_float32() -> None:
-    figures = hosts_of(QWEN3, 2, Machine(200 << 30, 150 << 30, on_cpu=True))
+    figures = hosts_of(QWEN3, 2, TargetMachine(200 << 30, 150 << 30, on_cpu=True))
     assert figures.ranks[0].kv_bytes_per_token == 16_384
     assert figures.ranks[0].weight_bytes == 2 * hosts_of(QWEN3, 2).ranks[0].weight_bytes
 
@@ -59,7 +61,7 @@ def test_a_pipeline_has_whole_layers_the_first_rank_the_last_ones() -> None:
     assert [part.layers for part in figures.ranks] == [3, 2, 2]
     assert [part.kv_bytes_per_token for part in figures.ranks] == [layers * 576 * 2 for layers in (3, 2, 2)]
     first, second, third = (part.weight_bytes for part in figures.ranks)
-    whole = build(SHORT).weight_bytes
+    whole = build_skeleton(SHORT).weight_bytes
     outside = (first + second + third - whole) / 2  # embeddings and head are in each of the three
     assert outside == pytest.approx(2 * 2 * 129_280 * 7168, rel=0.01)
     assert first > second > third

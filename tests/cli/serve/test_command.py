@@ -17,7 +17,7 @@ import pytest
 
 from cortexmlx.cli.serve import command
 from cortexmlx.cli.start import run
-from cortexmlx.server.listening import bound
+from cortexmlx.server.listening import open_listener
 from support.models.calling import write_calling
 from support.patience import PATIENCE
 
@@ -92,7 +92,7 @@ def test_wrong_options_are_said_before_a_model_is_loaded(
 
 
 def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    with bound("127.0.0.1", 0) as taken:
+    with open_listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert run(["serve", "missing-model", "--port", str(port)]) == 1
     assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.cli.serve.names import names_of
+from cortexmlx.cli.serve.names import make_names
 from cortexmlx.errors import InvalidRequest
 
 
 def test_models_have_the_names_of_their_folders() -> None:
-    names = names_of(["/models/one", "org/two", "/models/three.gguf", "/models/one"], ["small=one", "large=org/two"])
+    names = make_names(["/models/one", "org/two", "/models/three.gguf", "/models/one"], ["small=one", "large=org/two"])
     assert names.models == {"one": "/models/one", "org/two": "org/two", "three": "/models/three.gguf"}
     assert names.aliases == {"small": "one", "large": "org/two"}
-    assert names.of("/models/three.gguf", "--x") == names.of("three", "--x") == "three"
-    assert names.of("large", "--x") == "org/two"
+    assert names.resolve("/models/three.gguf", "--x") == names.resolve("three", "--x") == "three"
+    assert names.resolve("large", "--x") == "org/two"
 
 
 def test_one_model_needs_no_word_of_which() -> None:
-    names = names_of(["/models/one"], ["small", "one", "a=one"])
+    names = make_names(["/models/one"], ["small", "one", "a=one"])
     assert names.models == {"one": "/models/one"} and names.aliases == {"small": "one", "a": "one"}
 
 
 def test_two_models_of_one_name_have_their_aliases() -> None:
-    both = names_of(["/a/one", "/b/one"], ["first=/a/one", "second=/b/one", "other=/b/one"])
+    both = make_names(["/a/one", "/b/one"], ["first=/a/one", "second=/b/one", "other=/b/one"])
     assert both.models == {"first": "/a/one", "second": "/b/one"} and both.aliases == {"other": "second"}
-    assert names_of(["/a/one", "/b/one"], ["second=/b/one"]).models == {"one": "/a/one", "second": "/b/one"}
+    assert make_names(["/a/one", "/b/one"], ["second=/b/one"]).models == {"one": "/a/one", "second": "/b/one"}
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_two_models_of_one_name_have_their_aliases() -> None:
 )
 def test_what_is_not_clear_is_refused(models: list[str], aliases: list[str], says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        names_of(models, aliases)
+        make_names(models, aliases)
     assert says in str(refused.value)
 
 
 def test_an_option_names_a_model_that_is_there() -> None:
     with pytest.raises(InvalidRequest, match="--keep-loaded: 'x' is not among the models: 'one'"):
-        names_of(["/a/one"], []).of("x", "--keep-loaded")
+        make_names(["/a/one"], []).resolve("x", "--keep-loaded")
 
 
 def test_adapters_belong_to_the_model_that_is_said() -> None:
-    one = names_of(["org/base"], ["small"])
+    one = make_names(["org/base"], ["small"])
     both = {"sql": "a", "org/base:poems": "b", "small:more": "c"}
-    assert one.adapters(both) == {"org/base": {"sql": "a", "poems": "b", "more": "c"}}
-    two = names_of(["org/base", "org/other"], [])
-    assert two.adapters({"org/other:sql": "a"}) == {"org/other": {"sql": "a"}} and two.adapters(None) == {}
+    assert one.group_adapters(both) == {"org/base": {"sql": "a", "poems": "b", "more": "c"}}
+    two = make_names(["org/base", "org/other"], [])
+    assert two.group_adapters({"org/other:sql": "a"}) == {"org/other": {"sql": "a"}} and two.group_adapters(None) == {}
     with pytest.raises(InvalidRequest, match="does not say of which model: write MODEL:sql="):
-        two.adapters({"sql": "a"})
+        two.group_adapters({"sql": "a"})
     with pytest.raises(InvalidRequest, match="'nosuch' is not among the models"):
-        two.adapters({"nosuch:sql": "a"})
+        two.group_adapters({"nosuch:sql": "a"})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.cli.serve.pool import Planned, plan_memory
+from cortexmlx.cli.serve.pool import PlannedModel, plan_memory
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
 from support.models.tiny import write_tiny
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny", max_position_embeddings=65536)
 
 
-def planned(folder: Path, names: str, budget: int, keep: str = "", **options: Any) -> dict[str, Planned]:
+def planned(folder: Path, names: str, budget: int, keep: str = "", **options: Any) -> dict[str, PlannedModel]:
     return plan_memory({name: EngineConfig(folder, max_rows=4, **options) for name in names}, budget, keep)
 
 

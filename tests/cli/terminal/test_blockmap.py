@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.terminal.blockmap import INDENT, LOOKS, draw
+from cortexmlx.cli.terminal.blockmap import INDENT, STATE_STYLES, draw_blocks
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
-CELLS = {look.cell: state for state, look in LOOKS.items()}
+CELLS = {look.cell: state for state, look in STATE_STYLES.items()}
 states = st.integers(0, 6000).flatmap(
     lambda size: st.builds(
         lambda runs: b"".join(bytes([state]) * count for state, count in runs)[:size].ljust(size, b"\0"),
@@ -34,14 +34,14 @@ def cells(lines: list[str]) -> list[str]:
 
 
 def shown(picture: BlockMap, width: int, lines: int, plain: bool = False) -> list[str]:
-    drawn = [line.plain for line in draw(picture, width, lines, plain=plain)]
+    drawn = [line.plain for line in draw_blocks(picture, width, lines, plain=plain)]
     assert all(line.startswith(INDENT) for line in drawn)
     return [line.removeprefix(INDENT) for line in drawn]
 
 
 @given(st.lists(states, min_size=1, max_size=3), st.integers(8, 220), st.integers(1, 60), st.booleans())
 def test_it_fits_every_window_and_every_arena(contents: list[bytes], width: int, lines: int, plain: bool) -> None:
-    drawn = draw(arena(*contents), width, lines, plain=plain)
+    drawn = draw_blocks(arena(*contents), width, lines, plain=plain)
     assert len(drawn) <= lines and all(line.cell_len <= width for line in drawn)
     assert not plain or all(line.plain.isascii() for line in drawn)
 
@@ -78,7 +78,7 @@ def test_thousands_of_blocks_share_cells_and_the_figures_say_how_many() -> None:
 
 
 def test_a_cell_of_which_most_is_free_is_dim() -> None:
-    (row,) = draw(arena(bytes([1, 0, 0, 0, 1, 1, 1, 0])), 4, 1)
+    (row,) = draw_blocks(arena(bytes([1, 0, 0, 0, 1, 1, 1, 0])), 4, 1)
     assert row.plain == INDENT + "██"
     assert [(span.start - 2, span.style) for span in row.spans] == [(0, "dim color(28)"), (1, "color(28)")]
 

@@ -48,8 +48,8 @@ def test_colours_go_to_a_person_who_wants_them(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stderr", stream())
     assert (console.is_terminal(sys.stderr), console.is_coloured(sys.stderr)) == (terminal, coloured)
-    console.error("no such thing")
-    console.note("by the way")
+    console.print_error("no such thing")
+    console.print_note("by the way")
     said, noted = sys.stderr.getvalue().splitlines()
     assert said == ("\x1b[1;31merror:\x1b[0m no such thing" if coloured else "error: no such thing")
     assert noted == "cortexmlx: by the way"
@@ -60,8 +60,8 @@ def test_an_error_and_a_note_break_at_words_and_a_pipe_gets_one_line(monkeypatch
     monkeypatch.setenv("TERM", "xterm")
     for stream, most in ((TerminalText(), console.NARROW), (io.StringIO(), 1000)):
         monkeypatch.setattr(sys, "stderr", stream)
-        console.error(" ".join(words))
-        console.note(" ".join(words))
+        console.print_error(" ".join(words))
+        console.print_note(" ".join(words))
         lines = stream.getvalue().replace("\x1b[1;31m", "").replace("\x1b[0m", "").splitlines()
         assert max(map(len, lines)) <= most and (len(lines) == 2) is (most == 1000)
         assert " ".join(lines).split() == ["error:", *words, "cortexmlx:", *words]
@@ -117,8 +117,8 @@ def test_they_are_dim_on_a_terminal_and_end_once(
     monkeypatch.setenv("NO_COLOR", no_color)
     printer = ThoughtsPrinter()
     printer.end()
-    printer.show("so ")
-    printer.show("be it")
+    printer.print_thought("so ")
+    printer.print_thought("be it")
     printer.end()
     printer.end()
     assert stderr.getvalue() == wanted
@@ -126,6 +126,6 @@ def test_they_are_dim_on_a_terminal_and_end_once(
 
 def test_hidden_ones_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printer = ThoughtsPrinter(hidden=True)
-    printer.show("so")
+    printer.print_thought("so")
     printer.end()
     assert capsys.readouterr() == ("", "")

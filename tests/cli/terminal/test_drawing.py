@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cortexmlx.cli.terminal import drawing
-from cortexmlx.cli.terminal.drawing import Drawing
+from cortexmlx.cli.terminal.drawing import LiveDrawing
 from support.cli.emulator import Emulator
 from support.patience import PATIENCE
 
@@ -26,7 +26,7 @@ class Shown:
         self.written, self.drawn = io.StringIO(), 0
         self.stay: list[Text] = []
         self.console = Console(file=self.written, width=40, height=10, force_terminal=True)
-        self.drawing = Drawing(self.console, self.draw, self.below)
+        self.drawing = LiveDrawing(self.console, self.draw, self.below)
 
     def draw(self) -> tuple[list[Text], list[Text]]:
         self.drawn += 1
@@ -46,7 +46,7 @@ def test_it_is_drawn_when_something_has_changed_and_by_itself_and_goes() -> None
     shown = Shown()
     with shown.drawing:
         shown.stay = [Text("stays")]
-        shown.drawing.soon()
+        shown.drawing.request_redraw()
         assert shown.lines() == ["stays", "drawn 1"]
         until = time.monotonic() + PATIENCE
         while shown.drawn < 3 and time.monotonic() < until:
@@ -67,7 +67,7 @@ def test_drawing_takes_its_share_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(shown.drawing, "_draw", slow)
     for _ in range(1000):
         now[0] += 0.001
-        shown.drawing.soon()
+        shown.drawing.request_redraw()
     assert 1000 / 123 <= shown.drawn <= 1000 / 119 + 1
 
 
@@ -91,7 +91,7 @@ def test_who_stops_the_program_waits_for_the_lock_while_it_is_drawn() -> None:
     shown = Shown()
     shown.drawing._away = away
     with shown.drawing, held[0]:
-        waiting = threading.Thread(target=shown.drawing.soon)
+        waiting = threading.Thread(target=shown.drawing.request_redraw)
         waiting.start()
         waiting.join(0.05)
         assert shown.drawn == 0 and waiting.is_alive()

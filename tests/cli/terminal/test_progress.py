@@ -13,7 +13,7 @@ import pytest
 from rich import progress as rich
 
 from cortexmlx.cli.terminal import progress as module
-from cortexmlx.cli.terminal.progress import PrefillProgress, how_far, loading, numbers
+from cortexmlx.cli.terminal.progress import PrefillProgress, loading_progress, prefill_text, progress_numbers
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import TokenEvent
 from support.cli.chat_commands import TerminalText
@@ -36,7 +36,7 @@ MIB = 2**20
     ],
 )
 def test_the_figures_of_progress(news: Progress, says: str) -> None:
-    assert numbers(news) == says
+    assert progress_numbers(news) == says
 
 
 def on_screen(written: str) -> str:
@@ -50,7 +50,7 @@ def test_a_download_is_one_line_that_moves(width: int, monkeypatch: pytest.Monke
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys, "stderr", screen := TerminalText())
-    with loading("org/" + "long-" * 10 + "name") as show:
+    with loading_progress("org/" + "long-" * 10 + "name") as show:
         for done in (0, 100, 200):
             show(Progress("downloading", done * MIB, 400 * MIB, 0, 50.0 * MIB))
             sys.stderr.flush()
@@ -71,7 +71,7 @@ def test_ctrl_c_while_the_bar_begins_leaves_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rich.Progress, "start", start)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", screen := TerminalText())
-    with pytest.raises(KeyboardInterrupt), loading("org/model"):
+    with pytest.raises(KeyboardInterrupt), loading_progress("org/model"):
         pytest.fail("it goes on")
     assert begun and not begun[0].live.is_started
     assert screen.getvalue().endswith("\x1b[1A\x1b[2K"), "its row is gone"
@@ -81,7 +81,7 @@ def test_the_bar_says_bytes_rate_and_time_left_in_80_columns(monkeypatch: pytest
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stderr", screen := TerminalText())
-    with loading("mlx-community/A-Model-With-A-Name-8B-4bit") as show:
+    with loading_progress("mlx-community/A-Model-With-A-Name-8B-4bit") as show:
         show(Progress("downloading", 1200 * MIB, 4500 * MIB, 0, 35.0 * MIB))
         assert soon(lambda: " left" in on_screen(screen.getvalue())), "the bar draws itself"
         line = on_screen(screen.getvalue())
@@ -94,7 +94,7 @@ def test_a_pipe_gets_a_line_at_once_and_then_now_and_then(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    with loading("org/model") as show:
+    with loading_progress("org/model") as show:
         for second in range(25):
             clock[0] = float(second)
             show(Progress("downloading", second * MIB, 100 * MIB, 0, float(MIB)))
@@ -107,11 +107,11 @@ def test_a_pipe_gets_a_line_at_once_and_then_now_and_then(
 
 
 def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), loading("org/model") as show:
+    with pytest.raises(KeyboardInterrupt), loading_progress("org/model") as show:
         show(Progress("downloading", 0, 0))
         raise KeyboardInterrupt
     assert capsys.readouterr().err == ""
-    with pytest.raises(KeyboardInterrupt), loading("org/model") as show:
+    with pytest.raises(KeyboardInterrupt), loading_progress("org/model") as show:
         show(Progress("downloading", 3 * MIB, 10 * MIB))
         raise KeyboardInterrupt
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -159,17 +159,17 @@ CHUNK = TokenEvent("", progress=Progress("prefilling", 1024, 4096, cached=512))
 
 
 def test_it_says_what_is_done_and_what_was_there() -> None:
-    assert how_far(Progress("prefilling", 0, 4096)) == "reading 0 of 4,096 tokens"
-    assert CHUNK.progress is not None and how_far(CHUNK.progress) == "reading 1,024 of 4,096 tokens, 512 cached"
+    assert prefill_text(Progress("prefilling", 0, 4096)) == "reading 0 of 4,096 tokens"
+    assert CHUNK.progress is not None and prefill_text(CHUNK.progress) == "reading 1,024 of 4,096 tokens, 512 cached"
 
 
 def test_elsewhere_than_on_a_terminal_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
     with PrefillProgress() as reading:
-        reading.note(CHUNK)
-        reading.stopping()
-        reading.note(TokenEvent("a", 1))
+        reading.update(CHUNK)
+        reading.show_stopping()
+        reading.update(TokenEvent("a", 1))
     assert stderr.getvalue() == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from cortexmlx.cli.terminal.region import BEGIN, END, Above, Region
+from cortexmlx.cli.terminal.region import BEGIN, END, AboveRegionWriter, LiveRegion
 from support.cli.emulator import Emulator
 
 
@@ -21,7 +21,7 @@ class Window:
         self.screen, self.written = Emulator(columns, lines, reflow=reflow), io.StringIO()
         self.console = Console(file=self.written, width=columns, height=lines, force_terminal=True)
         self.stream = pyte.Stream(self.screen)
-        self.region = Region(self.console)
+        self.region = LiveRegion(self.console)
 
     def show(self, lines: list[str], rows: list[str]) -> str:
         self.region.show([Text(line) for line in lines], [Text(row) for row in rows])
@@ -96,7 +96,7 @@ def test_rows_that_are_drawn_again_do_not_vanish_for_a_moment() -> None:
 
 def test_what_is_written_to_stderr_comes_above_in_whole_lines() -> None:
     shown: list[str] = []
-    above = Above(lambda lines: shown.extend(line.plain for line in lines))
+    above = AboveRegionWriter(lambda lines: shown.extend(line.plain for line in lines))
     assert above.isatty() and above.write("a warn") == 6 and shown == []
     above.write("ing\n\x1b[1mtwo\x1b[0m\nthr")
     assert shown == ["a warning", "two"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from cortexmlx.cli.terminal import signals
-from cortexmlx.cli.terminal.signals import counted_interrupts
+from cortexmlx.cli.terminal.signals import handle_signals
 from support.cli import cli_fakes
 from support.cli.terminal import STOP, Terminal, pieces
 
@@ -22,8 +22,8 @@ def test_the_first_stops_what_goes_on_and_elsewhere_interrupts(monkeypatch: pyte
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     stopped: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with counted_interrupts() as presses:
-        with presses.calling(lambda: stopped.append("stop")):
+    with handle_signals() as presses:
+        with presses.call_on_interrupt(lambda: stopped.append("stop")):
             signal.raise_signal(signal.SIGINT)
         assert stopped == ["stop"]
         now[0] += 1.5
@@ -39,13 +39,13 @@ def test_the_second_within_a_second_puts_things_right_and_leaves(monkeypatch: py
         done.append(f"left {code}")
         raise SystemExit
 
-    monkeypatch.setattr(signals, "leave_now", left)
-    with counted_interrupts() as presses, presses.calling(lambda: done.append("stop")):
-        presses.at_leave.append(lambda: done.append("restored"))
+    monkeypatch.setattr(signals, "exit_immediately", left)
+    with handle_signals() as presses, presses.call_on_interrupt(lambda: done.append("stop")):
+        presses.at_leave.append(lambda: done.append("decode_record"))
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGINT)
-    assert done == ["stop", "restored", "left 130"]
+    assert done == ["stop", "decode_record", "left 130"]
 
 
 CHAT = shlex.join([sys.executable, cli_fakes.__file__, "chat", "fake", "--no-save"])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from cortexmlx.cli.start import run
-from cortexmlx.cli.terminal.text import duration, to_json
+from cortexmlx.cli.terminal.text import format_duration, to_json
 from support.cli.cli_fakes import Fakes
 
 
@@ -61,4 +61,4 @@ def test_half_of_a_surrogate_pair_is_written_as_it_came() -> None:
 
 
 def test_duration_is_short() -> None:
-    assert [duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]
+    assert [format_duration(s) for s in (0.4, 59, 185, 3750)] == ["0 s", "59 s", "3:05", "1:02:30"]

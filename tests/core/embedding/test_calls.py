@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
-from cortexmlx.core.embedding import LONG, PooledText, TextReader
+from cortexmlx.core.embedding import LONG, EmbeddingInput, EmbeddingTokenizer
 from cortexmlx.models.embedding import DEFAULT_INSTRUCTION
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.embedding.models import write_embedding, write_reranker
@@ -165,17 +165,17 @@ def test_asyncio(tmp_path: Path) -> None:
 
 
 def test_tokens_of_texts_that_are_done_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = TextReader.read
-    seen = weakref.WeakSet[PooledText]()
+    read = EmbeddingTokenizer.tokenize
+    seen = weakref.WeakSet[EmbeddingInput]()
     alive = []
 
-    def noted(*call: Any) -> PooledText:
+    def noted(*call: Any) -> EmbeddingInput:
         one = read(*call)
         seen.add(one)
         alive.append(len(seen))
         return one
 
-    monkeypatch.setattr(TextReader, "read", noted)
+    monkeypatch.setattr(EmbeddingTokenizer, "tokenize", noted)
     with engine_of(write_embedding(tmp_path), prefill_budget=8) as engine:
         made = engine.embed([f"text {number}" for number in range(30)], truncate=True)
     assert len(alive) == 30 and max(alive) < 10

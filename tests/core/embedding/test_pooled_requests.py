@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.core.embedding import Asked, vectors_of
+from cortexmlx.core.embedding import PoolingPrompt, run_pooling
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.worker import Submission
 from cortexmlx.errors import EmbeddingRefused, EngineClosed
-from cortexmlx.types.embeddings import Pooled
+from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 
 
@@ -50,32 +50,32 @@ class Desk:
         self.handles[number].push(TokenEvent("", finish_reason=reason, completion=done))
 
 
-def asked(count: int, tokens: int = 5) -> Iterator[Asked]:
-    return (Asked((1,) * tokens, Pooled(tokens - 1)) for _ in range(count))
+def asked(count: int, tokens: int = 5) -> Iterator[PoolingPrompt]:
+    return (PoolingPrompt((1,) * tokens, PoolingSpec(tokens - 1)) for _ in range(count))
 
 
 def test_vectors_come_in_order_and_some_are_computed_ahead() -> None:
     desk = Desk()
-    got = vectors_of(asked(20), desk.submit, None, "a client", tokens_ahead=25)
+    got = run_pooling(asked(20), desk.submit, None, "a client", tokens_ahead=25)
     assert next(got).cached == 0
     assert desk.groups == [5] and len(desk.handles) == 5
     assert [one.cached for one in got] == list(range(1, 20))
     assert desk.groups[1:] == [1] * 15 and not desk.cancelled
     request = desk.submissions[0].request
     assert request.client == "a client" and request.background and not request.cache
-    assert request.pooled == Pooled(4) and request.prompt == (1,) * 5
+    assert request.pooled == PoolingSpec(4) and request.prompt == (1,) * 5
 
 
 def test_a_text_longer_than_what_is_computed_ahead_is_computed_alone() -> None:
     desk = Desk()
-    assert len(list(vectors_of(asked(3, 100), desk.submit, None, None, 10))) == 3
+    assert len(list(run_pooling(asked(3, 100), desk.submit, None, None, 10))) == 3
     assert desk.groups == [1, 1, 1]
 
 
 def test_endless_texts_are_read_as_they_are_needed() -> None:
     desk = Desk()
     endless = (one for _ in itertools.count() for one in asked(1, 1))
-    got = vectors_of(endless, desk.submit, None, None, 10**9)
+    got = run_pooling(endless, desk.submit, None, None, 10**9)
     assert next(got).vector is desk.vector and len(desk.handles) == 512
     got.close()  # type: ignore[attr-defined]
     assert desk.cancelled == list(range(1, 512))
@@ -84,12 +84,12 @@ def test_endless_texts_are_read_as_they_are_needed() -> None:
 def test_what_the_texts_raise_cancels_the_rest() -> None:
     desk = Desk()
 
-    def some() -> Iterator[Asked]:
+    def some() -> Iterator[PoolingPrompt]:
         yield from asked(3)
         raise EmbeddingRefused("text 3 is too long")
 
     with pytest.raises(EmbeddingRefused, match="text 3"):
-        list(vectors_of(some(), desk.submit, None, None, 15))
+        list(run_pooling(some(), desk.submit, None, None, 15))
     assert len(desk.handles) == 3 and all(number in desk.cancelled or desk.handles[number].ended for number in range(3))
 
 
@@ -98,17 +98,19 @@ def test_states_that_are_no_numbers_are_refused(value: float) -> None:
     desk = Desk()
     desk.vector = np.array([1.0, value], np.float32)
     with pytest.raises(EmbeddingRefused, match="NaN or infinite"):
-        list(vectors_of(asked(2), desk.submit, None, None, 100))
+        list(run_pooling(asked(2), desk.submit, None, None, 100))
     assert desk.cancelled == [1]
 
 
 def test_a_cancelled_or_failed_request_is_no_vector() -> None:
     desk = Desk()
     with pytest.raises(EmbeddingRefused, match="was cancelled"):
-        list(vectors_of(asked(2), _then(desk, lambda: desk.end(0, FinishReason.CANCELLED)), None, None, 100))
+        list(run_pooling(asked(2), _then(desk, lambda: desk.end(0, FinishReason.CANCELLED)), None, None, 100))
     other = Desk()
     with pytest.raises(EngineClosed):
-        list(vectors_of(asked(2), _then(other, lambda: other.handles[0].fail(EngineClosed("closed"))), None, None, 100))
+        list(
+            run_pooling(asked(2), _then(other, lambda: other.handles[0].fail(EngineClosed("closed"))), None, None, 100)
+        )
     assert other.cancelled == [1]
 
 
@@ -132,5 +134,5 @@ def test_what_was_computed_before_a_preemption_does_not_count() -> None:
     for generation in (0, 1):
         segment = SimpleNamespace(job=3, generation=generation, pooled=range(1))
         plan: Any = SimpleNamespace(segments=[segment])
-        OpenRequests._take_pooled(requests, plan, [generation])  # type: ignore[list-item]
+        OpenRequests._add_pooled(requests, plan, [generation])  # type: ignore[list-item]
     assert taken == [1]

@@ -35,7 +35,7 @@ def test_a_text_may_use_half_of_the_kv_memory(tmp_path: Path) -> None:
 def test_a_model_for_short_texts_keeps_little_free(tmp_path: Path) -> None:
     known = support(write_embedding(tmp_path, max_seq_length=20))
     assert known.spare_blocks == 3 and known.info is not None and known.info.max_tokens == 20
-    assert known.spare_of((100,)) == (3,) and known.spare_of((4,)) == (2,)
+    assert known.spare_blocks_per_group((100,)) == (3,) and known.spare_blocks_per_group((4,)) == (2,)
 
 
 def test_max_request_tokens_bounds_texts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text import Encode, Stops, TextStream, ThinkingBudget, ThinkingLimit
+from cortexmlx.core.text import Encode, StopConditions, TextStream, ThinkingBudget, ThinkingLimit
 from cortexmlx.structured.output import Thoughts
 from support.cli.cli_fakes import Words
 
@@ -22,8 +22,8 @@ class Answer:
     """An answer of single characters: each is a token, and its code the id."""
 
     def __init__(self, limit: int, thoughts: Thoughts = BEGUN, encode: Encode = lambda text, _: list(map(ord, text))):
-        self.text = TextStream(Words(), Stops(), thoughts)
-        made = ThinkingLimit.of(limit, thoughts, encode, 0x11_0000)
+        self.text = TextStream(Words(), StopConditions(), thoughts)
+        made = ThinkingLimit.for_request(limit, thoughts, encode, 0x11_0000)
         assert made is not None
         self.budget = ThinkingBudget(made, self.text)
         self.said = ""
@@ -32,13 +32,13 @@ class Answer:
         """Write characters, or, if it is steered, those that are forced instead. Return those that were forced."""
         forced_ones = ""
         for char in text:
-            forced = self.budget.forced()
+            forced = self.budget.forced_tokens()
             if forced and steered:
                 char = chr(forced[0])
                 forced_ones += char
             self.said += char
             self.text.push(char)  # type: ignore[arg-type]
-            self.budget.take(ord(char))
+            self.budget.count_token(ord(char))
         return forced_ones
 
 
@@ -46,8 +46,8 @@ def test_there_is_no_limit_where_there_are_no_thoughts() -> None:
     def encode(text: str, special: bool) -> list[int]:
         raise AssertionError
 
-    assert ThinkingLimit.of(None, BEGUN, encode, 5) is None
-    assert ThinkingLimit.of(5, None, encode, 5) is None
+    assert ThinkingLimit.for_request(None, BEGUN, encode, 5) is None
+    assert ThinkingLimit.for_request(5, None, encode, 5) is None
 
 
 @given(st.integers(0, 9), st.text("x<t>/", max_size=24), st.sampled_from([BEGUN, OWN]))
@@ -55,7 +55,7 @@ def test_no_token_is_forced_among_as_many_as_may_be_drafted(limit: int, text: st
     """Whatever comes next, the token after `most_drafts` others is free, too."""
     answer, free = Answer(limit, thoughts), 0
     for char in text:
-        assert not (answer.budget.forced() and free > 0)
+        assert not (answer.budget.forced_tokens() and free > 0)
         free = max(free - 1, answer.budget.most_drafts)
         answer.write(char)
 
@@ -65,7 +65,7 @@ def test_the_tag_comes_after_so_many_tokens(limit: int) -> None:
     answer = Answer(limit)
     assert answer.write("x" * 30) == "</t>"
     assert answer.said == "x" * limit + "</t>" + "x" * (26 - limit)
-    assert answer.text.thinking_tokens == limit and not answer.budget.due
+    assert answer.text.thinking_tokens == limit and not answer.budget.may_force_soon
 
 
 def test_the_tag_that_opens_thoughts_does_not_count() -> None:
@@ -94,18 +94,18 @@ def test_a_special_token_is_forced_as_a_whole() -> None:
     for half in range(4):
         answer = Answer(half, encode=encode)
         answer.write("</t>"[:half], steered=False)
-        assert answer.budget.forced() == [7]
+        assert answer.budget.forced_tokens() == [7]
     several = Answer(4, replace(BEGUN, close="</t>x"), encode)
     several.write("</t>", steered=False)
-    assert several.budget.forced() == [8]
+    assert several.budget.forced_tokens() == [8]
 
 
 def test_thoughts_that_are_closed_or_never_begun_are_left_alone() -> None:
     closed = Answer(9)
-    assert closed.write("abc</t>" + "x" * 30) == "" and not closed.budget.due
+    assert closed.write("abc</t>" + "x" * 30) == "" and not closed.budget.may_force_soon
     for text in ("Hello <t> there" * 3, "  \n Hello"):
         free = Answer(0, OWN)
-        assert free.write(text) == "" and not free.budget.due
+        assert free.write(text) == "" and not free.budget.may_force_soon
 
 
 def test_a_character_is_not_torn() -> None:
@@ -113,11 +113,11 @@ def test_a_character_is_not_torn() -> None:
     answer = Answer(2)
     answer.write("a")
     for part in range(5):
-        forced = answer.budget.forced()
+        forced = answer.budget.forced_tokens()
         assert bool(forced) is (part == 4)
         if not forced:
             answer.text.push("")  # type: ignore[arg-type]
-            answer.budget.take(0)
+            answer.budget.count_token(0)
 
 
 @given(
@@ -127,11 +127,11 @@ def test_a_character_is_not_torn() -> None:
 )
 def test_thoughts_never_have_more_tokens(limit: int, thoughts: Thoughts, text: str) -> None:
     answer = Answer(limit, thoughts)
-    due_before = answer.budget.due
+    due_before = answer.budget.may_force_soon
     for char in text + "x" * 20:
-        forced = list(answer.budget.forced())
+        forced = list(answer.budget.forced_tokens())
         assert due_before or not forced, "a tag was forced that nobody could expect"
-        due_before = answer.budget.due
+        due_before = answer.budget.may_force_soon
         answer.write(char)
     assert answer.text.thinking_tokens <= limit + 4
     assert not answer.text.in_thoughts
@@ -139,7 +139,7 @@ def test_thoughts_never_have_more_tokens(limit: int, thoughts: Thoughts, text: s
 
 def test_masks_allow_the_forced_tokens_one_by_one() -> None:
     answer = Answer(0)
-    masks = answer.budget.masks()
+    masks = answer.budget.forced_masks()
     for char, mask in zip("</t>", masks, strict=True):
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         assert np.flatnonzero(bits).tolist() == [ord(char)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text import Stops, StopStrings, StopTable
+from cortexmlx.core.text import StopConditions, StopStringFilter, StopStringTable
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
 
@@ -22,7 +22,7 @@ STOPS = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=6), max_si
 @example("a\ud800\U0010ffff", ["\ud800\U0010ffff", "\U0010ffff"], {2})
 def test_a_text_ends_where_the_first_stop_string_is_complete(text: str, stops: list[str], cuts: set[int]) -> None:
     """The judge looks at every ending of every beginning of the text."""
-    stream = StopStrings(StopTable(stops))
+    stream = StopStringFilter(StopStringTable(stops))
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     shown = "".join(stream.feed(text[a:b]) for a, b in pairwise(places)) + stream.rest()
     ends = [(end, -len(s)) for s in stops for end in range(1, len(text) + 1) if text[:end].endswith(s)]
@@ -35,7 +35,7 @@ def test_a_text_ends_where_the_first_stop_string_is_complete(text: str, stops: l
 
 @given(LETTERS, STOPS)
 def test_what_could_become_a_stop_string_is_held_back_and_nothing_else(text: str, stops: list[str]) -> None:
-    stream, shown = StopStrings(StopTable(stops)), ""
+    stream, shown = StopStringFilter(StopStringTable(stops)), ""
     for end, character in enumerate(text, 1):
         shown += stream.feed(character)
         if stream.stopped:
@@ -44,7 +44,7 @@ def test_what_could_become_a_stop_string_is_held_back_and_nothing_else(text: str
         assert shown == text[: end - held]
 
 
-class CountedTable(StopTable):
+class CountedTable(StopStringTable):
     """Counts how often the table is asked."""
 
     looks = 0
@@ -74,7 +74,7 @@ def test_the_work_and_the_memory_are_linear_in_the_text_and_the_stop_strings(sto
     table = CountedTable(stops)
     assert len(table) <= sum(map(len, stops)) <= MOST_STOP_CHARACTERS
     text = ("a" * 5000 + "aab" * 500 + "\u4e00") * 3
-    stream = StopStrings(table)
+    stream = StopStringFilter(table)
     for place in range(0, len(text), 7):
         stream.feed(text[place : place + 7])
     assert table.looks <= 2 * len(text)
@@ -83,7 +83,7 @@ def test_the_work_and_the_memory_are_linear_in_the_text_and_the_stop_strings(sto
 def test_stop_strings_with_a_tag_end_the_thoughts_too() -> None:
     thoughts = Thoughts("<think>", "</think>")
     params = SamplingParams(stop=["end", "</think>", "a<think>"], stop_token_ids=[5])
-    stops = Stops.of(params, {1, 2}, thoughts)
+    stops = StopConditions.from_params(params, {1, 2}, thoughts)
     assert (len(stops.everywhere), len(stops.in_answer)) == (len("</think>") + len("a<think>"), len("end"))
     assert stops.token_ids == {1, 2, 5}
-    assert Stops.of(SamplingParams(stop_token_ids=[5], ignore_eos=True), {1, 2}).token_ids == {5}
+    assert StopConditions.from_params(SamplingParams(stop_token_ids=[5], ignore_eos=True), {1, 2}).token_ids == {5}

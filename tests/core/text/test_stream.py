@@ -11,10 +11,10 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetoke
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cortexmlx.core.text import CallsInThoughts, Stops, StopTable, TextDelta, TextStream
+from cortexmlx.core.text import StopConditions, StopStringTable, TextDelta, TextStream, ThoughtCallReader
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.folder import use_exact_detokenizer
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import SamplingParams
@@ -61,7 +61,7 @@ def pieces() -> list[bytes]:
 
 def stream(ids: list[int], stops: list[str]) -> tuple[TextStream, list[str]]:
     """The pieces that a caller is shown, ending with what `finish` returned."""
-    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
+    text = TextStream(ByteDetokenizer(pieces()), StopConditions(in_answer=StopStringTable(stops)))
     shown = [text.push(token).text for token in ids]
     return text, [*shown, text.finish().text]
 
@@ -92,7 +92,7 @@ def test_pieces_add_up_to_the_decoded_text_before_the_first_stop_string(ids: lis
 def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> None:
     ids = tokenizer().encode(answer)
     shown = ""
-    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
+    text = TextStream(ByteDetokenizer(pieces()), StopConditions(in_answer=StopStringTable(stops)))
     for token in ids:
         shown += text.push(token).text
         assert cut(answer, stops).startswith(shown)
@@ -100,7 +100,7 @@ def test_nothing_shown_has_to_be_taken_back(answer: str, stops: list[str]) -> No
 
 @given(TEXTS, STOPS)
 def test_nothing_is_held_back_without_a_reason(answer: str, stops: list[str]) -> None:
-    text = TextStream(ByteDetokenizer(pieces()), Stops(in_answer=StopTable(stops)))
+    text = TextStream(ByteDetokenizer(pieces()), StopConditions(in_answer=StopStringTable(stops)))
     seen = b""
     for token in tokenizer().encode(answer):
         text.push(token)
@@ -159,7 +159,7 @@ def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() 
 @given(st.text(st.sampled_from("abST \né好\U0001f600"), max_size=30).map(lambda text: "a" + text), STOPS)
 @settings(max_examples=examples(50))
 def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str, stops: list[str]) -> None:
-    text = TextStream(detokenizer(tokenizer()), Stops(in_answer=StopTable(stops)))
+    text = TextStream(detokenizer(tokenizer()), StopConditions(in_answer=StopStringTable(stops)))
     shown = [text.push(token).text for token in tokenizer().encode(answer)]
     assert "".join([*shown, text.finish().text]) == cut(answer, stops)
 
@@ -179,7 +179,7 @@ def wrapper() -> TokenizerWrapper:
 def test_the_wrapper_of_a_model_folder_gives_exactly_what_its_tokenizer_decodes(
     ids: list[int], stops: list[str]
 ) -> None:
-    text = TextStream(wrapper().detokenizer, Stops(in_answer=StopTable(stops)))
+    text = TextStream(wrapper().detokenizer, StopConditions(in_answer=StopStringTable(stops)))
     shown = [text.push(token).text for token in ids]
     assert "".join([*shown, text.finish().text]) == cut(wrapper().decode(ids), stops)
 
@@ -194,7 +194,7 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
             lambda self, ids: [None if i in missing else t for i, t in zip(ids, ids_to_tokens(self, ids), strict=True)],
         )
         wrapped = use_exact_detokenizer(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
-    text = TextStream(wrapped.detokenizer, Stops())
+    text = TextStream(wrapped.detokenizer, StopConditions())
     assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [TextDelta(), TextDelta()]
 
 
@@ -206,7 +206,7 @@ def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_fo
 def test_an_answer_stays_stopped_at_a_string_with_a_tag_beside_strings_of_the_answer() -> None:
     """The text before a tag's string goes through the strings of the answer, too, which are not complete."""
     thoughts = Thoughts("<think>", "</think>")
-    stops = Stops.of(SamplingParams(stop=["never", "</think>"]), (), thoughts)
+    stops = StopConditions.from_params(SamplingParams(stop=["never", "</think>"]), (), thoughts)
     text = TextStream(ByteDetokenizer(pieces()), stops, thoughts)
     shown = [text.push(token) for token in tokenizer().encode("<think>why</think>because")]
     assert text.stopped and text.finish() == TextDelta()
@@ -238,9 +238,11 @@ WITH_OPENER = [*(bytes([byte]) for byte in range(OPENER)), b"<tool_call>"]
 def test_calls_at_the_end_of_thoughts_count(said: list[str | int], runs: int, thinking: str, ended: bool) -> None:
     format = Hermes()
     format.opener = OPENER
-    calls = Calls(format, TOOLS)
-    parser, in_thoughts = calls.parser("key", streamed=True), CallsInThoughts(calls, "key")
-    text = TextStream(ByteDetokenizer(WITH_OPENER), Stops(), Thoughts("<think>", "</think>"), parser, in_thoughts)
+    calls = AllowedCalls(format, TOOLS)
+    parser, in_thoughts = calls.make_parser("key", streamed=True), ThoughtCallReader(calls, "key")
+    text = TextStream(
+        ByteDetokenizer(WITH_OPENER), StopConditions(), Thoughts("<think>", "</think>"), parser, in_thoughts
+    )
     tokens = [token for part in ["<think>", *said] for token in ([part] if isinstance(part, int) else part.encode())]
     shown = [*map(text.push, tokens), text.finish(ended)]
     closed = "</think>" in str(said)

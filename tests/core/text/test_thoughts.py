@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
+from cortexmlx.core.text import MOST_TAG_BLANKS, TextKind, TextPart, ThinkingTokenCounter, ThoughtSplitter
 from cortexmlx.structured.output import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")
@@ -35,7 +35,7 @@ def split(text: str, thoughts: Thoughts, cuts: list[int] | None = None) -> list[
     return joined
 
 
-def only(kind: Kind, parts: list[TextPart]) -> str:
+def only(kind: TextKind, parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts if part.kind is kind)
 
 
@@ -43,10 +43,12 @@ def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
     """Thoughts and answer by a pattern over the whole text, which is no stream."""
     tag, close = map(re.escape, (thoughts.open, thoughts.close))
     skipped = re.escape(thoughts.skipped) if thoughts.skipped else "(?!)"
-    begins = rf"\s*(?:{tag})?\s*" if thoughts.begun else rf"\s{{0,{WIDEST}}}{tag}\s*"
-    if found := re.match(rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{WIDEST}}}{close}\s*(.*))?\Z", text, re.DOTALL):
+    begins = rf"\s*(?:{tag})?\s*" if thoughts.begun else rf"\s{{0,{MOST_TAG_BLANKS}}}{tag}\s*"
+    if found := re.match(
+        rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{MOST_TAG_BLANKS}}}{close}\s*(.*))?\Z", text, re.DOTALL
+    ):
         return found[1], found[2] or ""
-    found = re.match(rf"\s{{0,{WIDEST}}}{skipped}\s*(.*)\Z", text, re.DOTALL)
+    found = re.match(rf"\s{{0,{MOST_TAG_BLANKS}}}{skipped}\s*(.*)\Z", text, re.DOTALL)
     return "", found[1] if found else text
 
 
@@ -61,7 +63,7 @@ def test_any_cutting_gives_the_parts_of_the_definition_and_loses_nothing(
     parts = split(text, thoughts, cuts)
     assert "".join(part.text for part in parts) == text
     assert parts == split(text, thoughts, list(range(len(text))))
-    assert (only(Kind.THOUGHT, parts), only(Kind.ANSWER, parts)) == defined(text, thoughts)
+    assert (only(TextKind.THOUGHT, parts), only(TextKind.ANSWER, parts)) == defined(text, thoughts)
 
 
 @given(TEXTS, KINDS, st.lists(st.integers(0, 200), max_size=12))
@@ -72,14 +74,14 @@ def test_a_token_is_the_thoughts_that_has_a_part_of_them_or_none_yet_where_they_
     text: str, thoughts: Thoughts, cuts: list[int]
 ) -> None:
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    splitter, tokens = ThoughtSplitter(thoughts), ThoughtTokens()
+    splitter, tokens = ThoughtSplitter(thoughts), ThinkingTokenCounter()
     for a, b in itertools.pairwise(places):
         tokens.add_token(text[a:b])
         tokens.add_parts(splitter.feed(text[a:b]))
     tokens.add_parts(splitter.rest())
     kinds = [part.kind for part in split(text, thoughts) for _ in part.text]
     touched = [kinds[a : max(b, a + 1)] for a, b in itertools.pairwise(places)]
-    assert tokens.count == sum(Kind.THOUGHT in each for each in touched)
+    assert tokens.count == sum(TextKind.THOUGHT in each for each in touched)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +105,13 @@ def test_a_token_is_the_thoughts_that_has_a_part_of_them_or_none_yet_where_they_
 )
 def test_what_models_write(thoughts: Thoughts, text: str, thinking: str, answer: str) -> None:
     parts = split(text, thoughts, list(range(len(text))))
-    assert (only(Kind.THOUGHT, parts), only(Kind.ANSWER, parts)) == (thinking, answer)
+    assert (only(TextKind.THOUGHT, parts), only(TextKind.ANSWER, parts)) == (thinking, answer)
 
 
 def test_nothing_certain_is_held_back() -> None:
     splitter = ThoughtSplitter(PLAIN)
     said = ["<think>", "a", " ", "b<", "/think", ">", "\n", "yes", "<think>"]
     given = [[(part.text, part.kind) for part in splitter.feed(piece)] for piece in said]
-    assert given[1] == [("a", Kind.THOUGHT)] and given[3] == [(" b", Kind.THOUGHT)]
-    assert given[7] == [("yes", Kind.ANSWER)] and given[8] == [("<think>", Kind.ANSWER)]
+    assert given[1] == [("a", TextKind.THOUGHT)] and given[3] == [(" b", TextKind.THOUGHT)]
+    assert given[7] == [("yes", TextKind.ANSWER)] and given[8] == [("<think>", TextKind.ANSWER)]
     assert [*splitter.rest()] == []

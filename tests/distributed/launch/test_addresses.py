@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.distributed.launch import processes as module
-from cortexmlx.distributed.launch.processes import addresses
+from cortexmlx.distributed.launch.processes import find_addresses
 from cortexmlx.distributed.spec import Host, Hosts
 from cortexmlx.errors import HostRefused
 
@@ -30,21 +30,21 @@ def ssh(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_here_come_from_here_only() -> None:
-    found = addresses(Hosts.parse("3"))
+    found = find_addresses(Hosts.parse("3"))
     assert found.own == found.workers == ("127.0.0.1",)
 
 
 def test_a_name_of_ssh_leads_to_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh(tmp_path, "127.0.0.3", monkeypatch)
-    found = addresses(Hosts((Host("me@studio"),), "mpi"))
+    found = find_addresses(Hosts((Host("me@studio"),), "mpi"))
     assert found.own == ("127.0.0.1",) and set(found.workers) == {"127.0.0.3", "127.0.0.1"}
 
 
 def test_the_host_files_addresses_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh(tmp_path, "no-such-host.invalid", monkeypatch)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: exec("raise OSError"))
-    monkeypatch.setattr(module, "_towards", {"10.0.0.2": "10.0.0.9", "10.0.1.2": "10.0.1.9"}.get)
-    found = addresses(Hosts((Host("studio", ("10.0.0.2", "10.0.1.2", "10.0.2.2")),), "ring"))
+    monkeypatch.setattr(module, "_local_address_for", {"10.0.0.2": "10.0.0.9", "10.0.1.2": "10.0.1.9"}.get)
+    found = find_addresses(Hosts((Host("studio", ("10.0.0.2", "10.0.1.2", "10.0.2.2")),), "ring"))
     assert found.own == ("10.0.0.9", "10.0.1.9")
     assert found.workers == ("10.0.0.2", "10.0.1.2", "10.0.2.2", "10.0.0.9", "10.0.1.9")
 
@@ -52,12 +52,12 @@ def test_the_host_files_addresses_count_too(tmp_path: Path, monkeypatch: pytest.
 def test_addresses_that_need_an_interface_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [(0, 0, 0, "", (ip, 0)) for ip in ("fe80::1%en0", "fe80::1", "169.254.3.4", "127.0.0.4")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
-    found = addresses(Hosts((Host("studio"),), "mpi"))
+    found = find_addresses(Hosts((Host("studio"),), "mpi"))
     assert found.workers == ("127.0.0.4", "127.0.0.1")
 
 
 def test_a_host_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(module, "_towards", lambda address: None)
+    monkeypatch.setattr(module, "_local_address_for", lambda address: None)
     with pytest.raises(HostRefused, match="studio-9 has no address that this machine can reach: check its name"):
-        addresses(Hosts((Host("studio-9", ("10.9.9.9",)),), "ring"))
+        find_addresses(Hosts((Host("studio-9", ("10.9.9.9",)),), "ring"))

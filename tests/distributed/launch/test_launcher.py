@@ -14,7 +14,7 @@ from mlx._distributed_utils import launch
 
 from cortexmlx.distributed.launch import mlx_launch
 from cortexmlx.distributed.launch import processes as launcher
-from cortexmlx.distributed.launch.processes import launch_command, shared_cores, usable_cores
+from cortexmlx.distributed.launch.processes import core_limits, launch_command, usable_cores
 from cortexmlx.distributed.spec import Host, Hosts
 from cortexmlx.errors import HostRefused
 
@@ -51,11 +51,11 @@ def test_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_PORTS", range(port - 1, port + 5))
     monkeypatch.setattr(launcher, "_TRIES", 3)
     monkeypatch.setattr(launcher.random, "sample", lambda ports, tries: [port - 1, port, port + 1])
-    first = launcher._free_ports(2)
+    first = launcher._find_free_ports(2)
     assert first == port + 1
     monkeypatch.setattr(launcher.random, "sample", lambda ports, tries: [port - 1, port])
     with pytest.raises(HostRefused, match="no 2 ports in a row are free"):
-        launcher._free_ports(2)
+        launcher._find_free_ports(2)
     taken.close()
 
 
@@ -101,11 +101,11 @@ def test_without_mpirun_mpi_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_workers_here_share_the_cores(
     text: str, environment: dict[str, str], cores: int, shared: dict[str, str]
 ) -> None:
-    assert shared_cores(Hosts.parse(text), environment, cores) == shared
+    assert core_limits(Hosts.parse(text), environment, cores) == shared
 
 
 def test_workers_elsewhere_have_their_own_cores() -> None:
-    assert shared_cores(Hosts(MESH, "ring"), {}, 8) == {}
+    assert core_limits(Hosts(MESH, "ring"), {}, 8) == {}
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:

@@ -98,8 +98,8 @@ def test_a_signal_that_ended_the_command_is_told_as_a_shell_tells_it(folder: Pat
 
 def test_what_ps_lists_is_read_without_the_dead_and_itself() -> None:
     listed = "    1     0     1 Ss\n  501     1   500 S+\n  502   501   500 Z+\n  503   500   500 R+\n"
-    assert supervisor.from_ps(listed, without=503) == {1: (0, 1), 501: (1, 500)}
-    mine = supervisor._table()[os.getpid()]
+    assert supervisor.parse_ps(listed, without=503) == {1: (0, 1), 501: (1, 500)}
+    mine = supervisor._process_table()[os.getpid()]
     assert mine == (os.getppid(), os.getpgrp())
     assert soon(lambda: os.getpid() in commands(os.getpgrp()))
 
@@ -107,4 +107,4 @@ def test_what_ps_lists_is_read_without_the_dead_and_itself() -> None:
 def test_all_below_are_the_family_whatever_their_groups() -> None:
     me = os.getpid()
     table = {1: (0, 1), me: (1, me), 10: (me, 10), 11: (10, 7), 12: (11, 12), 20: (1, 10)}
-    assert supervisor._family(table) == {10: 10, 11: 7, 12: 12}
+    assert supervisor._descendants(table) == {10: 10, 11: 7, 12: 12}

@@ -16,16 +16,16 @@ from cortexmlx.distributed.links import handshake
 from cortexmlx.distributed.links.handshake import (
     MAGIC,
     SAID_BYTES,
+    ConnectionPurpose,
+    HandshakeError,
+    HandshakeFault,
+    HandshakeSide,
     Hello,
     Identity,
-    Purpose,
-    StrangerError,
-    StrangerKind,
-    Talk,
-    admit,
+    admit_worker,
     check_key,
-    difference,
-    introduce,
+    describe_difference,
+    introduce_worker,
     new_key,
 )
 from cortexmlx.errors import HostRefused
@@ -40,7 +40,7 @@ SECRET_VERSION = {"mlx": "0.31.1-known-only-to-members"}
 class Side:
     """One side of a handshake, and how it ended: with a result, with an error, or waiting for more."""
 
-    talk: Talk[Any]
+    talk: HandshakeSide[Any]
     said: bytes = b""
     result: Any = None
     error: Exception | None = None
@@ -68,22 +68,22 @@ class Side:
                 self._wanted = wish
         except StopIteration as end:
             self.ended, self.result = True, end.value
-        except (HostRefused, StrangerError) as error:
+        except (HostRefused, HandshakeError) as error:
             self.ended, self.error = True, error
         self.said += answer
         return answer
 
 
 def controller(key: bytes = KEY, judge: Callable[[Hello, Identity], str | None] = lambda *_: None) -> Side:
-    return Side(admit(key, judge))
+    return Side(admit_worker(key, judge))
 
 
-def hello(purpose: Purpose = Purpose.MESSAGES) -> Hello:
+def hello(purpose: ConnectionPurpose = ConnectionPurpose.MESSAGES) -> Hello:
     return Hello(purpose, rank=3, epoch=7, session=b"s" * 16)
 
 
 def worker(key: bytes = KEY, identity: Identity = SAME) -> Side:
-    return Side(introduce(key, hello(), identity))
+    return Side(introduce_worker(key, hello(), identity))
 
 
 def meet(one: Side, other: Side, change: Callable[[bytes, str], bytes] = lambda said, _: said, piece: int = 0) -> None:
@@ -99,17 +99,17 @@ def meet(one: Side, other: Side, change: Callable[[bytes, str], bytes] = lambda 
 @settings(max_examples=examples(40))
 @given(
     identity=st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=6),
-    purpose=st.sampled_from(Purpose),
+    purpose=st.sampled_from(ConnectionPurpose),
     piece=st.integers(0, 5),
 )
-def test_who_knows_the_key_is_admitted(identity: dict[str, str], purpose: Purpose, piece: int) -> None:
+def test_who_knows_the_key_is_admitted(identity: dict[str, str], purpose: ConnectionPurpose, piece: int) -> None:
     seen: list[tuple[Hello, Identity]] = []
 
     def judge(who: Hello, what: Identity) -> None:
         seen.append((who, what))
 
     said = hello(purpose)
-    one, other = controller(judge=judge), Side(introduce(KEY, said, identity))
+    one, other = controller(judge=judge), Side(introduce_worker(KEY, said, identity))
     meet(one, other, piece=piece)
     assert one.ended and one.error is None and one.result == said
     assert other.ended and other.error is None
@@ -171,7 +171,7 @@ def test_without_the_key_nothing_is_said_of_what_runs_here() -> None:
     one.hear(forged)
     length = (5).to_bytes(2, "big")
     one.hear(hmac.digest(OTHER_KEY, b"worker" + forged + one.said + b"hello", "sha256") + length + b"hello")
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.KEY
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.KEY
 
 
 def test_a_recorded_handshake_proves_nothing() -> None:
@@ -181,7 +181,7 @@ def test_a_recorded_handshake_proves_nothing() -> None:
 
     again = controller()
     again.hear(other.said)
-    assert isinstance(again.error, StrangerError) and again.error.kind is StrangerKind.KEY
+    assert isinstance(again.error, HandshakeError) and again.error.kind is HandshakeFault.KEY
 
     fooled = worker()
     fooled.hear(b"")
@@ -198,14 +198,14 @@ def test_what_one_side_says_is_no_proof_of_the_other() -> None:
     one, other = controller(), worker()
     one.hear(other.hear(b""))
     one.hear(one.said[-32:] + b"\0\0")
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.KEY
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.KEY
 
 
 def test_a_refusal_reaches_the_worker_in_words() -> None:
     one, other = controller(judge=lambda *_: "rank 3 is here already"), worker()
     meet(one, other)
     assert str(other.error) == "rank 3 is here already"
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.REFUSED
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.REFUSED
     one, other = controller(judge=lambda *_: "x" * 100_000), worker()
     meet(one, other)
     assert str(other.error) == "x" * SAID_BYTES
@@ -217,7 +217,7 @@ def test_a_refusal_reaches_the_worker_in_words() -> None:
 def test_noise_is_refused_without_an_answer(noise: bytes) -> None:
     one = controller()
     assert one.hear(noise) == b""
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.NOISE
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.NOISE
     other = worker()
     other.hear(b"")
     other.hear(noise)
@@ -228,7 +228,7 @@ def test_another_version_of_the_protocol_is_told_so() -> None:
     old = MAGIC.replace(b"1", b"0")
     one = controller()
     assert one.hear(old + bytes(100)) == MAGIC
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.VERSION
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.VERSION
     other = worker()
     other.hear(b"")
     other.hear(old)
@@ -239,7 +239,7 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
     one, other = controller(), worker()
     one.hear(other.hear(b""))
     one.hear(bytes(32) + (SAID_BYTES + 1).to_bytes(2, "big"))
-    assert isinstance(one.error, StrangerError) and one.error.kind is StrangerKind.LENGTH
+    assert isinstance(one.error, HandshakeError) and one.error.kind is HandshakeFault.LENGTH
     with pytest.raises(HostRefused, match=f"more than {SAID_BYTES} bytes"):
         meet(controller(), fine := worker(identity={"weights": "x" * SAID_BYTES}))
         raise fine.error or AssertionError("it was taken")
@@ -259,14 +259,14 @@ def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_difference_names_both_values_and_the_host() -> None:
-    assert difference("mac-2", SAME, dict(SAME)) is None
-    assert difference("mac-2", SAME | {"mlx": "0.30.0"}, SAME) == (
+    assert describe_difference("mac-2", SAME, dict(SAME)) is None
+    assert describe_difference("mac-2", SAME | {"mlx": "0.30.0"}, SAME) == (
         "mac-2 has mlx 0.30.0, and the controller has mlx 0.31.1: both must be the same"
     )
-    assert difference("mac-2", {"mlx": "0.30.0"}, SAME) == (
+    assert describe_difference("mac-2", {"mlx": "0.30.0"}, SAME) == (
         "mac-2 has mlx 0.30.0, weights unknown, and the controller has mlx 0.31.1, weights cafe: both must be the same"
     )
-    assert difference("mac-2", SAME | {"more": "1"}, SAME) is not None
+    assert describe_difference("mac-2", SAME | {"more": "1"}, SAME) is not None
 
 
 def test_a_key_is_32_random_bytes() -> None:

@@ -23,7 +23,15 @@ from hypothesis import strategies as st
 
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.links import link as heartbeat
-from cortexmlx.distributed.links.link import BEAT, FrameStream, Link, LinkLimits, Lost, StreamBroken, beat_until_lost
+from cortexmlx.distributed.links.link import (
+    BEAT,
+    FrameStream,
+    HeartbeatLoss,
+    LinkLimits,
+    StreamBroken,
+    WorkerLink,
+    beat_until_lost,
+)
 from cortexmlx.errors import HostLost
 from support.hosts.links.peers import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon
@@ -84,7 +92,7 @@ def test_a_message_that_ends_early_is_none(message: bytes, data: st.DataObject) 
 def test_a_length_beyond_the_limit_is_refused_before_memory_is_allocated() -> None:
     one, other = tcp_pair()
     pulse, other_pulse = tcp_pair()
-    link = Link(one, pulse, "one", PATIENT)
+    link = WorkerLink(one, pulse, "one", PATIENT)
     other.sendall(struct.pack(">Q", 1 << 30) + b"x")
     tracemalloc.start()
     with pytest.raises(HostLost, match=r"one announced a message of 1073741824 bytes, and 268435456 are allowed"):
@@ -281,11 +289,11 @@ def test_threads_that_send_and_close_at_random_mix_no_messages_and_all_end() -> 
         dice = random.Random(seed)
         one, other = link_pair()
 
-        def send(link: Link, value: int, sizes: list[int]) -> None:
+        def send(link: WorkerLink, value: int, sizes: list[int]) -> None:
             for size in sizes:
                 link.send(bytes([value]) * size)
 
-        def take(link: Link) -> list[bytes]:
+        def take(link: WorkerLink) -> list[bytes]:
             taken = []
             try:
                 while True:
@@ -293,7 +301,7 @@ def test_threads_that_send_and_close_at_random_mix_no_messages_and_all_end() -> 
             except HostLost:
                 return taken
 
-        def close(link: Link, after: float) -> None:
+        def close(link: WorkerLink, after: float) -> None:
             time.sleep(after)
             link.close()
 
@@ -347,13 +355,13 @@ def test_heartbeats_count_that_came_while_this_side_was_stopped(monkeypatch: pyt
     with one, other:
         other.sendall(2 * BEAT.pack(7))
         other.shutdown(socket.SHUT_WR)
-        assert beat_until_lost(one, beat_seconds=1.0, silence_seconds=50.0) is Lost.ENDED
+        assert beat_until_lost(one, beat_seconds=1.0, silence_seconds=50.0) is HeartbeatLoss.ENDED
 
 
 def test_silence_is_noticed_by_the_clock_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert beat_until_lost(one, beat_seconds=0.01, silence_seconds=0.1) is Lost.SILENT
+        assert beat_until_lost(one, beat_seconds=0.01, silence_seconds=0.1) is HeartbeatLoss.SILENT
         assert len(other.recv(100)) % BEAT.size == 0
 
 
@@ -368,7 +376,7 @@ def test_heartbeats_tell_the_processor_time_however_they_are_cut() -> None:
             assert soon(lambda known=known: len(heard) > known)
         told = [BEAT.unpack(other.recv(BEAT.size, socket.MSG_WAITALL))[0] for _ in range(3)]
         other.shutdown(socket.SHUT_WR)
-        assert watching.result(PATIENCE) is Lost.ENDED
+        assert watching.result(PATIENCE) is HeartbeatLoss.ENDED
     assert heard == [1.5, 2.5, 4.0]
     assert told == sorted(told) and 0 < told[0] <= 1000 * time.process_time()
 

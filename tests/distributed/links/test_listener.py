@@ -11,8 +11,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from cortexmlx.distributed.links.handshake import MAGIC, Purpose, StrangerKind, new_key
-from cortexmlx.distributed.links.link import Link, LinkLimits
+from cortexmlx.distributed.links.handshake import MAGIC, ConnectionPurpose, HandshakeFault, new_key
+from cortexmlx.distributed.links.link import LinkLimits, WorkerLink
 from cortexmlx.distributed.links.listener import Listener
 from cortexmlx.errors import CortexError, HostLost, HostRefused
 from support.hosts.links.peers import IDENTITY, PATIENT, Group
@@ -26,7 +26,7 @@ def test_other_addresses_than_the_groups_are_closed_at_once(caplog: pytest.LogCa
             with socket.create_connection(group.address) as connection:
                 assert is_closed(connection)
         assert not group.accepted.done()
-    assert [StrangerKind.ADDRESS.value in record.getMessage() for record in caplog.records] == [True]
+    assert [HandshakeFault.ADDRESS.value in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_networks_and_both_families_of_addresses_are_allowed() -> None:
@@ -43,7 +43,7 @@ def test_networks_and_both_families_of_addresses_are_allowed() -> None:
 def test_links_come_by_rank_in_whatever_order_workers_join() -> None:
     names = ["mac-1", "mac-2", "mac-3", "mac-4"]
     with Group(ranks=4, names=names) as group:
-        joined: dict[int, Future[Link]] = {}
+        joined: dict[int, Future[WorkerLink]] = {}
         for rank in (2, 0, 3, 1):
             joined[rank] = group.join(rank)
             joined[rank].result(PATIENCE)
@@ -57,7 +57,7 @@ def test_links_come_by_rank_in_whatever_order_workers_join() -> None:
 def test_a_recorded_connection_that_is_played_again_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     with Group(ranks=2) as group, contextlib.ExitStack() as opened:
         recorded = []
-        for purpose in Purpose:
+        for purpose in ConnectionPurpose:
             connection = opened.enter_context(socket.create_connection(group.address))
             recorded.append(shake_hands(connection, group, purpose))
         for said in recorded:
@@ -68,7 +68,7 @@ def test_a_recorded_connection_that_is_played_again_is_refused(caplog: pytest.Lo
         assert not group.accepted.done()
         group.join(1)
         group.links()
-    assert [StrangerKind.KEY.value in record.getMessage() for record in caplog.records] == [True]
+    assert [HandshakeFault.KEY.value in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_worker_of_an_old_epoch_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ def test_a_worker_that_is_lost_while_others_are_awaited_ends_the_wait() -> None:
 
 def test_a_worker_that_has_one_connection_of_two_may_begin_again() -> None:
     with Group() as group, socket.create_connection(group.address) as half:
-        shake_hands(half, group, Purpose.MESSAGES)
+        shake_hands(half, group, ConnectionPurpose.MESSAGES)
         group.join()
         group.links()
         assert is_closed(half)
@@ -177,7 +177,7 @@ def test_a_worker_that_has_one_connection_of_two_may_begin_again() -> None:
 
 def test_a_worker_that_never_makes_its_second_connection_is_sent_away() -> None:
     with Group(handshake_seconds=0.5) as group, socket.create_connection(group.address) as half:
-        shake_hands(half, group, Purpose.MESSAGES)
+        shake_hands(half, group, ConnectionPurpose.MESSAGES)
         assert is_closed(half)
         assert not group.accepted.done()
 
@@ -185,12 +185,12 @@ def test_a_worker_that_never_makes_its_second_connection_is_sent_away() -> None:
 def test_heartbeats_of_another_session_are_refused() -> None:
     with Group() as group, socket.create_connection(group.address) as alone:
         with pytest.raises(HostRefused, match="its first connection is gone"):
-            shake_hands(alone, group, Purpose.HEARTBEATS)
+            shake_hands(alone, group, ConnectionPurpose.HEARTBEATS)
         with socket.create_connection(group.address) as half:
-            shake_hands(half, group, Purpose.MESSAGES)
+            shake_hands(half, group, ConnectionPurpose.MESSAGES)
             other = socket.create_connection(group.address)
             with other, pytest.raises(HostRefused, match="rank 0 is here already"):
-                shake_hands(other, group, Purpose.HEARTBEATS, session=b"another session.")
+                shake_hands(other, group, ConnectionPurpose.HEARTBEATS, session=b"another session.")
         group.join()
         group.links()
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cortexmlx.distributed.links.handshake import MAGIC, Hello, Purpose, StrangerKind, introduce
-from cortexmlx.distributed.links.listener import VISITORS
+from cortexmlx.distributed.links.handshake import MAGIC, ConnectionPurpose, HandshakeFault, Hello, introduce_worker
+from cortexmlx.distributed.links.listener import PENDING_CONNECTIONS
 from support.hosts.links.peers import IDENTITY, Group
 from support.hosts.links.strangers import is_closed, open_sockets, say
 from support.patience import PATIENCE, soon
@@ -31,7 +31,7 @@ def _go_away(group: Group) -> None:
 def _announce(group: Group) -> None:
     """A stranger that speaks the protocol, up to a length that is too long."""
     with socket.create_connection(group.address) as connection:
-        hello = Hello(Purpose.MESSAGES, 0, group.epoch, bytes(16)).pack()
+        hello = Hello(ConnectionPurpose.MESSAGES, 0, group.epoch, bytes(16)).pack()
         connection.sendall(MAGIC + hello + bytes(32) + b"\xff\xff" + b"x" * 1000)
         assert is_closed(connection)
 
@@ -55,7 +55,7 @@ def _drip(group: Group) -> None:
 def _guess(group: Group) -> None:
     """A stranger that does all a worker does, without the key."""
     with socket.create_connection(group.address) as connection:
-        talk = introduce(group.key, Hello(Purpose.MESSAGES, 0, group.epoch, bytes(16)), IDENTITY)
+        talk = introduce_worker(group.key, Hello(ConnectionPurpose.MESSAGES, 0, group.epoch, bytes(16)), IDENTITY)
         connection.sendall(next(talk))  # type: ignore[arg-type]
         connection.recv(1000)
         connection.sendall(random.Random(3).randbytes(32) + b"\0\5hello")
@@ -65,20 +65,20 @@ def _guess(group: Group) -> None:
 def _crowd(group: Group) -> None:
     with contextlib.ExitStack() as opened:
         crowd = [opened.enter_context(socket.create_connection(group.address)) for _ in range(1000)]
-        for connection in crowd[: 1000 - VISITORS]:
+        for connection in crowd[: 1000 - PENDING_CONNECTIONS]:
             assert is_closed(connection)
 
 
 STRANGERS = {
-    "noise": (say(random.Random(5).randbytes(300)), StrangerKind.NOISE),
-    "http": (say(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"), StrangerKind.NOISE),
-    "1 GB": (say(struct.pack(">Q", 1 << 30) + bytes(100)), StrangerKind.NOISE),
-    "old version": (say(MAGIC.replace(b"1", b"0") + bytes(100)), StrangerKind.VERSION),
-    "64 KB announced": (_announce, StrangerKind.LENGTH),
-    "goes away": (_go_away, StrangerKind.LEFT),
-    "slow loris": (_drip, StrangerKind.SLOW),
-    "guessed proof": (_guess, StrangerKind.KEY),
-    "1000 connections": (_crowd, StrangerKind.CROWD),
+    "noise": (say(random.Random(5).randbytes(300)), HandshakeFault.NOISE),
+    "http": (say(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"), HandshakeFault.NOISE),
+    "1 GB": (say(struct.pack(">Q", 1 << 30) + bytes(100)), HandshakeFault.NOISE),
+    "old version": (say(MAGIC.replace(b"1", b"0") + bytes(100)), HandshakeFault.VERSION),
+    "64 KB announced": (_announce, HandshakeFault.LENGTH),
+    "goes away": (_go_away, HandshakeFault.LEFT),
+    "slow loris": (_drip, HandshakeFault.SLOW),
+    "guessed proof": (_guess, HandshakeFault.KEY),
+    "1000 connections": (_crowd, HandshakeFault.CROWD),
 }
 
 
@@ -95,18 +95,18 @@ def test_strangers_are_refused_cost_little_and_hold_up_nobody(
     name: str, caplog: pytest.LogCaptureFixture, many_files: None
 ) -> None:
     knock, kind = STRANGERS[name]
-    slow = 0.3 if kind is StrangerKind.SLOW else PATIENCE
+    slow = 0.3 if kind is HandshakeFault.SLOW else PATIENCE
     sockets = open_sockets()
     with Group(ranks=2, handshake_seconds=slow) as group:
         # A worker that is in already, and waits.
         first = group.join(0)
         first.result(PATIENCE)
         tracemalloc.start()
-        times = 1 if kind is StrangerKind.CROWD else 3
+        times = 1 if kind is HandshakeFault.CROWD else 3
         strangers = [threading.Thread(target=knock, args=(group,)) for _ in range(times)]
         for stranger in strangers:
             stranger.start()
-        if kind is not StrangerKind.SLOW:
+        if kind is not HandshakeFault.SLOW:
             for stranger in strangers:
                 stranger.join()
         # Workers come in while a slow stranger still talks.
@@ -119,9 +119,9 @@ def test_strangers_are_refused_cost_little_and_hold_up_nobody(
         links[1].send(b"hello")
         assert second.receive(PATIENCE) == b"hello"
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("cortexmlx.distributed")]
-    if kind is StrangerKind.CROWD:  # The last ones of the crowd go away by themselves.
-        warnings = [warning for warning in warnings if StrangerKind.LEFT.value not in warning]
-    if kind is StrangerKind.SLOW:  # Those who still talk when the last worker comes are sent away with the port.
+    if kind is HandshakeFault.CROWD:  # The last ones of the crowd go away by themselves.
+        warnings = [warning for warning in warnings if HandshakeFault.LEFT.value not in warning]
+    if kind is HandshakeFault.SLOW:  # Those who still talk when the last worker comes are sent away with the port.
         assert len(warnings) <= 1
     else:
         assert len(warnings) == 1
@@ -157,4 +157,4 @@ def test_a_slow_loris_is_sent_away_however_often_it_speaks(caplog: pytest.LogCap
             _drip(group)
         group.join()
         group.links()
-    assert [StrangerKind.SLOW.value in record.getMessage() for record in caplog.records] == [True]
+    assert [HandshakeFault.SLOW.value in record.getMessage() for record in caplog.records] == [True]

@@ -8,7 +8,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from cortexmlx.execution.adapters import adapted, in_place, linear_layers, linear_size, refusals
+from cortexmlx.execution.adapters import (
+    find_unsupported_layers,
+    linear_layers,
+    linear_size,
+    make_adapted_class,
+    swap_classes,
+)
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver
@@ -26,11 +32,11 @@ def test_modules_ask_only_in_the_context_and_are_what_they_were_after_it() -> No
     layer, x = nn.Linear(4, 5), mx.ones((2, 4))
     layer.add_adapter = lambda x, out: out + 1
     before = layer(x)
-    with in_place([layer]):
-        assert isinstance(layer, nn.Linear) and type(layer) is adapted(nn.Linear)
+    with swap_classes([layer]):
+        assert isinstance(layer, nn.Linear) and type(layer) is make_adapted_class(nn.Linear)
         assert mx.allclose(layer(x), before + 1).item()
     assert type(layer) is nn.Linear and mx.array_equal(layer(x), before).item()
-    with pytest.raises(ZeroDivisionError), in_place([layer]):
+    with pytest.raises(ZeroDivisionError), swap_classes([layer]):
         1 / 0  # noqa: B018
     assert type(layer) is nn.Linear
 
@@ -39,7 +45,7 @@ def refused(folder: Any) -> dict[str, str]:
     driver = Driver(folder)
     runner = driver.core.runner
     assert isinstance(runner, ModelRunner)
-    found = refusals(linear_layers(runner.model), runner.adapters._lazy_pass)
+    found = find_unsupported_layers(linear_layers(runner.model), runner.adapters._lazy_pass)
     driver.core.release()
     return found
 
@@ -70,7 +76,7 @@ def test_nothing_is_left_in_the_modules(tiny: Any) -> None:
     runner = driver.core.runner
     assert isinstance(runner, ModelRunner)
     modules = linear_layers(runner.model)
-    refusals(modules, runner.adapters._lazy_pass)
+    find_unsupported_layers(modules, runner.adapters._lazy_pass)
     assert not any("add_adapter" in vars(module) or type(module) is not nn.Linear for module in modules.values())
     driver.core.release()
 
@@ -90,6 +96,6 @@ class _Head(nn.Module):  # type: ignore[misc]
 
 def test_the_reasons() -> None:
     model = _Head()
-    found = refusals(linear_layers(model), lambda tokens, rows: model(mx.zeros((tokens.shape[0], 1, 4))))
+    found = find_unsupported_layers(linear_layers(model), lambda tokens, rows: model(mx.zeros((tokens.shape[0], 1, 4))))
     assert sorted(found) == ["both", "read", "some"]
     assert "reads its weights" in found["read"] == found["both"] and "all tokens" in found["some"]

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.adapters import ServedAdapters, SlotTable
-from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.boundary import Refusal
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.products.served import QuantizedProducts
 from support.adapters.kinds import content, write_four_bits
@@ -28,7 +28,7 @@ from support.models.tiny import write_tiny
 def served(tiny: Any) -> Iterator[ServedAdapters]:
     driver = Driver(tiny("llama"))
     assert isinstance(driver.core.runner, ModelRunner)
-    found = driver.core.model.adapters()
+    found = driver.core.model.adapter_tables()
     assert isinstance(found, ServedAdapters)
     yield found
     driver.core.release()
@@ -59,7 +59,7 @@ def test_only_the_targets_change_and_only_in_a_step_with_their_adapter(
         ((2, 0), {"model.layers.1.mlp.up_proj"}),
         ((1, 2), queries | {"model.layers.1.mlp.up_proj"}),
     ):
-        with served.step(plan(adapters, (1, 3)), None):
+        with served.apply_to_step(plan(adapters, (1, 3)), None):
             assert changed() == names
         assert changed() == set()
 
@@ -69,7 +69,7 @@ def test_a_step_that_names_what_is_not_there_is_an_error_and_never_the_base_mode
 ) -> None:
     served.add(1, written(tmp_path / "a", tiny))
     served.remove(1)
-    with pytest.raises(RuntimeError, match="not loaded"), served.step(plan((1,), (1,)), None):
+    with pytest.raises(RuntimeError, match="not loaded"), served.apply_to_step(plan((1,), (1,)), None):
         pass
 
 
@@ -78,7 +78,7 @@ def test_a_layer_that_gets_other_tokens_than_the_step_has_is_an_error(
 ) -> None:
     served.add(1, written(tmp_path / "a", tiny, keys=("self_attn.q_proj",)))
     layer = served._model.model.layers[1].self_attn.q_proj
-    with served.step(plan((1, 0), (1, 1)), None), pytest.raises(RuntimeError, match="2 tokens"):
+    with served.apply_to_step(plan((1, 0), (1, 1)), None), pytest.raises(RuntimeError, match="2 tokens"):
         layer(mx.zeros((3, 1, 32)))
 
 
@@ -89,7 +89,7 @@ def test_adapters_that_go_leave_the_others_theirs(served: ServedAdapters, tiny: 
     plain = np.array(layer(x))
 
     def judged(numbers: tuple[int, ...]) -> None:
-        with served.step(plan(numbers, (1, 1, 1)), None):
+        with served.apply_to_step(plan(numbers, (1, 1, 1)), None):
             got = np.array(layer(x))
         for row, number in enumerate(numbers):
             a, b = adapters[number].pairs["model.layers.1.self_attn.q_proj"] if number else (np.zeros((32, 1)),) * 2
@@ -128,13 +128,13 @@ def test_memory_that_is_refused_from_some_table_on_changes_no_row(
     keys = ("self_attn.q_proj", "self_attn.k_proj")
     adapters = {n: written(tmp_path / str(n), tiny, keys=keys, num_layers=2, seed=n) for n in (1, 2, 3)}
     layers = [layer.self_attn[name] for layer in served._model.model.layers for name in ("q_proj", "k_proj")]
-    x, own = mx.random.normal((2, 1, 32)), SlotTable._set
+    x, own = mx.random.normal((2, 1, 32)), SlotTable._set_matrices
 
     def outputs() -> list[np.ndarray]:
-        with served.step(plan((1, 2), (1, 1)), None):
+        with served.apply_to_step(plan((1, 2), (1, 1)), None):
             return [np.array(layer(x)) for layer in layers]
 
-    def with_little(change: Callable[[], Refused | None]) -> None:
+    def with_little(change: Callable[[], Refusal | None]) -> None:
         """Change something while all but the first tables are refused memory, then while none is."""
         left = place
 
@@ -145,11 +145,11 @@ def test_memory_that_is_refused_from_some_table_on_changes_no_row(
                 raise RuntimeError("[malloc] Unable to allocate 5 bytes")
             own(self, *args)
 
-        monkeypatch.setattr(SlotTable, "_set", refusing)
+        monkeypatch.setattr(SlotTable, "_set_matrices", refusing)
         answer = change()
-        monkeypatch.setattr(SlotTable, "_set", own)
+        monkeypatch.setattr(SlotTable, "_set_matrices", own)
         assert all(np.array_equal(a, b) for a, b in zip(before, outputs(), strict=True))
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             assert change() is None
         assert all(np.array_equal(a, b) for a, b in zip(before, outputs(), strict=True))
 
@@ -183,7 +183,7 @@ def test_layers_that_cannot_have_one_are_refused_by_name(
     with pytest.raises(AdapterRefused) as caught:
         driver.core.adapters.load("sql", content(folder), driver.core.scheduler.jobs)
     assert all(word in str(caught.value) for word in ("'sql'", *words))
-    assert not driver.core.adapters.infos and not driver.core.adapters.count
+    assert not driver.core.adapters.infos and not driver.core.adapters.loaded_count
     driver.core.release()
 
 
@@ -202,7 +202,7 @@ def test_an_adapter_of_another_model_is_refused_with_both_sizes(served: ServedAd
 def test_one_layer_under_two_names_is_refused_with_both(served: ServedAdapters, tiny: Any, tmp_path: Path) -> None:
     first, second = (layer.self_attn for layer in served._model.model.layers)
     second.q_proj = first.q_proj
-    served.begin("float32")
+    served.find_layers("float32")
     adapter = written(tmp_path / "a", tiny, keys=("self_attn.q_proj",), num_layers=2)
     with pytest.raises(AdapterRefused, match=r"layers\.0\.self_attn\.q_proj and .*layers\.1.*one layer"):
         served.check("sql", adapter)
@@ -217,10 +217,10 @@ def test_layers_that_our_products_serve_stay_theirs(tmp_path: Path) -> None:
     kind, plain = type(layer), np.array(layer(x))
     assert kind is not nn.QuantizedLinear
     served = ServedAdapters(model, lambda tokens, rows: model(tokens))
-    served.begin("float32")
+    served.find_layers("float32")
     folder = write_adapter(tmp_path / "a", tmp_path / "m", keys=("self_attn.q_proj",))
     served.add(1, content(folder))
-    with served.step(plan((0, 1), (1, 1)), None):
+    with served.apply_to_step(plan((0, 1), (1, 1)), None):
         assert isinstance(layer, kind)
         got = np.array(layer(x))
     a, b = content(folder).pairs["model.layers.1.self_attn.q_proj"]
@@ -239,12 +239,12 @@ def test_layers_that_an_exception_left_changed_are_the_models_own_after_it(
     layers = [layer.self_attn.q_proj for layer in served._model.model.layers]
     x = mx.random.normal((2, 1, 32))
     plain = np.array(layers[0](x))
-    step = served.step(plan((1, 1), (1, 1)), None)
+    step = served.apply_to_step(plan((1, 1), (1, 1)), None)
     step.__enter__()  # and it never exits
     assert not np.array_equal(np.array(layers[0](x)), plain)
     served.forget()
     assert [type(layer) for layer in layers] == [nn.Linear] * 2 and np.array_equal(np.array(layers[0](x)), plain)
-    with served.step(plan((1, 1), (1, 1)), None):
+    with served.apply_to_step(plan((1, 1), (1, 1)), None):
         assert not np.array_equal(np.array(layers[0](x)), plain)
     del step
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.adapters import SlotTable, route_of
+from cortexmlx.execution.adapters import SlotTable, make_route
 
 INS, OUTS = 12, 20
 
@@ -50,9 +50,9 @@ def test_each_token_gets_its_own_product(name: str, shape: str) -> None:
     ranks, slots = (3, 8, 5), SLOTS[name]
     x, out = numbers(len(slots), INS, seed=1), numbers(len(slots), OUTS, seed=2)
     axes = {"tokens": (len(slots), 1), "flat": (len(slots),), "row": (1, len(slots))}[shape]
-    route = route_of(np.array(slots, np.int32))
+    route = make_route(np.array(slots, np.int32))
     assert route is not None
-    got = table(ranks).added(route, mx.array(x).reshape(*axes, INS), mx.array(out).reshape(*axes, OUTS))
+    got = table(ranks).add_products(route, mx.array(x).reshape(*axes, INS), mx.array(out).reshape(*axes, OUTS))
     assert got.shape == (*axes, OUTS)
     assert np.allclose(np.array(got).reshape(-1, OUTS), wanted(ranks, slots, x, out), atol=1e-4)
 
@@ -60,9 +60,9 @@ def test_each_token_gets_its_own_product(name: str, shape: str) -> None:
 def test_an_output_keeps_its_type() -> None:
     slots, x, out = [1, 2, 2], numbers(3, INS), numbers(3, OUTS)
     for same in (slots, [2, 2, 2]):
-        route = route_of(np.array(same, np.int32))
+        route = make_route(np.array(same, np.int32))
         assert route is not None
-        got = table((3, 8)).added(route, mx.array(x).astype(mx.bfloat16), mx.array(out).astype(mx.bfloat16))
+        got = table((3, 8)).add_products(route, mx.array(x).astype(mx.bfloat16), mx.array(out).astype(mx.bfloat16))
         assert got.dtype == mx.bfloat16
         assert np.allclose(np.array(got.astype(mx.float32)), wanted((3, 8), same, x, out), atol=0.3)
 
@@ -70,21 +70,21 @@ def test_an_output_keeps_its_type() -> None:
 def test_the_last_slot_takes_the_place_of_one_that_goes() -> None:
     made, x, out = table((3, 8, 5)), numbers(2, INS), np.zeros((2, OUTS), np.float32)
     before = made.nbytes
-    made.copy(3, 1)
+    made.copy_slot(3, 1)
     assert made.slots == 4, "until all tables have it, the last one is where it was, too"
-    made.keep(3)
-    route = route_of(np.array([1, 2], np.int32))
+    made.keep_first(3)
+    route = make_route(np.array([1, 2], np.int32))
     assert route is not None and made.nbytes == before * 3 // 4
-    got = made.added(route, mx.array(x), mx.array(out))
+    got = made.add_products(route, mx.array(x), mx.array(out))
     assert np.allclose(np.array(got), wanted((5, 8), [1, 2], x, out), atol=1e-4)
 
 
 def test_a_slot_that_nobody_uses_gives_way_to_the_next() -> None:
     made, x, out = table((3, 8)), numbers(1, INS), np.zeros((1, OUTS), np.float32)
     made.append(2, *pairs((5,))[0])
-    route = route_of(np.array([2], np.int32))
+    route = make_route(np.array([2], np.int32))
     assert route is not None and made.slots == 3
-    got = made.added(route, mx.array(x), mx.array(out))
+    got = made.add_products(route, mx.array(x), mx.array(out))
     assert np.allclose(np.array(got), wanted((3, 5), [2], x, out), atol=1e-4)
 
 
@@ -107,9 +107,9 @@ def test_a_change_for_which_memory_is_refused_leaves_a_table_as_it_was(
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
         patched.setattr(mx, "eval", refusing)
         change(made)
-    route = route_of(np.array([1, 2], np.int32))
+    route = make_route(np.array([1, 2], np.int32))
     assert route is not None and made.slots == 3
-    got = made.added(route, mx.array(x), mx.array(out))
+    got = made.add_products(route, mx.array(x), mx.array(out))
     assert np.allclose(np.array(got), wanted((3, 8), [1, 2], x, out), atol=1e-4)
 
 
@@ -121,5 +121,5 @@ def test_views_share_the_tables_memory() -> None:
         made.append(1 + seed, numbers(512, 64, seed=seed), numbers(64, 512, seed=seed))
     mx.eval(made.a, made.b)
     assert mx.get_active_memory() - before < 1.2 * made.nbytes
-    made.keep(2)
+    made.keep_first(2)
     assert mx.get_active_memory() - before < 1.2 * made.nbytes

@@ -11,21 +11,21 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, ConcatenateKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.execution.serial_runner import OwnCaches, kept_by, not_always_cut, sees_ahead
-from cortexmlx.kv.sizing import bytes_per_token, row_bytes
+from cortexmlx.execution.serial_runner import SequenceCaches, find_own_groups, sees_later_tokens, untrimmable_caches
+from cortexmlx.kv.sizing import bytes_per_token, row_state_bytes
 from support.models.tiny import CONFIGS, tokens_of
 from tests.architectures.parity import subject
 
 WINDOW = CONFIGS["windowed llama"]["sliding_window"]
 
 
-def caches_of(model: Any, blocks: int = 64) -> OwnCaches:
-    caches = OwnCaches(model, kept_by(model), 8)
+def caches_of(model: Any, blocks: int = 64) -> SequenceCaches:
+    caches = SequenceCaches(model, find_own_groups(model), 8)
     caches.resize((blocks,))
     return caches
 
 
-def fed(caches: OwnCaches, tokens: list[int]) -> np.ndarray:
+def fed(caches: SequenceCaches, tokens: list[int]) -> np.ndarray:
     return np.array(caches.run(mx.array([tokens])))
 
 
@@ -81,24 +81,24 @@ def test_a_class_that_only_says_that_it_can_be_cut_is_not_believed(
     caches = caches_of(model)
     fed(caches, text)
     assert not caches.rewind(12) and caches.length == 20
-    assert not_always_cut(model) == [type(kind()).__name__]
+    assert untrimmable_caches(model) == [type(kind()).__name__]
 
 
 def test_what_is_kept_is_told_apart_by_kind(judged: Any) -> None:
     layer = 2 * (8 + 8) * 4
-    groups = kept_by(judged("windowed llama")[0])
+    groups = find_own_groups(judged("windowed llama")[0])
     assert [(g.spec.window, g.layers, g.bytes_per_token) for g in groups] == [
         (WINDOW, (0, 2), 2 * layer),
         (None, (1,), layer),
     ]
     mamba = judged("mamba")[0]
-    groups = kept_by(mamba)
+    groups = find_own_groups(mamba)
     caches = caches_of(mamba)
     for _ in range(2):
         fed(caches, tokens_of(5))
-        assert (bytes_per_token(groups), row_bytes(groups)) == (0, caches.nbytes)
-    assert not_always_cut(judged("llama")[0]) == []
-    assert not_always_cut(judged("windowed llama")[0]) == ["RotatingKVCache"]
+        assert (bytes_per_token(groups), row_state_bytes(groups)) == (0, caches.nbytes)
+    assert untrimmable_caches(judged("llama")[0]) == []
+    assert untrimmable_caches(judged("windowed llama")[0]) == ["RotatingKVCache"]
 
 
 class Foreign:
@@ -127,7 +127,7 @@ class Foreign:
 def test_a_cache_of_unknown_kind_is_measured_while_it_grows(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = judged("llama")[0]
     monkeypatch.setattr(type(model), "make_cache", lambda self: [Foreign(), PlainCache()])
-    unknown, known = kept_by(model)
+    unknown, known = find_own_groups(model)
     assert (unknown.spec.bytes_per_token, known.spec.bytes_per_token) == (6, 2 * (8 + 8) * 4)
     assert unknown.spec.row_bytes == 400 - 6, "it holds half of a pair with its first token"
 
@@ -158,7 +158,7 @@ def test_a_token_that_sees_what_is_behind_it_is_noticed_and_rounding_is_not(
     name: str, judged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = judged(name)[0]
-    assert not sees_ahead(model)
+    assert not sees_later_tokens(model)
     call = type(model).__call__
 
     def rounded(self: Any, tokens: mx.array, cache: Any) -> mx.array:
@@ -166,15 +166,15 @@ def test_a_token_that_sees_what_is_behind_it_is_noticed_and_rounding_is_not(
         return logits + (tokens.shape[1] > 1) * 0.1 * mx.random.normal(logits.shape) * mx.std(logits)
 
     monkeypatch.setattr(type(model), "__call__", rounded)
-    assert not sees_ahead(model)
+    assert not sees_later_tokens(model)
 
     def backwards(self: Any, tokens: mx.array, cache: Any) -> mx.array:
         return call(self, tokens[:, ::-1], cache=cache)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(model), "__call__", backwards)
-    assert sees_ahead(model)
+    assert sees_later_tokens(model)
 
 
 def test_what_mlx_lm_computes_with_a_mask_that_hides_nothing_is_noticed(tmp_path: Path) -> None:
     """phi3small adds a mask of truth values to its scores: what is to be hidden gets 0, and the rest 1."""
-    assert sees_ahead(subject("phi3small", tmp_path / "phi3small").judge)
+    assert sees_later_tokens(subject("phi3small", tmp_path / "phi3small").judge)

@@ -10,7 +10,7 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from cortexmlx.execution.serial_runner import COUNTED, OneSequence
+from cortexmlx.execution.serial_runner import COUNTING_GROUPS, SingleSequenceCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.scheduling.job import Job
@@ -49,8 +49,8 @@ class Machine:
 
     def __init__(self, block_size: int, blocks: int, budget: int, pipeline: bool, share: bool) -> None:
         self.held = Held()
-        pools = BlockPools(COUNTED, 1, block_size, max_blocks=blocks, prefix=PrefixCache(block_size))
-        self.cache = OneSequence((), pools, self.held.rewind)
+        pools = BlockPools(COUNTING_GROUPS, 1, block_size, max_blocks=blocks, prefix=PrefixCache(block_size))
+        self.cache = SingleSequenceCache((), pools, self.held.rewind)
         config = SchedulerConfig(
             max_rows=1, prefill_budget=budget, context_length=150, pipeline=pipeline, share_prefixes=share
         )
@@ -85,7 +85,7 @@ class Machine:
 
     def finish(self) -> None:
         for _ in range(5000):
-            if self.scheduler.idle and not self.in_flight:
+            if self.scheduler.is_idle and not self.in_flight:
                 return
             self.step()
         raise AssertionError("it never comes to an end")
@@ -107,7 +107,7 @@ class Machine:
             for place in range(job.prompt_length, len(job.tokens)):
                 assert job.tokens[place] == after(job.tokens[:place]), f"job {job.id} has a wrong token"
             if job.state is RequestState.FINISHED and job.finish_reason is FinishReason.LENGTH:
-                assert job.generated == job.max_new_tokens
+                assert job.num_generated == job.max_new_tokens
 
 
 ASK = st.tuples(
@@ -165,7 +165,7 @@ def test_whatever_is_asked_each_request_gets_its_own_tokens(
         elif what == "cuts":
             machine.held.cuts = not machine.held.cuts
         elif what in ("warning", "critical"):
-            machine.scheduler.relieve(what == "critical")
+            machine.scheduler.relieve_memory(what == "critical")
     machine.finish()
     machine.check()
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.selfcheck import check_variant
+from cortexmlx.attention.selfcheck import check_decode
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab.agx.kernel_files import CHECKED, file_name, kernel_texts, main, metal_file, preamble
 from cortexmlx.metal.lab.sim.toolchain import find_compiler, mlx_headers
@@ -40,7 +40,7 @@ def test_they_are_the_texts_that_mlx_prints(
         return call
 
     capfd.readouterr()
-    check_variant(DecodeKernels(exporting), variant)
+    check_decode(DecodeKernels(exporting), variant)
     printed = re.findall(r"```\n(.*?)\n```\n", capfd.readouterr().out, re.S)
     assert sorted(set(printed)) == sorted(k.text for k in kernel_texts(variant))
 

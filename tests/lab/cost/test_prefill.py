@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.cost.prefill import END, FIRST, PrefillCost, count, fused, ours, squares, table, unfused
-from cortexmlx.metal.prefill import PrefillVariant, why_ours
+from cortexmlx.metal.prefill import PrefillVariant, reason_for_our_kernel
 
 SOURCE = """
   threadgroup float kept[32];
@@ -55,11 +55,11 @@ def test_squares_are_the_scores_that_are_seen() -> None:
 
 def test_products_are_those_of_the_slices_that_a_tile_sees() -> None:
     v, window = variant(64), 128
-    assert (v.tile, v.slice) == (16, 32)
+    assert (v.tile, v.slice_tokens) == (16, 32)
     computed = 0
     for first in range(FIRST, END, 8):  # a simdgroup's queries, of 4 heads
-        oldest = max(0, first + 1 - window) // v.slice
-        computed += 4 * ((first + 7) // v.slice - oldest + 1) * v.slice // 8
+        oldest = max(0, first + 1 - window) // v.slice_tokens
+        computed += 4 * ((first + 7) // v.slice_tokens - oldest + 1) * v.slice_tokens // 8
     cost = ours(v, window)
     assert cost.products == pytest.approx(computed * 16 / squares(4, window))
     assert cost.group_bytes > 0 and cost.barriers > 0 and cost.loads > 0
@@ -69,14 +69,14 @@ def test_products_are_those_of_the_slices_that_a_tile_sees() -> None:
 def test_mlx_computes_what_a_window_hides_and_ours_does_not(dim: int, window: int) -> None:
     mine, theirs = ours(variant(dim), window), fused("float16", dim, 4, window)
     assert theirs.products > 1.5 * mine.products and theirs.loads > mine.loads
-    assert why_ours(variant(dim), AttentionWindow(window), matrix_units=False) is not None
+    assert reason_for_our_kernel(variant(dim), AttentionWindow(window), matrix_units=False) is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128])
 def test_without_a_window_both_compute_the_same_products(dim: int) -> None:
     assert ours(variant(dim)).products == fused("float16", dim, 4).products
-    assert why_ours(variant(dim), AttentionWindow(), matrix_units=False) is None
+    assert reason_for_our_kernel(variant(dim), AttentionWindow(), matrix_units=False) is None
 
 
 def test_unfused_attention_computes_the_squares_that_nobody_sees_too() -> None:

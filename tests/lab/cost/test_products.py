@@ -140,6 +140,6 @@ def test_without_the_compiler_the_command_says_how_to_build_it(
 def test_the_digest_is_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     before = text_digest()
     assert text_digest() == before and len(before) == 64
-    texts = list(products.kernel_texts(products.Product(products.SHAPE, 8)))
+    texts = list(products.kernel_texts(products.ProductVariant(products.SHAPE, 8)))
     monkeypatch.setattr(products, "kernel_texts", lambda _: texts)
     assert text_digest() != before

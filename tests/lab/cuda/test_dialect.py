@@ -17,15 +17,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck_problems import make_problem
+from cortexmlx.attention.selfcheck_problems import make_decode_problem
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.products.kernel import ProductKernel
-from cortexmlx.metal.products.shape import PRODUCTS, Product, ProductShape
+from cortexmlx.metal.products.shape import PRODUCTS, ProductShape, ProductVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.products.selfcheck import Problem
+from cortexmlx.products.selfcheck import ProductProblem
 from cortexmlx.products.selfcheck import make_problem as make_product
 from support.kernels import prefill_problem
 from support.kernels.cuda_host import CudaOnHost
@@ -171,23 +171,23 @@ def test_the_text_of_prefill_gives_attention_on_a_cpu(v: PrefillVariant, tmp_pat
     assert error(got, prefill_problem.answers(v, prompts, stretches, options)) < TOLERANCE[v.dtype]
 
 
-def multiplied(problem: Problem) -> mx.array:
+def multiplied(problem: ProductProblem) -> mx.array:
     """The product of a problem, by CUDA's text."""
     kernel = ProductKernel(cuda_factory)
     if problem.experts is None:
         return kernel(problem.shape, problem.rows, problem.weights)
-    return kernel.of_experts(problem.shape, problem.rows, problem.weights, problem.experts)
+    return kernel.multiply_experts(problem.shape, problem.rows, problem.weights, problem.experts)
 
 
 @pytest.mark.parametrize(
     "product",
     [
-        Product(ProductShape("float32", "mxfp4", 4, 32, 64, 64, experts=8), 24),
+        ProductVariant(ProductShape("float32", "mxfp4", 4, 32, 64, 64, experts=8), 24),
         *(pytest.param(product, marks=pytest.mark.slow) for product in PRODUCTS),
     ],
     ids=lambda product: product.label,
 )
-def test_the_text_of_products_gives_them_on_a_cpu(product: Product, tmp_path: Path) -> None:
+def test_the_text_of_products_gives_them_on_a_cpu(product: ProductVariant, tmp_path: Path) -> None:
     problem = make_product(product.shape, product.rows)
     with cuda_on_host(tmp_path):
         got = multiplied(problem)
@@ -197,19 +197,19 @@ def test_the_text_of_products_gives_them_on_a_cpu(product: Product, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no CUDA compiler")
 @pytest.mark.parametrize("v", [MATRIX, VECTOR, WIDE, *VARIANTS, *PREFILL_VARIANTS, *PRODUCTS], ids=lambda v: v.label)
-def test_it_compiles_and_fits_the_registers(v: Variant | PrefillVariant | Product, tmp_path: Path) -> None:
+def test_it_compiles_and_fits_the_registers(v: Variant | PrefillVariant | ProductVariant, tmp_path: Path) -> None:
     """As many registers as a block of the kernel's threads may have, or it would not start. Of codes by matrices, which
     are numbers and factors of products that are exchanged here, some are spilled.
     """
     codes = isinstance(v, Variant) and v.kv_bits is not None and v.kernel is Kernel.MATRIX
     with cuda_on_host(tmp_path, run=False) as host:
-        if isinstance(v, Product):
+        if isinstance(v, ProductVariant):
             multiplied(make_product(v.shape, v.rows))
         elif isinstance(v, PrefillVariant):
             given = prefill_problem.random_prompts(v, [5]), [prefill_problem.Stretch(0, 0, 5)]
             PrefillKernel(cuda_factory)(*prefill_problem.problem(v, *given))
         else:
-            given = make_problem(v, None)
+            given = make_decode_problem(v, None)
             DecodeKernels(cuda_factory)(v, given.items, given.inputs)
     for made, threads in zip(host.texts, host.threads, strict=True):
         source = tmp_path / f"{made.name}.cu"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.products.kernel import ProductKernel, Weights
+from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
 from cortexmlx.metal.products.shape import FORMATS, ProductShape
 
 Floats = np.ndarray
@@ -27,7 +27,7 @@ def kernel() -> ProductKernel:
 
 
 @cache
-def weights_of(shape: ProductShape) -> tuple[Weights, Floats]:
+def weights_of(shape: ProductShape) -> tuple[QuantizedWeights, Floats]:
     """Random weights, and what MLX says that they stand for."""
     matrices = (shape.experts or 1, shape.outputs, shape.inputs)
     numbers = mx.array(np.random.default_rng(5).standard_normal(matrices).astype(np.float32))
@@ -38,7 +38,7 @@ def weights_of(shape: ProductShape) -> tuple[Weights, Floats]:
         parts = [part[0] for part in parts]
     codes, scales, *biases = parts
     mx.eval(parts)
-    return Weights(codes, scales, biases[0] if biases else None), np.array(meant).astype(np.float64)
+    return QuantizedWeights(codes, scales, biases[0] if biases else None), np.array(meant).astype(np.float64)
 
 
 def rows_of(shape: ProductShape, rows: int, seed: int = 0) -> mx.array:
@@ -138,7 +138,7 @@ def of_experts(
     """The product and that of float64."""
     weights, meant = weights_of(shape)
     x = rows_of(shape, rows)
-    got = kernel.of_experts(shape, x, weights, mx.array(experts, mx.uint32))
+    got = kernel.multiply_experts(shape, x, weights, mx.array(experts, mx.uint32))
     of_pair = wide(x)[np.arange(len(experts)) // (len(experts) // rows)]
     return got, np.einsum("pi,poi->po", of_pair, meant[list(experts)])
 
@@ -160,12 +160,12 @@ def test_experts_in_any_order_give_a_pair_the_same_bits(kernel: ProductKernel) -
     shape = shape_of(AFFINE, outputs=37, experts=8)
     weights, _ = weights_of(shape)
     x, order = rows_of(shape, len(LONG)), np.argsort(LONG, kind="stable")
-    as_given = np.array(kernel.of_experts(shape, x, weights, mx.array(LONG, mx.uint32)))
+    as_given = np.array(kernel.multiply_experts(shape, x, weights, mx.array(LONG, mx.uint32)))
     ordered = np.array(
-        kernel.of_experts(shape, x[mx.array(order)], weights, mx.array(np.array(LONG)[order], mx.uint32))
+        kernel.multiply_experts(shape, x[mx.array(order)], weights, mx.array(np.array(LONG)[order], mx.uint32))
     )
     assert np.array_equal(as_given[order], ordered)
-    one = Weights(*(part[LONG[9]] for part in weights.arrays))
+    one = QuantizedWeights(*(part[LONG[9]] for part in weights.arrays))
     alone = kernel(shape_of(AFFINE, outputs=37), x[9:10], one)
     assert np.array_equal(np.array(alone)[0], as_given[9])
 
@@ -175,7 +175,7 @@ def test_weights_of_an_expert_are_read_once_for_all_of_its_pairs(kernel: Product
     weights, _ = weights_of(shape)
     experts = mx.array([1, 5, 1, 1, 5, 7, 1, 5] * 4, mx.uint32)  # 16 times 1, 12 times 5, 4 times 7
     with sim.recording() as recorded:
-        kernel.of_experts(shape, rows_of(shape, 32), weights, experts)
+        kernel.multiply_experts(shape, rows_of(shape, 32), weights, experts)
     assert recorded.last.buffers["weight_codes"].bytes_read == 3 * weights.codes.nbytes // 8
 
 
@@ -190,10 +190,10 @@ def test_a_matrix_beyond_the_first_four_billion_bytes() -> None:
         made.put((last, 0, 0), array)
         return made
 
-    many = Weights(*(only_the_last(part) for part in weights.arrays))  # type: ignore[arg-type]
+    many = QuantizedWeights(*(only_the_last(part) for part in weights.arrays))  # type: ignore[arg-type]
     assert weights.codes.nbytes * last > 1 << 32
     x = rows_of(shape, 3)
-    got = ProductKernel(sim.metal_kernel).of_experts(shape, x, many, mx.array([last] * 3, mx.uint32))
+    got = ProductKernel(sim.metal_kernel).multiply_experts(shape, x, many, mx.array([last] * 3, mx.uint32))
     assert error(got, wide(x) @ meant[0].T) < TOLERANCE["float16"]
 
 
@@ -202,7 +202,7 @@ def test_every_code_of_mxfp4_is_its_number(kernel: ProductKernel) -> None:
     shape = ProductShape("float32", "mxfp4", 4, 32, 32, 23)
     codes = np.tile(np.array([0x76543210, 0xFEDCBA98] * 2, np.uint32), (23, 1))
     scales = (127 + np.arange(-14, 9)).astype(np.uint8)[:, None]
-    weights = Weights(mx.array(codes), mx.array(scales), None)
+    weights = QuantizedWeights(mx.array(codes), mx.array(scales), None)
     meant = np.array(
         mx.dequantize(weights.codes, weights.scales, group_size=32, bits=4, mode="mxfp4").astype(mx.float32)
     )

@@ -7,7 +7,16 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from cortexmlx.metal.products.shape import FORMATS, MOST_PAIRS, MOST_ROWS, PRODUCTS, ProductShape, Split, refusal, split
+from cortexmlx.metal.products.shape import (
+    FORMATS,
+    MOST_PAIRS,
+    MOST_ROWS,
+    PRODUCTS,
+    ProductShape,
+    RowSplit,
+    refusal,
+    split_rows,
+)
 
 SHAPE = ProductShape("float16", "affine", 4, 64, 4096, 1000)
 EXPERTS = replace(SHAPE, experts=16)
@@ -62,8 +71,8 @@ def test_the_last_threadgroup_may_have_few_outputs() -> None:
 def test_up_to_24_rows_are_one_part_of_tiles_of_8() -> None:
     """Three tiles are the most that fit the registers. What needs four is two parts of two, not three and one."""
     one = {1: 1, 8: 1, 9: 2, 16: 2, 17: 3, 24: 3}
-    assert {rows: split(rows) for rows in one} == {rows: Split(1, tiles) for rows, tiles in one.items()}
-    assert split(25) == split(32) == Split(2, 2)
+    assert {rows: split_rows(rows) for rows in one} == {rows: RowSplit(1, tiles) for rows, tiles in one.items()}
+    assert split_rows(25) == split_rows(32) == RowSplit(2, 2)
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), FORMATS)

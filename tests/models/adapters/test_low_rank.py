@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from cortexmlx.errors import AdapterRefused, CortexError, ModelCorrupt, ModelNotFound
 from cortexmlx.models.adapters import files, low_rank
 from cortexmlx.models.adapters.files import Adapter
-from cortexmlx.models.adapters.low_rank import LowRank, read_low_rank
+from cortexmlx.models.adapters.low_rank import LowRankAdapter, read_low_rank_adapter
 from support.models.adapters import write_adapter, write_peft_adapter
 from support.models.tiny import write_tiny
 
@@ -28,8 +28,8 @@ def adapter(tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "a", write_tiny(tmp_path / "m"))
 
 
-def read(folder: Path, most_rank: int = 64, most_bytes: int = 1 << 30) -> LowRank:
-    return read_low_rank("sql", folder, most_rank, most_bytes)
+def read(folder: Path, most_rank: int = 64, most_bytes: int = 1 << 30) -> LowRankAdapter:
+    return read_low_rank_adapter("sql", folder, most_rank, most_bytes)
 
 
 def refused(folder: Path, error: type[CortexError], *words: str, **limits: int) -> None:
@@ -115,7 +115,7 @@ def test_files_that_change_while_they_are_read_are_no_adapter(
     adapter: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_place: bool
 ) -> None:
     """The new file has the same shapes and as many bytes."""
-    file, whole = adapter / name, low_rank._tensors
+    file, whole = adapter / name, low_rank._read_tensors
 
     def tensors(read: Adapter) -> dict[str, low_rank.Matrix]:
         found = whole(read)
@@ -127,7 +127,7 @@ def test_files_that_change_while_they_are_read_are_no_adapter(
             (adapter / "new").replace(file)
         return found
 
-    monkeypatch.setattr(low_rank, "_tensors", tensors)
+    monkeypatch.setattr(low_rank, "_read_tensors", tensors)
     refused(adapter, ModelCorrupt, f"{file} has changed while it was read. Load it again.")
 
 

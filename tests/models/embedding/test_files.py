@@ -11,18 +11,18 @@ import pytest
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.models.embedding import (
     Dense,
-    EmbeddingFiles,
+    EmbeddingSettings,
     LogitScore,
     Normalize,
-    read_embedding,
+    read_embedding_settings,
     read_logit_score,
     read_modules,
 )
 from support.embedding.models import INSTRUCTION, POOLING_FLAGS, write_embedding, write_json, write_modules
 
 
-def read(folder: Path) -> EmbeddingFiles:
-    return read_embedding("a model", folder, json.loads((folder / "config.json").read_text()))
+def read(folder: Path) -> EmbeddingSettings:
+    return read_embedding_settings("a model", folder, json.loads((folder / "config.json").read_text()))
 
 
 def test_the_files_of_qwen3_embedding_are_read(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_the_files_of_qwen3_embedding_are_read(tmp_path: Path) -> None:
     assert (files.pooling, files.include_prompt, files.width) == ("lasttoken", True, 32)
     assert files.layers == (Normalize(),) and files.normalized and files.max_tokens is None
     assert files.prompts == {"query": INSTRUCTION, "document": ""} and files.default_prompt is None
-    info = files.info(500)
+    info = files.to_info(500)
     assert (info.dimensions, info.max_tokens, info.pooling, info.normalized) == (32, 500, "lasttoken", True)
 
 
@@ -52,12 +52,12 @@ def test_every_pooling_is_read_in_both_spellings(tmp_path: Path, pooling: str, n
 def test_dense_layers_and_their_width(tmp_path: Path) -> None:
     files = read(write_embedding(tmp_path, dense=(48, 20), normalize=False))
     assert [type(layer) for layer in files.layers] == [Dense, Dense] and not files.normalized
-    assert files.info(10).dimensions == 20 and files.info(10).max_tokens == 10
+    assert files.to_info(10).dimensions == 20 and files.to_info(10).max_tokens == 10
 
 
 def test_the_length_that_is_stated_bounds_texts(tmp_path: Path) -> None:
-    assert read(write_embedding(tmp_path / "a", max_seq_length=77)).info(500).max_tokens == 77
-    assert read(write_embedding(tmp_path / "b", max_seq_length=777)).info(500).max_tokens == 500
+    assert read(write_embedding(tmp_path / "a", max_seq_length=77)).to_info(500).max_tokens == 77
+    assert read(write_embedding(tmp_path / "b", max_seq_length=777)).to_info(500).max_tokens == 500
     folder = write_embedding(tmp_path / "c")
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     for stated, read_as in ((60, 60), (1e30, None), (131072, 131072)):
@@ -155,9 +155,9 @@ def test_modules_that_are_not_computed_are_refused_by_name(tmp_path: Path) -> No
 
 def test_a_model_without_these_files_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingRefused, match=r"has no modules\.json.*copy modules\.json.*Qwen3-Embedding"):
-        read_embedding("a model", tmp_path, {})
+        read_embedding_settings("a model", tmp_path, {})
     with pytest.raises(EmbeddingRefused, match="a GGUF file does not say"):
-        read_embedding("a model", tmp_path / "model.gguf", {})
+        read_embedding_settings("a model", tmp_path / "model.gguf", {})
 
 
 def test_the_tokens_of_a_logit_score(tmp_path: Path) -> None:

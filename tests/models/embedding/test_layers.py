@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
-from cortexmlx.models.embedding import Normalize, normalized, read_dense
+from cortexmlx.models.embedding import Normalize, normalize, read_dense
 from support.embedding import numpy_transformer
 from support.embedding.models import write_dense, write_json
 
@@ -41,7 +41,7 @@ def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
 
 def test_normalized_vectors_have_length_one_and_zeros_stay_zeros() -> None:
     vectors = np.array([[3, 4], [0, 0], [1e30, 1e30], [1e-20, 0]], np.float32)
-    unit = normalized(vectors)
+    unit = normalize(vectors)
     np.testing.assert_allclose(unit[0], [0.6, 0.8], atol=1e-7)
     assert (unit[1] == 0).all() and np.isfinite(unit).all()
     np.testing.assert_allclose(np.linalg.norm(unit[2]), 1, atol=1e-6)

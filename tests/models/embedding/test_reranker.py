@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused
-from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, Reranker, read_reranker
-from cortexmlx.models.folder import read_folder
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, RerankerPrompt, read_reranker_prompt
+from cortexmlx.models.folder import load_folder_without_weights
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.embedding.models import write_embedding, write_json, write_reranker
 
@@ -32,12 +32,12 @@ can only be "yes" or "no".<|im_end|>
 
 
 def encode_of(folder: Path) -> Callable[[str], list[int]]:
-    tokenizer = SharedTokenizer(read_folder(folder)[0])
+    tokenizer = SharedTokenizer(load_folder_without_weights(folder)[0])
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
-def read(folder: Path, name: str = "a model") -> Reranker:
-    return read_reranker(name, folder, json.loads((folder / "config.json").read_text()), encode_of(folder))
+def read(folder: Path, name: str = "a model") -> RerankerPrompt:
+    return read_reranker_prompt(name, folder, json.loads((folder / "config.json").read_text()), encode_of(folder))
 
 
 @pytest.mark.parametrize("logit_score", [False, True])
@@ -46,21 +46,23 @@ def test_the_prompt_is_that_of_the_model_card(tmp_path: Path, logit_score: bool)
     reranker, encode = read(folder), encode_of(folder)
     said = ("what is it", "a hat")
     whole = CARD.format(instruction=DEFAULT_INSTRUCTION, query=said[0], document=said[1])
-    tokens, count = reranker.tokens(encode, DEFAULT_INSTRUCTION, *said, 10_000)
+    tokens, count = reranker.encode_document(encode, DEFAULT_INSTRUCTION, *said, 10_000)
     assert tokens == encode(whole) and count == len(tokens)
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert (reranker.yes, reranker.no) == (vocab["yes"], vocab["no"])
-    assert tokens[: len(reranker.shared(encode, DEFAULT_INSTRUCTION, said[0]))] == reranker.shared(
-        encode, DEFAULT_INSTRUCTION, said[0]
+    assert tokens[
+        : len(reranker.encode_shared_prefix(encode, DEFAULT_INSTRUCTION, said[0]))
+    ] == reranker.encode_shared_prefix(encode, DEFAULT_INSTRUCTION, said[0])
+    assert reranker.count_fixed_tokens(encode, DEFAULT_INSTRUCTION, said[0]) == len(encode(whole)) - len(
+        encode(" a hat")
     )
-    assert reranker.least(encode, DEFAULT_INSTRUCTION, said[0]) == len(encode(whole)) - len(encode(" a hat"))
 
 
 def test_the_end_of_a_long_document_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
     folder = write_reranker(tmp_path / "qwen3-reranker")
     reranker, encode = read(folder), encode_of(folder)
-    whole, count = reranker.tokens(encode, "i", "q", "a hat " * 50, 10_000)
-    cut, told = reranker.tokens(encode, "i", "q", "a hat " * 50, 300)
+    whole, count = reranker.encode_document(encode, "i", "q", "a hat " * 50, 10_000)
+    cut, told = reranker.encode_document(encode, "i", "q", "a hat " * 50, 300)
     end = encode("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert len(cut) == 300 and told == count == len(whole)
     assert cut[-len(end) :] == end and cut[: -len(end)] == whole[: 300 - len(end)]

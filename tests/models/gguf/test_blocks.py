@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.models.gguf.file import TENSOR_TYPES
-from cortexmlx.models.gguf.tensors import GROUP, PACKED, WIDENED
+from cortexmlx.models.gguf.tensors import GROUP_SIZE, PACKED_TYPES, UNPACKED_TYPES
 from support.gguf.blocks import BLOCK_BYTES, HALVES, decode_blocks, random_blocks
 
 HALF_BITS = (0x0000, 0x0001, 0x03FF, 0x8001, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF)
@@ -17,18 +17,18 @@ def dequantized(data: bytes, type_name: str) -> np.ndarray:
     import mlx.core as mx
 
     blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES[type_name][1])
-    if type_name in WIDENED:
-        return WIDENED[type_name](blocks)
-    packing = PACKED[type_name]
+    if type_name in UNPACKED_TYPES:
+        return UNPACKED_TYPES[type_name](blocks)
+    packing = PACKED_TYPES[type_name]
     groups = packing.groups(blocks)
     weight = mx.array(groups.codes.reshape(1, -1).view("<u4"))
     biases = None if groups.biases is None else mx.array(groups.biases)[None]
     scales = mx.array(groups.scales)[None]
-    found = mx.dequantize(weight, scales, biases, GROUP, packing.bits, packing.mode, dtype=mx.float32)
+    found = mx.dequantize(weight, scales, biases, GROUP_SIZE, packing.bits, packing.mode, dtype=mx.float32)
     return np.array(found).reshape(len(blocks), -1)
 
 
-@pytest.mark.parametrize("type_name", [*PACKED, *WIDENED])
+@pytest.mark.parametrize("type_name", [*PACKED_TYPES, *UNPACKED_TYPES])
 def test_every_value_is_what_the_format_says(type_name: str) -> None:
     rng = np.random.default_rng(1)
     count = 64 * len(HALF_BITS)
@@ -47,4 +47,4 @@ def test_every_value_is_what_the_format_says(type_name: str) -> None:
 def test_all_blocks_are_as_long_as_the_header_reader_says() -> None:
     sizes = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.values()}
     assert {name: sizes[name] for name in BLOCK_BYTES} == BLOCK_BYTES
-    assert set(BLOCK_BYTES) == {*PACKED, *WIDENED}
+    assert set(BLOCK_BYTES) == {*PACKED_TYPES, *UNPACKED_TYPES}

@@ -10,8 +10,8 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.config import Description, activation_type, describe
-from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.config import ModelDescription, activation_type, describe_model
+from cortexmlx.models.gguf.file import read_gguf_header
 from support.gguf.export import export, tiny
 from support.gguf.models import metadata, refused, tensors, write_model
 from support.gguf.writer import Uint32, write_gguf
@@ -77,7 +77,7 @@ def test_the_configuration_is_that_of_the_metadata_in_the_words_of_config_json(t
     header = metadata("qwen3", qwen3__rope__scaling__type="yarn", qwen3__rope__scaling__factor=4.0)
     header["qwen3.rope.scaling.original_context_length"] = Uint32(128)
     path = write_model(tmp_path / "tiny.gguf", "qwen3", header=header, tied=False)
-    assert describe(read_header(path)).config == {
+    assert describe_model(read_gguf_header(path)).config == {
         "model_type": "qwen3",
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -95,12 +95,12 @@ def test_the_configuration_is_that_of_the_metadata_in_the_words_of_config_json(t
     }
 
 
-def description_of(path: Path, name: str, **changes: Any) -> Description:
+def description_of(path: Path, name: str, **changes: Any) -> ModelDescription:
     """The description of a tiny model's file whose metadata of the architecture is changed (None: left out)."""
     model = tiny()[name]
     changed = {key.replace("__", "."): value for key, value in changes.items()}
     export(path / "tiny.gguf", replace(model, metadata=model.metadata | changed))
-    return describe(read_header(path / "tiny.gguf"))
+    return describe_model(read_gguf_header(path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_rope_factors_and_a_scaling_exclude_each_other(tmp_path: Path) -> None:
     stored = tensors("F32") | {"rope_freqs.weight": ("F32", (8,), bytes(32))}
     header = metadata(llama__rope__scaling__type="linear", llama__rope__scaling__factor=2.0)
     with pytest.raises(ModelUnsupported, match="rope_freqs"):
-        describe(read_header(write_gguf(tmp_path / "tiny.gguf", header, stored)))
+        describe_model(read_gguf_header(write_gguf(tmp_path / "tiny.gguf", header, stored)))
 
 
 @pytest.mark.parametrize("kind", ["long", "short"])
 def test_long_rope_with_one_list_of_factors_is_not_run_without_any(tmp_path: Path, kind: str) -> None:
     export(tmp_path / "tiny.gguf", tiny()["phi3"])
-    header = read_header(tmp_path / "tiny.gguf")
+    header = read_gguf_header(tmp_path / "tiny.gguf")
     del header.tensors[f"rope_factors_{kind}.weight"]
     with pytest.raises(ModelCorrupt, match=f"no tensor 'rope_factors_{kind}.weight'"):
-        describe(header)
+        describe_model(header)
 
 
 @pytest.mark.parametrize(("name", "window"), [("gemma2", 128), ("phi3", 200)])
@@ -204,7 +204,7 @@ def test_the_largest_gemma_2_scales_its_scores_by_its_width(tmp_path: Path, laye
     model = tiny()["gemma2"]
     model = replace(model, config=model.config | {"num_hidden_layers": layers, "query_pre_attn_scalar": scalar})
     export(tmp_path / "tiny.gguf", model)
-    assert describe(read_header(tmp_path / "tiny.gguf")).config["query_pre_attn_scalar"] == scalar
+    assert describe_model(read_gguf_header(tmp_path / "tiny.gguf")).config["query_pre_attn_scalar"] == scalar
 
 
 @pytest.mark.parametrize(
@@ -225,5 +225,5 @@ def test_activations_have_a_type_that_loses_nothing_of_the_matrices_and_holds_th
     tmp_path: Path, name: str, types: str, wanted: str
 ) -> None:
     export(tmp_path / "tiny.gguf", tiny()[name], types)
-    header = read_header(tmp_path / "tiny.gguf")
-    assert activation_type(header, describe(header)) == wanted
+    header = read_gguf_header(tmp_path / "tiny.gguf")
+    assert activation_type(header, describe_model(header)) == wanted

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
-from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.file import read_gguf_header
 from support.effort import examples
 from support.gguf.models import write_model
 from support.gguf.writer import Uint32, write_gguf
@@ -32,7 +32,7 @@ def test_metadata_and_tensors_are_read_as_written(tmp_path: Path) -> None:
         "two": ("Q4_1", (4, 64), bytes(160)),
         "three": ("F16", (5,), bytes(10)),
     }
-    header = read_header(write_gguf(tmp_path / "a.gguf", written, stored))
+    header = read_gguf_header(write_gguf(tmp_path / "a.gguf", written, stored))
     assert header.metadata == written
     assert {n: (t.type_name, t.shape, t.nbytes) for n, t in header.tensors.items()} == {
         name: (kind, shape, len(data)) for name, (kind, shape, data) in stored.items()
@@ -44,12 +44,12 @@ def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {"t": ["plain", "xyz"]}, {})
     path.write_bytes(path.read_bytes().replace(b"xyz", b"\xe2\x82z"))
     with pytest.raises(ModelCorrupt, match=r"'t'.*UTF-8"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf"):
-        read_header(tmp_path / "none.gguf")
+        read_gguf_header(tmp_path / "none.gguf")
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04" + bytes(100), b"GGUF"])
@@ -57,7 +57,7 @@ def test_what_is_not_a_gguf_file_is_corrupt(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "a.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelCorrupt, match=r"a\.gguf"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
@@ -65,34 +65,34 @@ def test_other_versions_are_refused_by_number(tmp_path: Path, version: int) -> N
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, 0))
     with pytest.raises(ModelUnsupported, match=str(version)):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_a_tensor_beyond_the_end_is_named_with_the_numbers(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {}, {"w": ("F32", (64,), bytes(256))})
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelCorrupt, match=r"cut short.*'w'.*\d+.*\d+"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_rows_that_do_not_fill_their_blocks_are_corrupt(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {}, {"w": ("Q8_0", (2, 33), bytes(68))})
     with pytest.raises(ModelCorrupt, match="33"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_a_tensor_named_twice_is_corrupt(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {}, {"ww": ("F32", (8,), bytes(32)), "wx": ("F32", (8,), bytes(32))})
     path.write_bytes(path.read_bytes().replace(b"wx", b"ww"))
     with pytest.raises(ModelCorrupt, match="twice"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_a_key_named_twice_is_corrupt(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {"kk": 1, "kx": 2}, {})
     path.write_bytes(path.read_bytes().replace(b"kx", b"kk"))
     with pytest.raises(ModelCorrupt, match="'kk' appears twice"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 def test_tensors_that_overlap_are_named(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_tensors_that_overlap_are_named(tmp_path: Path) -> None:
     assert struct.unpack_from("<Q", content, entry) == (64,)
     path.write_bytes(content[:entry] + struct.pack("<Q", 32) + content[entry + 8 :])
     with pytest.raises(ModelCorrupt, match="'first' and 'second' overlap"):
-        read_header(path)
+        read_gguf_header(path)
 
 
 @pytest.mark.parametrize("kind", [0, 7, 8])
@@ -115,7 +115,7 @@ def test_lists_beyond_any_vocabulary_are_refused_where_the_file_has_the_bytes(tm
         file.write(b"GGUF" + body)
         file.truncate(count * (8 if kind == 8 else 1) + 1000)
     with pytest.raises(ModelCorrupt, match=f"{count} values"):
-        read_header(tmp_path / "a.gguf")
+        read_gguf_header(tmp_path / "a.gguf")
 
 
 def test_a_text_beyond_any_template_is_refused_where_the_file_has_the_bytes(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_text_beyond_any_template_is_refused_where_the_file_has_the_bytes(tmp_
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", length))
         file.truncate(length + 1000)
     with pytest.raises(ModelCorrupt, match=f"{length} bytes"):
-        read_header(tmp_path / "a.gguf")
+        read_gguf_header(tmp_path / "a.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def outcome(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     try:
-        read_header(path)
+        read_gguf_header(path)
     except CortexError as error:
         assert "\n" not in str(error)
         return type(error).__name__
@@ -175,4 +175,4 @@ def test_lengths_that_overflow_are_refused_without_allocating(tmp_path: Path) ->
 def test_a_pointer_of_git_lfs_is_told_how_to_become_the_file(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
     with pytest.raises(ModelCorrupt, match=r"tiny\.gguf is a git-lfs pointer, .* run `git lfs pull`"):
-        read_header(tmp_path / "tiny.gguf")
+        read_gguf_header(tmp_path / "tiny.gguf")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.load import FineEmbedding, FineLinear, FineSwitchLinear, packed_layer
+from cortexmlx.models.gguf.load import CastingEmbedding, CastingLinear, CastingSwitchLinear, make_packed_layer
 from cortexmlx.models.gguf.tensors import PackedArrays
 from support.gguf.export import export, logits_of, tiny
 
@@ -17,7 +17,7 @@ from support.gguf.export import export, logits_of, tiny
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded keeps the types of the file, as on a GPU."""
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    monkeypatch.setattr("cortexmlx.models.load._is_float32_faster", lambda: False)
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -45,10 +45,10 @@ def test_only_scales_that_need_it_are_float32(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     export(path, tiny(256)["llama"], lambda name: "Q4_K" if "attn" in name else "Q4_0")
     layer = load_model(path).model.layers[0]
-    assert isinstance(layer.self_attn.q_proj, FineLinear) and str(layer.self_attn.q_proj.scales.dtype).endswith(
+    assert isinstance(layer.self_attn.q_proj, CastingLinear) and str(layer.self_attn.q_proj.scales.dtype).endswith(
         "float32"
     )
-    assert not isinstance(layer.mlp.up_proj, FineLinear) and str(layer.mlp.up_proj.scales.dtype).endswith("float16")
+    assert not isinstance(layer.mlp.up_proj, CastingLinear) and str(layer.mlp.up_proj.scales.dtype).endswith("float16")
 
 
 def test_no_layer_stands_for_one_that_cannot_be_packed() -> None:
@@ -58,12 +58,12 @@ def test_no_layer_stands_for_one_that_cannot_be_packed() -> None:
 
     fine = PackedArrays(None, mx.zeros((8, 1)), mx.zeros((8, 1)), 4, "affine")
     kinds: list[tuple[Any, type | None]] = [
-        (nn.Linear(32, 8), FineLinear),
-        (nn.Embedding(8, 32), FineEmbedding),
-        (SwitchLinear(32, 8, 2), FineSwitchLinear),
+        (nn.Linear(32, 8), CastingLinear),
+        (nn.Embedding(8, 32), CastingEmbedding),
+        (SwitchLinear(32, 8, 2), CastingSwitchLinear),
         (nn.RMSNorm(32), None),
     ]
     for plain, twin in kinds:
-        found = packed_layer(plain, fine, mx.float16)
+        found = make_packed_layer(plain, fine, mx.float16)
         assert type(found) is (type(None) if twin is None else twin)
-    assert type(packed_layer(nn.Linear(32, 8), fine, mx.float32)) is nn.QuantizedLinear
+    assert type(make_packed_layer(nn.Linear(32, 8), fine, mx.float32)) is nn.QuantizedLinear

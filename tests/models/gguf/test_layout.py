@@ -9,9 +9,9 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.config import describe
-from cortexmlx.models.gguf.file import read_header
-from cortexmlx.models.gguf.load import parameter_names
+from cortexmlx.models.gguf.config import describe_model
+from cortexmlx.models.gguf.file import read_gguf_header
+from cortexmlx.models.gguf.load import map_parameter_names
 from support.gguf.models import metadata, tensors, write_model
 from support.gguf.writer import write_gguf
 
@@ -36,11 +36,13 @@ def test_a_missing_tensor_is_corrupt(tmp_path: Path) -> None:
 def test_the_names_are_those_of_the_parameters_of_mlx_lm(tmp_path: Path, architecture: str, tied: bool) -> None:
     from mlx.utils import tree_flatten
 
-    header = read_header(write_model(tmp_path / "tiny.gguf", architecture, bias=architecture == "qwen2", tied=tied))
-    description = describe(header)
+    header = read_gguf_header(
+        write_model(tmp_path / "tiny.gguf", architecture, bias=architecture == "qwen2", tied=tied)
+    )
+    description = describe_model(header)
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     model = module.Model(module.ModelArgs.from_dict(description.config))
-    names = parameter_names(header, description)
+    names = map_parameter_names(header, description)
     assert set(names.values()) == {name for name, _ in tree_flatten(model.parameters())}
     assert set(names) == set(header.tensors) and len(set(names.values())) == len(names)
     assert names["blk.1.attn_q.weight"] == "model.layers.1.self_attn.q_proj.weight"

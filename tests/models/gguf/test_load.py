@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.file import read_gguf_header
 from support.gguf.export import export, tiny
 from support.gguf.models import BASE, HEAD_DIM, logits, metadata, tensors, values, write_model
 from support.gguf.writer import Uint32, decode, encode, write_gguf
@@ -153,7 +153,7 @@ def test_on_a_gpu_everything_floating_has_the_type_of_the_matrices(
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    monkeypatch.setattr("cortexmlx.models.load._slow_below_float32", lambda: False)
+    monkeypatch.setattr("cortexmlx.models.load._is_float32_faster", lambda: False)
     stored = tensors(matrices, tied=False) | {"output.weight": tensors(head, tied=False)["output.weight"]}
     path = write_gguf(tmp_path / "tiny.gguf", metadata(), stored)
     loaded = load_model(path)
@@ -229,7 +229,7 @@ def test_loading_a_damaged_file_never_crashes_the_process(tmp_path: Path, name: 
     """In a process of its own, because a crash in native code would take the test run with it."""
     path = tmp_path / "whole.gguf"
     export(path, tiny()[name], lambda tensor: "MXFP4" if "down" in tensor else "Q5_1")
-    header_bytes = min(info.offset for info in read_header(path).tensors.values())
+    header_bytes = min(info.offset for info in read_gguf_header(path).tensors.values())
     done = subprocess.run(
         [sys.executable, "-c", DAMAGE, str(path), str(tmp_path / "damaged.gguf"), str(rounds), str(header_bytes)],
         capture_output=True,

@@ -17,7 +17,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.file import TensorInfo, read_header
+from cortexmlx.models.gguf.file import TensorInfo, read_gguf_header
 from support.engine.judge import NOISE, disagreement, greedy
 from support.gguf.blocks import BLOCK_BYTES, decode_blocks
 from support.gguf.export import tensor_name
@@ -77,7 +77,7 @@ def theirs(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from mlx_lm.utils import load_model as load_folder
 
     folder = tmp_path_factory.mktemp("folder")
-    tensors = read_header(file).tensors
+    tensors = read_gguf_header(file).tensors
     model = Model(ModelArgs.from_dict(CONFIG))
     model.sanitize({})
     from mlx.utils import tree_flatten

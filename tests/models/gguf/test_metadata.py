@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.file import GGUFHeader, Metadata
+from cortexmlx.models.gguf.file import GGUFHeader, GGUFMetadata
 
 
-def meta(**values: Any) -> Metadata:
+def meta(**values: Any) -> GGUFMetadata:
     named = {f"llama.{key}": value for key, value in values.items()}
-    return Metadata(GGUFHeader(Path("a.gguf"), {"general.architecture": "llama", **named}, {}))
+    return GGUFMetadata(GGUFHeader(Path("a.gguf"), {"general.architecture": "llama", **named}, {}))
 
 
 def test_values_are_found_and_defaults_stand_for_what_is_not_stated() -> None:

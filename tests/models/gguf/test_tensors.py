@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.gguf.file import TensorInfo, read_header
-from cortexmlx.models.gguf.tensors import PACKED, WIDENED, PackedArrays, TensorFiles, read_floats
+from cortexmlx.models.gguf.file import TensorInfo, read_gguf_header
+from cortexmlx.models.gguf.tensors import PACKED_TYPES, UNPACKED_TYPES, PackedArrays, TensorFiles, read_float32_tensor
 from support.gguf.blocks import decode_blocks, random_blocks
 from support.gguf.writer import encode, write_gguf
 from support.patience import PATIENCE
 
 
 def stored(path: Path, type_name: str, shape: tuple[int, ...], data: bytes) -> TensorInfo:
-    return read_header(write_gguf(path / "a.gguf", {}, {"w": (type_name, shape, data)})).tensors["w"]
+    return read_gguf_header(write_gguf(path / "a.gguf", {}, {"w": (type_name, shape, data)})).tensors["w"]
 
 
 def test_bfloat16_does_not_pass_through_float16(tmp_path: Path) -> None:
@@ -33,25 +33,25 @@ def test_bfloat16_does_not_pass_through_float16(tmp_path: Path) -> None:
         assert np.array_equal(bits, values.astype("<f4").view("<u4") >> 16 << 16)
 
 
-@pytest.mark.parametrize("type_name", sorted(WIDENED))
+@pytest.mark.parametrize("type_name", sorted(UNPACKED_TYPES))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_what_mlx_cannot_pack_is_rounded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_name: str, dtype: str
 ) -> None:
     import mlx.core as mx
 
-    monkeypatch.setattr("cortexmlx.models.gguf.tensors.PIECE", 1000)
+    monkeypatch.setattr("cortexmlx.models.gguf.tensors.PIECE_BYTES", 1000)
     data = random_blocks(np.random.default_rng(2), type_name, 64 * 512, 1.0)
     found = TensorFiles().read(stored(tmp_path, type_name, (64, 512), data), getattr(mx, dtype))
     exact = mx.array(decode_blocks(data, type_name).astype(np.float32)).reshape(64, 512)
     assert mx.array_equal(found, exact.astype(getattr(mx, dtype))).item()
 
 
-@pytest.mark.parametrize("type_name", sorted(PACKED))
+@pytest.mark.parametrize("type_name", sorted(PACKED_TYPES))
 def test_scales_are_as_narrow_as_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_name: str) -> None:
     import mlx.core as mx
 
-    monkeypatch.setattr("cortexmlx.models.gguf.tensors.PIECE", 1000)
+    monkeypatch.setattr("cortexmlx.models.gguf.tensors.PIECE_BYTES", 1000)
     data = random_blocks(np.random.default_rng(3), type_name, 3 * 16 * 512, 1.0)
     info = stored(tmp_path, type_name, (3, 16, 512), data)
     wanted = decode_blocks(data, type_name).astype(np.float32).reshape(3, 16, 512)
@@ -91,7 +91,11 @@ def test_rows_come_in_the_asked_order(tmp_path: Path, type_name: str) -> None:
 
 
 def test_small_tensors_are_numbers(tmp_path: Path) -> None:
-    assert read_floats(stored(tmp_path, "F32", (3,), np.array([1, 2.5, -3], "<f4").tobytes())) == [1.0, 2.5, -3.0]
+    assert read_float32_tensor(stored(tmp_path, "F32", (3,), np.array([1, 2.5, -3], "<f4").tobytes())) == [
+        1.0,
+        2.5,
+        -3.0,
+    ]
 
 
 def test_a_file_that_has_gone_is_not_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.file import read_gguf_header
 from cortexmlx.models.gguf.tokenizer import build_tokenizer
 from support.effort import examples
 from support.gguf.models import byte_vocabulary, metadata, refused, tensors, write_model
@@ -146,14 +146,14 @@ def marked(path: Path, architecture: str = "llama") -> Any:
     """A tokenizer with two tokens more, the first of which belongs to the text while the second does not."""
     core = judge("llama")
     count = core.vocab_size()
-    header = read_header(gguf_with("llama", path)).metadata
+    header = read_gguf_header(gguf_with("llama", path)).metadata
     added = {
         "general.architecture": architecture,
         "tokenizer.ggml.tokens": [*header["tokenizer.ggml.tokens"], "<table>", "<|user|>"],
         "tokenizer.ggml.token_type": [*header["tokenizer.ggml.token_type"], 4, 3],
         "tokenizer.ggml.scores": [*header["tokenizer.ggml.scores"], 0.0, 0.0],
     }
-    return build_tokenizer(read_header(gguf_with("llama", path, **added)), count + 2)[0]
+    return build_tokenizer(read_gguf_header(gguf_with("llama", path, **added)), count + 2)[0]
 
 
 def test_tokens_that_belong_to_the_text_are_not_skipped_with_the_special_ones(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
     threads = set()
 
     def work(tally: DownloadProgress) -> None:
-        tally.expect(1000, cached=100)
+        tally.expect_file(1000, cached=100)
         for number in range(9):
             tally.add(100)
             tally.pause(0.04)
@@ -44,9 +44,9 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
 
 def test_bytes_that_were_here_before_are_no_speed() -> None:
     tally = DownloadProgress()
-    tally.expect(1000, cached=0)
+    tally.expect_file(1000, cached=0)
     assert tally.progress().rate == 0
-    tally.expect(10**9, cached=10**9)
+    tally.expect_file(10**9, cached=10**9)
     time.sleep(0.01)
     tally.add(10)
     assert 0 < tally.progress().rate <= 1000

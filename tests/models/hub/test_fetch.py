@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.hub import fetch
+from cortexmlx.models.hub import fetch_repo
 from support.folders import write_folder
 from support.models.hub import Hub
 
@@ -35,14 +35,14 @@ def test_a_hub_that_does_not_answer_is_not_a_traceback(empty_cache: Path, monkey
 
 def test_what_cannot_be_a_hub_id_is_not_asked_for(hub: Hub) -> None:
     with pytest.raises(ModelNotFound, match="cannot be a hub id"):
-        fetch("org/a..b--c")
+        fetch_repo("org/a..b--c")
     assert not hub.asked
 
 
 def test_a_misspelt_name_is_told_the_one_in_the_cache(hub: Hub) -> None:
-    fetch("org/tiny")
+    fetch_repo("org/tiny")
     with pytest.raises(ModelNotFound, match=r"no model 'org/tny' .* Did you mean 'org/tiny'\?"):
-        fetch("org/tny")
+        fetch_repo("org/tny")
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_every_refusal_is_one_line_that_says_what_to_do(hub: Hub, part: str, sta
     hub.refuse[part] = [status]
     hub.headers |= {"X-Error-Code": code, "Retry-After": "0"} if code else {"Retry-After": "0"}
     with pytest.raises(ModelNotFound) as caught:
-        fetch("org/tiny")
+        fetch_repo("org/tiny")
     assert any(words in str(caught.value) for words in says.split("|")) and "\n" not in str(caught.value)
     hub.refuse.clear()
-    assert (fetch("org/tiny") / "config.json").is_file()
+    assert (fetch_repo("org/tiny") / "config.json").is_file()
 
 
 def test_a_repository_without_a_config_says_how_to_use_its_files(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.hub import did_you_mean, hub_names
-from cortexmlx.models.resolve import resolve
+from cortexmlx.models.hub import cached_repo_names, suggest_name
+from cortexmlx.models.resolve import resolve_model
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from cortexmlx.models.resolve import resolve
 )
 def test_the_closest_name_is_offered(name: str, meant: str | None) -> None:
     names = ["smollm2", "mlx-community/Qwen3-4B-4bit", "org/other"]
-    assert did_you_mean(name, names) == (f" Did you mean {meant!r}?" if meant else "")
+    assert suggest_name(name, names) == (f" Did you mean {meant!r}?" if meant else "")
 
 
 def test_models_beside_a_misspelt_path_count_and_other_folders_do_not(tmp_path: Path) -> None:
@@ -33,14 +33,14 @@ def test_models_beside_a_misspelt_path_count_and_other_folders_do_not(tmp_path: 
         (tmp_path / name).mkdir()
     (tmp_path / "llama-tiny" / "config.json").write_text("{}")
     (tmp_path / "weights.gguf").write_bytes(b"")
-    assert did_you_mean(f"{tmp_path}/lama-tiny", []) == f" Did you mean '{tmp_path}/llama-tiny'?"
-    assert did_you_mean(f"{tmp_path}/wieghts.gguf", []) == f" Did you mean '{tmp_path}/weights.gguf'?"
+    assert suggest_name(f"{tmp_path}/lama-tiny", []) == f" Did you mean '{tmp_path}/llama-tiny'?"
+    assert suggest_name(f"{tmp_path}/wieghts.gguf", []) == f" Did you mean '{tmp_path}/weights.gguf'?"
 
 
 def test_a_refusal_names_what_is_in_the_hubs_cache(empty_cache: Path) -> None:
-    assert hub_names() == []
+    assert cached_repo_names() == []
     (empty_cache / "models--org--some-model").mkdir(parents=True)
     (empty_cache / "datasets--org--data").mkdir()
-    assert hub_names() == ["org/some-model"]
+    assert cached_repo_names() == ["org/some-model"]
     with pytest.raises(ModelNotFound, match=r"no such folder .* Did you mean 'org/some-model'\?"):
-        resolve("some-modle")
+        resolve_model("some-modle")

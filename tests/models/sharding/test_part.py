@@ -14,13 +14,15 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.errors import HostRefused, ModelCorrupt
 from cortexmlx.models import load_model
-from cortexmlx.models.sharding import PlannedGroup, Way, load_part
+from cortexmlx.models.sharding import CutMode, StandInGroup, load_part
 from support.hosts.models import write
 
 
-def parts(folder: Path, hosts: int, ways: Sequence[Way] = (Way.TENSOR,), **how: Any) -> list[dict[str, np.ndarray]]:
+def parts(
+    folder: Path, hosts: int, ways: Sequence[CutMode] = (CutMode.TENSOR,), **how: Any
+) -> list[dict[str, np.ndarray]]:
     """The arrays of each rank's part."""
-    loaded = [load_part(folder, PlannedGroup(rank, hosts), ways, **how).loaded.model for rank in range(hosts)]
+    loaded = [load_part(folder, StandInGroup(rank, hosts), ways, **how).loaded.model for rank in range(hosts)]
     return [{path: np.array(array) for path, array in tree_flatten(model.parameters())} for model in loaded]
 
 
@@ -49,19 +51,21 @@ def test_the_parts_of_all_ranks_are_the_model(name: str, hosts: int, tmp_path: P
 
 def test_the_parts_of_a_pipeline_have_each_layer_once_and_rank_0_the_last(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", "qwen2")
-    every, cut = whole(folder), parts(folder, 3, (Way.PIPELINE,))
+    every, cut = whole(folder), parts(folder, 3, (CutMode.PIPELINE,))
     layers = [sorted({path.split(".")[2] for path in part if ".layers." in path}) for part in cut]
     assert layers == [["2", "3"], ["1"], ["0"]]
     for path, array in every.items():
         assert any(np.array_equal(part[path], array) for part in cut if path in part), path
 
 
-@pytest.mark.parametrize(("name", "way"), [("llama", Way.TENSOR), ("qwen2", Way.PIPELINE), ("gpt_oss", Way.TENSOR)])
-def test_each_part_tells_the_size_of_the_whole_model(name: str, way: Way, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"), [("llama", CutMode.TENSOR), ("qwen2", CutMode.PIPELINE), ("gpt_oss", CutMode.TENSOR)]
+)
+def test_each_part_tells_the_size_of_the_whole_model(name: str, way: CutMode, tmp_path: Path) -> None:
     folder = write(tmp_path / name, name)
     all_of_it = load_model(folder)
     for rank in range(2):
-        part = load_part(folder, PlannedGroup(rank, 2), (way,))
+        part = load_part(folder, StandInGroup(rank, 2), (way,))
         assert (part.whole_bytes, part.whole_parameters) == (all_of_it.weight_bytes, all_of_it.parameters)
         assert part.loaded.parameters < part.whole_parameters < 2 * part.loaded.parameters
 
@@ -79,16 +83,18 @@ def test_packed_weights_stay_packed_in_the_parts(tmp_path: Path) -> None:
     assert np.array_equal(both, wide[f"{path}.weight"]) and both.dtype == np.float32
 
 
-@pytest.mark.parametrize(("name", "way"), [("qwen2", Way.TENSOR), ("qwen2", Way.PIPELINE), ("deepseek_v3", Way.TENSOR)])
-def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(name: str, way: Way, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"), [("qwen2", CutMode.TENSOR), ("qwen2", CutMode.PIPELINE), ("deepseek_v3", CutMode.TENSOR)]
+)
+def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(name: str, way: CutMode, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
     own = {"qwen2": {"head_dim": 32}, "deepseek_v3": {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "v_head_dim": 64}}
     folder = write(tmp_path / "m", name, **sizes | own[name])
-    load_part(folder, PlannedGroup(0, 2), (way,))  # what is made once
+    load_part(folder, StandInGroup(0, 2), (way,))  # what is made once
     mx.clear_cache()
     mx.reset_peak_memory()
     before, limit = mx.get_active_memory(), mx.set_cache_limit(1 << 30)
-    loaded = load_part(folder, PlannedGroup(0, 2), (way,)).loaded
+    loaded = load_part(folder, StandInGroup(0, 2), (way,)).loaded
     assert mx.set_cache_limit(limit) == 1 << 30, "MLX's cache is as it was before"
     assert mx.get_cache_memory() <= 128 << 10, "what is freed is given back at once"
     peak, kept = mx.get_peak_memory() - before, mx.get_active_memory() - before
@@ -112,10 +118,10 @@ def test_what_cannot_be_cut_is_refused_before_its_weights_are_read(tmp_path: Pat
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     with pytest.raises(HostRefused, match="8 attention heads and 4 key-value heads cannot be divided by 3"):
-        load_part(folder, PlannedGroup(0, 3))
+        load_part(folder, StandInGroup(0, 3))
     assert mx.get_peak_memory() - before < 16 << 10
     with pytest.raises(HostRefused, match="cannot be cut: fuse it"):
-        load_part(folder, PlannedGroup(0, 2), adapter="some/adapter")
+        load_part(folder, StandInGroup(0, 2), adapter="some/adapter")
 
 
 def test_damaged_weights_are_told_as_without_hosts(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_damaged_weights_are_told_as_without_hosts(tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5000])
     with pytest.raises(ModelCorrupt):
-        load_part(folder, PlannedGroup(0, 2))
+        load_part(folder, StandInGroup(0, 2))
 
 
 def quantized(root: Path) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_with, pre_tokenizer
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_without_gil, find_pre_tokenizer
 from support.effort import THOROUGH, examples
 from support.models.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
 
@@ -83,7 +83,7 @@ def test_words_are_cut_by_the_rule_that_the_file_names(name: str, text: str) -> 
     assert BUILT[name].encode(text) == naive_encode(RULES[name], text)
 
 
-BUILT = {name: build(pre_tokenizer(name, "a.gguf")) for name in RULES}
+BUILT = {name: build(find_pre_tokenizer(name, "a.gguf")) for name in RULES}
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -143,7 +143,7 @@ def test_whole_words_skip_the_merges_where_the_rule_says_so() -> None:
     tokens = [*TOKENS, "hello"]
     types = [1] * len(tokens)
     for name, wanted in (("llama-bpe", [len(TOKENS)]), ("smaug-bpe", None)):
-        tokenizer = ByteLevelTokenizer(tokens, MERGES, types, pre_tokenizer(name, "a.gguf"), SpecialTokens())
+        tokenizer = ByteLevelTokenizer(tokens, MERGES, types, find_pre_tokenizer(name, "a.gguf"), SpecialTokens())
         assert tokenizer.encode("hello") == (wanted or naive_encode([LLAMA3], "hello"))
 
 
@@ -158,12 +158,12 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
 
 def test_an_unknown_rule_is_refused_by_name() -> None:
     with pytest.raises(ModelUnsupported, match="'viking'"):
-        pre_tokenizer("viking", "a.gguf")
+        find_pre_tokenizer("viking", "a.gguf")
 
 
 def test_merges_outside_the_vocabulary_are_corrupt() -> None:
     with pytest.raises(ModelCorrupt, match="inconsistent"):
-        ByteLevelTokenizer(TOKENS[:256], ["zz yy"], [1] * 256, pre_tokenizer("smollm", "a"), SpecialTokens())
+        ByteLevelTokenizer(TOKENS[:256], ["zz yy"], [1] * 256, find_pre_tokenizer("smollm", "a"), SpecialTokens())
 
 
 def test_a_text_on_which_the_library_panics_is_refused_like_any_other(capfd: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_a_text_on_which_the_library_panics_is_refused_like_any_other(capfd: pyt
 
     core = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
-    assert encode_with(core, "aaa", False) == [0, 0, 0]
+    assert encode_without_gil(core, "aaa", False) == [0, 0, 0]
     with pytest.raises(InvalidRequest, match="the model's tokenizer gives up on this text"):
-        encode_with(core, "a" * 40 + "b", False)
+        encode_without_gil(core, "a" * 40 + "b", False)
     capfd.readouterr()  # what the library says of it

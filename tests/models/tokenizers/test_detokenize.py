@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from cortexmlx.models.tokenizers.detokenize import (
     ByteDetokenizer,
-    Detokenizer,
     LeadingSpace,
-    Piece,
     PieceDetokenizer,
+    StreamingDetokenizer,
+    TokenPiece,
     WindowDetokenizer,
 )
 
 
-def shown(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
+def shown(detokenizer: StreamingDetokenizer, tokens: list[int]) -> list[str]:
     """What each token made certain, then what the end did."""
     segments = []
     for token in tokens:
@@ -41,16 +41,17 @@ def test_byte_tokens_stream_to_what_python_decodes_of_them_all(pieces: list[byte
 @given(PIECES)
 def test_the_bytes_of_single_tokens_are_those_of_the_text(pieces: list[bytes]) -> None:
     detokenizer = ByteDetokenizer(pieces)
-    assert b"".join(map(detokenizer.bytes_of, range(len(pieces)))) == b"".join(pieces)
-    assert detokenizer.bytes_of(len(pieces)) == detokenizer.bytes_of(-1) == b""
+    assert b"".join(map(detokenizer.token_bytes, range(len(pieces)))) == b"".join(pieces)
+    assert detokenizer.token_bytes(len(pieces)) == detokenizer.token_bytes(-1) == b""
 
 
 def test_a_piece_is_its_text_or_its_byte() -> None:
     detokenizer = PieceDetokenizer(
-        [Piece(" a", marked=True), Piece("", byte=0xE2), Piece("<s>", special=True)], LeadingSpace.DROP_ONE
+        [TokenPiece(" a", marked=True), TokenPiece("", byte=0xE2), TokenPiece("<s>", special=True)],
+        LeadingSpace.DROP_ONE,
     )
-    assert [detokenizer.bytes_of(token) for token in (0, 1, 2, 3, -1)] == [b" a", b"\xe2", b"<s>", b"", b""]
-    assert WindowDetokenizer(lambda ids: "né" * len(ids)).bytes_of(0) == "né".encode()
+    assert [detokenizer.token_bytes(token) for token in (0, 1, 2, 3, -1)] == [b" a", b"\xe2", b"<s>", b"", b""]
+    assert WindowDetokenizer(lambda ids: "né" * len(ids)).token_bytes(0) == "né".encode()
 
 
 RUNS = st.tuples(st.sampled_from([0x80, 0xE2, 0x82, 0xF0, 0x9F, 0xFF]), st.integers(1, 40))
@@ -88,7 +89,7 @@ def test_no_byte_of_a_character_shows_before_its_last(text: str) -> None:
     data = text.encode()
     for detokenizer in (
         ByteDetokenizer([bytes([byte]) for byte in range(256)]),
-        PieceDetokenizer([Piece("", byte=byte) for byte in range(256)], LeadingSpace.KEEP),
+        PieceDetokenizer([TokenPiece("", byte=byte) for byte in range(256)], LeadingSpace.KEEP),
     ):
         segments = shown(detokenizer, [*data])
         assert [segment for segment in segments if segment] == [*text]
@@ -98,7 +99,9 @@ def test_an_unfinished_character_ends_as_replacement_characters() -> None:
     begun = [*"🙂".encode()[:3]]
     as_one = ByteDetokenizer([bytes([byte]) for byte in range(256)])
     assert shown(as_one, begun) == ["", "", "", "\ufffd"]
-    one_each = PieceDetokenizer([Piece("", byte=byte) for byte in range(256)] + [Piece("a")], LeadingSpace.KEEP)
+    one_each = PieceDetokenizer(
+        [TokenPiece("", byte=byte) for byte in range(256)] + [TokenPiece("a")], LeadingSpace.KEEP
+    )
     assert shown(one_each, begun) == ["", "", "", "\ufffd" * 3]
     one_each.reset()
     assert shown(one_each, [*begun, 256]) == ["", "", "", "\ufffd" * 3 + "a", ""]
@@ -109,7 +112,12 @@ def test_an_unfinished_character_ends_as_replacement_characters() -> None:
     [(LeadingSpace.KEEP, "<s>  a b"), (LeadingSpace.DROP_ONE, "<s> a b"), (LeadingSpace.DROP_ALL, "<s>a b")],
 )
 def test_spaces_at_the_beginning_are_dropped_as_they_were_added(leading: LeadingSpace, text: str) -> None:
-    pieces = [Piece("<s>", special=True), Piece(" ", marked=True), Piece(" a", marked=True), Piece(" b", marked=True)]
+    pieces = [
+        TokenPiece("<s>", special=True),
+        TokenPiece(" ", marked=True),
+        TokenPiece(" a", marked=True),
+        TokenPiece(" b", marked=True),
+    ]
     detokenizer = PieceDetokenizer(pieces, leading)
     assert "".join(shown(detokenizer, [0, 1, 2, 3])) == text
     detokenizer.reset()
@@ -117,5 +125,5 @@ def test_spaces_at_the_beginning_are_dropped_as_they_were_added(leading: Leading
 
 
 def test_ids_beyond_the_vocabulary_add_no_text() -> None:
-    for detokenizer in (ByteDetokenizer([b"a"]), PieceDetokenizer([Piece("a")], LeadingSpace.KEEP)):
+    for detokenizer in (ByteDetokenizer([b"a"]), PieceDetokenizer([TokenPiece("a")], LeadingSpace.KEEP)):
         assert shown(detokenizer, [0, 1, -1, 10**6, 0]) == ["a", "", "", "", "a", ""]

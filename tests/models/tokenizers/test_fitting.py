@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from cortexmlx.core.prompt import render as prompt_of
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.models.tokenizers.fitting import Fitting
+from cortexmlx.models.tokenizers.fitting import ConversationFitter
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import render
+from cortexmlx.models.tokenizers.templates import render_template
 from support.models import loop_templates
 from support.models.loop_templates import ALL
 from support.models.thinking import write_thinking
@@ -28,14 +28,14 @@ GENERATION = re.compile(r"(<\|im_start\|>assistant\n|<\|assistant\|>|\]~b\]ai\n|
 
 
 def plainly(template: str, messages: Any) -> str:
-    return render(template, messages, None, {"add_generation_prompt": True})
+    return render_template(template, messages, None, {"add_generation_prompt": True})
 
 
 def fitted(template: str, *messages: Any) -> str:
     def written(said: Any) -> str:
         return plainly(template, said)
 
-    text = Fitting(written).rendered(list(messages), written)
+    text = ConversationFitter(written).render(list(messages), written)
     assert isinstance(text, str)
     return text
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from cortexmlx.models.tokenizers import least_tokens
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.least_tokens import least_of_core
+from cortexmlx.models.tokenizers.least_tokens import bound_for_core
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from support.effort import THOROUGH
 from support.models.sentencepieces import CORPUS, KINDS, trained
@@ -77,7 +77,7 @@ NO_BOUND = {
     "words",
 }
 core_of = cache(lambda name: CORES[name]())
-bound_of = cache(lambda name: least_of_core(core_of(name)))
+bound_of = cache(lambda name: bound_for_core(core_of(name)))
 
 texts = st.lists(
     st.one_of(
@@ -98,14 +98,14 @@ def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     for chunk in (1, 40, 1 << 16):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(least_tokens, "_CHUNK", chunk)
-            assert bound_of(name).of(text) <= count, f"in chunks of {chunk}"
+            assert bound_of(name).compute(text) <= count, f"in chunks of {chunk}"
 
 
 @settings(max_examples=600 if THOROUGH else 60)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), texts)
 def test_no_text_has_fewer_pieces_than_the_bound(kind: str, prefix_after_added: bool, text: str) -> None:
     tokenizer = pieces(kind, prefix_after_added)
-    assert tokenizer.least_tokens.of(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.token_lower_bound.compute(text) <= len(tokenizer.encode(text, add_special_tokens=False))
 
 
 @cache
@@ -118,7 +118,7 @@ def pieces(kind: str, prefix_after_added: bool) -> SentencePieceTokenizer:
 def test_the_bound_is_of_use_where_the_tokenizer_is_understood() -> None:
     text = "".join(CORPUS) * 20
     for name in CORES:
-        least = bound_of(name).of(text)
+        least = bound_of(name).compute(text)
         if name in NO_BOUND:
             assert least == 0, name
         else:
@@ -129,7 +129,7 @@ def test_a_sentencepiece_model_with_rules_or_without_bytes_has_no_bound() -> Non
     text = "".join(CORPUS) * 20
     for kind in KINDS:
         tokenizer = pieces(kind, True)
-        least = tokenizer.least_tokens.of(text)
+        least = tokenizer.token_lower_bound.compute(text)
         if kind in ("llama", "user symbols"):
             assert least > len(tokenizer.encode(text)) / 8, kind
         else:

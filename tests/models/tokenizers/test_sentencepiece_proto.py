@@ -9,10 +9,10 @@ from sentencepiece import SentencePieceProcessor
 
 from cortexmlx.models.tokenizers.sentencepiece import (
     PieceType,
-    bpe_model,
-    keeps_bytes,
-    leading_space_flags,
-    without_dummy_prefix,
+    keeps_all_bytes,
+    read_space_flags,
+    remove_dummy_prefix,
+    serialize_bpe_model,
 )
 from support.models.sentencepieces import KINDS, judge, trained
 
@@ -28,7 +28,7 @@ NORMAL = st.dictionaries(
 def test_pieces_come_back_with_their_texts_scores_and_types(normal: dict[str, float]) -> None:
     pieces, scores = [*MEANT, *normal], [*[0.0] * len(MEANT), *normal.values()]
     types = [*TYPES, *[PieceType.NORMAL] * len(normal)]
-    core = SentencePieceProcessor(model_proto=bpe_model(pieces, scores, types, add_dummy_prefix=True))
+    core = SentencePieceProcessor(model_proto=serialize_bpe_model(pieces, scores, types, add_dummy_prefix=True))
     ids = range(len(pieces))
     assert [core.id_to_piece(i) for i in ids] == pieces and core.vocab_size() == len(pieces)
     assert [core.get_score(i) for i in ids] == scores
@@ -39,25 +39,25 @@ def test_pieces_come_back_with_their_texts_scores_and_types(normal: dict[str, fl
 @pytest.mark.parametrize("add_dummy_prefix", [True, False])
 def test_a_text_begins_with_a_space_if_that_is_asked_for(add_dummy_prefix: bool) -> None:
     pieces, types = [*MEANT, "a", "▁", "▁a"], [*TYPES, *[PieceType.NORMAL] * 3]
-    model = bpe_model(pieces, [0.0] * len(pieces), types, add_dummy_prefix)
+    model = serialize_bpe_model(pieces, [0.0] * len(pieces), types, add_dummy_prefix)
     found = SentencePieceProcessor(model_proto=model).encode("a  a", out_type=str)
     assert found == (["▁a", "▁", "▁a"] if add_dummy_prefix else ["a", "▁", "▁a"])
-    assert leading_space_flags(model) == (add_dummy_prefix, False) and keeps_bytes(model)
+    assert read_space_flags(model) == (add_dummy_prefix, False) and keeps_all_bytes(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_settings_of_a_model_that_sentencepiece_trained_are_read(kind: str) -> None:
     settings = KINDS[kind]
     flags = settings.get("add_dummy_prefix", True), settings.get("remove_extra_whitespaces", True)
-    assert leading_space_flags(trained(kind)) == flags
+    assert read_space_flags(trained(kind)) == flags
     plain = settings.get("normalization_rule_name") == "identity"
-    assert keeps_bytes(trained(kind)) is (plain and settings.get("byte_fallback", False))
+    assert keeps_all_bytes(trained(kind)) is (plain and settings.get("byte_fallback", False))
 
 
 @pytest.mark.parametrize("kind", ["llama", "user symbols", "unigram with bytes"])
 def test_the_leading_space_can_be_taken_out_of_a_model(kind: str) -> None:
-    model = without_dummy_prefix(trained(kind))
+    model = remove_dummy_prefix(trained(kind))
     before, after = judge(kind), SentencePieceProcessor(model_proto=model)
     assert "".join(before.encode("Hello world", out_type=str)) == "▁Hello▁world"
     assert "".join(after.encode("Hello world", out_type=str)) == "Hello▁world"
-    assert leading_space_flags(model) == (False, leading_space_flags(trained(kind))[1])
+    assert read_space_flags(model) == (False, read_space_flags(trained(kind))[1])

@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers import bytelevel
-from cortexmlx.models.tokenizers.shared import LONG as LONG_FROM
+from cortexmlx.models.tokenizers.shared import LONG_TEXT as LONG_FROM
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.gguf.models import write_model
 from support.models.sentencepieces import CORPUS
@@ -134,7 +134,7 @@ def test_threads_take_turns_at_a_tokenizer_that_is_not_known_to_be_safe() -> Non
         assert list(pool.map(shared.encode, ["a"] * 10)) == [[1]] * 10
         assert list(pool.map(shared.render, [MESSAGES] * 10)) == [[0]] * 10
     assert unknown.most == 1
-    assert shared.least_tokens.of("a" * 1000) == 0
+    assert shared.token_lower_bound.compute("a" * 1000) == 0
 
 
 def test_long_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,9 @@ def test_long_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         at_once -= 1
         return [len(text)]
 
-    monkeypatch.setattr(bytelevel, "encode_with", lambda core, text, add_special_tokens: encode(core, text, False))
+    monkeypatch.setattr(
+        bytelevel, "encode_without_gil", lambda core, text, add_special_tokens: encode(core, text, False)
+    )
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(tokenizer.encode, ["x" * LONG_FROM] * 4)) == [[LONG_FROM]] * 4
     assert most == 1

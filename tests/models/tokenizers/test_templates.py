@@ -15,13 +15,13 @@ from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import (
     FoundTemplate,
-    accepted_variables,
+    accept_variables,
+    filter_hints,
     find_template,
-    read_hints,
+    find_thought_marks,
+    find_variables,
     reads_thoughts_field,
-    render,
-    thoughts_of,
-    variables_of,
+    render_template,
 )
 from support.models.byte_tokenizers import SMOLLM, build
 from support.models.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED, write_thinking
@@ -40,8 +40,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def test_tools_and_variables_reach_the_template() -> None:
     template = "{{ tools[0]['name'] }}, {{ mood }}, {{ messages[0]['content'] }}"
-    assert render(template, MESSAGES, [{"name": "look_up"}], {"mood": "calm"}) == "look_up, calm, hi"
-    assert render("{{ tools is none }}", MESSAGES, None, {}) == "True"
+    assert render_template(template, MESSAGES, [{"name": "look_up"}], {"mood": "calm"}) == "look_up, calm, hi"
+    assert render_template("{{ tools is none }}", MESSAGES, None, {}) == "True"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_tools_and_variables_reach_the_template() -> None:
 )
 def test_a_template_that_breaks_is_an_invalid_request_of_one_line(template: str) -> None:
     with pytest.raises(InvalidRequest, match="the model's chat template cannot render") as caught:
-        render(template, MESSAGES, None, {})
+        render_template(template, MESSAGES, None, {})
     assert "\n" not in str(caught.value)
 
 
@@ -160,24 +160,24 @@ def test_the_variables_of_a_template_are_those_that_change_its_text(template: st
     """The judge is transformers' own list, less what the renderer gives."""
     from transformers.utils.chat_template_utils import _get_template_variables
 
-    assert variables_of(template) == names
+    assert find_variables(template) == names
     assert _get_template_variables(template) - {"messages", "add_generation_prompt", "tools"} == names
 
 
 def test_a_broken_template_has_no_variables() -> None:
     with pytest.raises(InvalidRequest, match="cannot render"):
-        variables_of("{% for m in messages %}")
+        find_variables("{% for m in messages %}")
 
 
 def test_the_switch_of_thoughts_has_one_name_for_all_templates() -> None:
-    assert accepted_variables({"enable_thinking": False}, variables_of(SWITCHED)) == {"enable_thinking": False}
-    assert accepted_variables({"enable_thinking": False}, variables_of(OTHER_NAME)) == {"thinking": False}
-    assert accepted_variables({"reasoning_effort": "none"}, variables_of(SWITCHED)) == {"enable_thinking": False}
-    assert accepted_variables({"reasoning_effort": "none"}, variables_of(DEGREES)) == {"reasoning_effort": "none"}
-    assert accepted_variables({"reasoning_effort": "none", "thinking": True}, variables_of(OTHER_NAME)) == {
+    assert accept_variables({"enable_thinking": False}, find_variables(SWITCHED)) == {"enable_thinking": False}
+    assert accept_variables({"enable_thinking": False}, find_variables(OTHER_NAME)) == {"thinking": False}
+    assert accept_variables({"reasoning_effort": "none"}, find_variables(SWITCHED)) == {"enable_thinking": False}
+    assert accept_variables({"reasoning_effort": "none"}, find_variables(DEGREES)) == {"reasoning_effort": "none"}
+    assert accept_variables({"reasoning_effort": "none", "thinking": True}, find_variables(OTHER_NAME)) == {
         "thinking": True
     }
-    assert accepted_variables({"anything": 1}, None) == {"anything": 1}, "code that renders checks it itself"
+    assert accept_variables({"anything": 1}, None) == {"anything": 1}, "code that renders checks it itself"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_variables_that_a_template_does_not_read_are_refused(
     variables: dict[str, object], template: str, said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        accepted_variables(variables, variables_of(template))
+        accept_variables(variables, find_variables(template))
 
 
 KNOWN_TO_MLX_LM = [
@@ -218,7 +218,7 @@ def test_tags_are_those_that_mlx_lm_finds_and_a_few_more(tokens: tuple[str, ...]
     from mlx_lm import utils
 
     path = write_thinking(tmp_path / "m", "{{ messages }}", tokens)
-    ours, judge = thoughts_of(load_tokenizer(path, set())[0]), utils.load_tokenizer(path)
+    ours, judge = find_thought_marks(load_tokenizer(path, set())[0]), utils.load_tokenizer(path)
     if tokens in OTHERS:
         assert ours is not None and ours.open.startswith(tokens[0])
     else:
@@ -226,9 +226,9 @@ def test_tags_are_those_that_mlx_lm_finds_and_a_few_more(tokens: tuple[str, ...]
 
 
 def test_tags_that_are_no_tokens_are_known_from_the_template() -> None:
-    assert thoughts_of(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' ~ '</think>' }}")) is not None
-    assert thoughts_of(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' }}")) is None
-    assert thoughts_of(build(SMOLLM, SpecialTokens())) is None
+    assert find_thought_marks(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' ~ '</think>' }}")) is not None
+    assert find_thought_marks(build(SMOLLM, SpecialTokens(), chat_template="{{ '<think>' }}")) is None
+    assert find_thought_marks(build(SMOLLM, SpecialTokens())) is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_tokenizer_of_ours_switches_as_mlx_lms_wrapper_does() -> None:
 
 def test_a_hint_is_for_templates_that_read_it() -> None:
     hints = {"enable_thinking": False, "reasoning_effort": "low"}
-    assert read_hints(hints, variables_of(SWITCHED)) == {"enable_thinking": False}
-    assert read_hints(hints, variables_of(OTHER_NAME)) == {"enable_thinking": False}
-    assert read_hints(hints, variables_of(DEGREES)) == {"reasoning_effort": "low"}
-    assert read_hints(hints, frozenset()) == read_hints(hints, None) == {}
+    assert filter_hints(hints, find_variables(SWITCHED)) == {"enable_thinking": False}
+    assert filter_hints(hints, find_variables(OTHER_NAME)) == {"enable_thinking": False}
+    assert filter_hints(hints, find_variables(DEGREES)) == {"reasoning_effort": "low"}
+    assert filter_hints(hints, frozenset()) == filter_hints(hints, None) == {}

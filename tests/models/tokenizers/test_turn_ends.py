@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from cortexmlx.models.tokenizers.turn_ends import named_ends, template_ends
+from cortexmlx.models.tokenizers.turn_ends import find_named_ends, find_template_ends
 from support.models import tool_templates
 
 
 def ends_of(template: object, *tokens: str) -> set[str]:
     tokenizer = SimpleNamespace(chat_template=template, bos_token="<s>", eos_token="</s>", unk_token=None)
-    return {tokens[index] for index in template_ends(tokenizer, {token: i for i, token in enumerate(tokens)})}
+    return {tokens[index] for index in find_template_ends(tokenizer, {token: i for i, token in enumerate(tokens)})}
 
 
 def test_the_last_token_after_an_answer_ends_it() -> None:
@@ -40,5 +40,5 @@ def test_a_named_end_of_the_template_ends_an_answer_too() -> None:
     assert ends_of(tool_templates.LLAMA, "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>") == {"<|eot_id|>"}
     assert ends_of("{{ messages[-1].content }}<|end|>", "<|end|>", "<|return|>", "<|call|>") == set()
     assert ends_of("{{ messages[-1].content }}<|end|>", "<|end|>") == {"<|end|>"}
-    assert named_ends({"<|end|>": 1, "<|return|>": 2, "<|call|>": 3, "a": 4}) == {2, 3}
-    assert named_ends({"<|end|>": 1, "<|call|>": 3}) == {1, 3}
+    assert find_named_ends({"<|end|>": 1, "<|return|>": 2, "<|call|>": 3, "a": 4}) == {2, 3}
+    assert find_named_ends({"<|end|>": 1, "<|call|>": 3}) == {1, 3}

@@ -8,7 +8,7 @@ import pytest
 from anthropic.types.shared import ErrorResponse
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, PromptTooLong, RequestTimeout
-from cortexmlx.protocols.anthropic.errors import error_body, is_own_path
+from cortexmlx.protocols.anthropic.errors import error_body, is_messages_path
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_message_names_the_field_and_a_long_prompt() -> None:
 
 def test_the_paths_of_the_api() -> None:
     own = ["/v1/messages", "/v1/messages/count_tokens", "/llm/v1/messages", "/v1/messages/"]
-    assert all(map(is_own_path, own)) and not any(map(is_own_path, ["/v1/models", "/v1/messagesx", "/"]))
+    assert all(map(is_messages_path, own)) and not any(map(is_messages_path, ["/v1/models", "/v1/messagesx", "/"]))

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.anthropic.messages import input_of, tool_values
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.anthropic.messages import read_tools, tool_input
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.progress import Progress
@@ -24,8 +24,8 @@ from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEven
 from cortexmlx.types.sampling_params import SamplingParams
 from support import told_answers
 
-DEFAULTS = Defaults(SamplingParams(max_tokens=None, temperature=0.5))
-THINKS = Defaults(SamplingParams(), {"enable_thinking": False, "other": 1})
+DEFAULTS = RequestDefaults(SamplingParams(max_tokens=None, temperature=0.5))
+THINKS = RequestDefaults(SamplingParams(), {"enable_thinking": False, "other": 1})
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
 SEAL = Seal(b"s", "ann")
 INFO = ReplyInfo("7", "m", 1, lambda token: b"", seal=SEAL)
@@ -35,7 +35,7 @@ def body(**more: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **more}
 
 
-def read(defaults: Defaults = DEFAULTS, **more: Any) -> Request:
+def read(defaults: RequestDefaults = DEFAULTS, **more: Any) -> Request:
     return messages.read(body(**more), defaults)
 
 
@@ -122,7 +122,7 @@ def test_an_answer_may_have_a_form(name: str) -> None:
 
 
 def test_a_prompt_that_is_counted_needs_no_max_tokens() -> None:
-    assert messages.read_prompt({"messages": body()["messages"]}, DEFAULTS).prompts == read().prompts
+    assert messages.read_for_counting({"messages": body()["messages"]}, DEFAULTS).prompts == read().prompts
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_thoughts_are_signed_and_come_back() -> None:
         [thought, said] = messages.write(asked, [[answer(thinking="hmm")]], INFO)["content"]
         assert thought["thinking"] == ("" if "thinking" in asked.body else "hmm") and said["text"] == "a"
         turns = [*body()["messages"], {"role": "assistant", "content": [thought, said]}, *body()["messages"]]
-        back = messages.read(body(messages=turns), Defaults(SamplingParams(), seal=SEAL)).prompts[0]
+        back = messages.read(body(messages=turns), RequestDefaults(SamplingParams(), seal=SEAL)).prompts[0]
         assert isinstance(back[1], dict) and back[1]["reasoning_content"] == "hmm"
 
 
@@ -176,12 +176,12 @@ def tool(**more: Any) -> dict[str, Any]:
 def test_the_tools_of_a_body_are_those_of_the_request() -> None:
     hints = {"cache_control": {}, "defer_loading": True, "eager_input_streaming": True, "input_examples": [{}]}
     asked = [tool(type="custom", strict=True), tool(name="g", **hints, allowed_callers=["direct"], description=None)]
-    f, g = SamplingParams(**tool_values({"tools": asked})).offered
+    f, g = SamplingParams(**read_tools({"tools": asked})).offered
     assert (f.name, f.description, f.schema, f.strict) == ("f", "d", TOOL_SCHEMA, True)
     assert (g.name, g.description, g.strict) == ("g", "", False)
     bare = {"type": "object", "properties": None, "required": None}
-    assert tool_values({"tools": [tool(input_schema=bare)]})["tools"][0].schema == {"type": "object"}
-    assert tool_values({}) == tool_values({"tools": []}) == {}
+    assert read_tools({"tools": [tool(input_schema=bare)]})["tools"][0].schema == {"type": "object"}
+    assert read_tools({}) == read_tools({"tools": []}) == {}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_tools_of_a_body_are_those_of_the_request() -> None:
     ],
 )
 def test_a_choice_is_that_of_the_request(choice: dict[str, Any], values: dict[str, Any]) -> None:
-    got = tool_values({"tools": [tool()], "tool_choice": choice})
+    got = read_tools({"tools": [tool()], "tool_choice": choice})
     got.pop("tools")
     assert got == values
 
@@ -236,19 +236,19 @@ def test_a_choice_is_that_of_the_request(choice: dict[str, Any], values: dict[st
 )
 def test_what_is_wrong_is_said_with_its_place(said: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as raised:
-        tool_values(said)
+        read_tools(said)
     assert raised.value.field == field
 
 
 def test_the_input_of_a_call_is_json() -> None:
-    assert input_of(ToolCall("1", "f", '{"a": [1e999, -1e999, 1.5, "x", null]}')) == {
+    assert tool_input(ToolCall("1", "f", '{"a": [1e999, -1e999, 1.5, "x", null]}')) == {
         "a": [1.7976931348623157e308, -1.7976931348623157e308, 1.5, "x", None]
     }
-    assert input_of(ToolCall("1", "f", "")) == {}
+    assert tool_input(ToolCall("1", "f", "")) == {}
     digits = "9" * 5000
-    assert json.loads(json.dumps(input_of(ToolCall("1", "f", f'{{"a": {digits}}}')), allow_nan=False))
+    assert json.loads(json.dumps(tool_input(ToolCall("1", "f", f'{{"a": {digits}}}')), allow_nan=False))
     with pytest.raises(CortexError, match="nested too deeply"):
-        input_of(ToolCall("1", "f", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"))
+        tool_input(ToolCall("1", "f", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"))
 
 
 # The events of a streamed message: together they say what the whole message says, however the answer was cut.
@@ -335,7 +335,7 @@ def test_the_events_say_what_the_whole_message_says(
         stop_string=stop,
     )
     chunks = messages.MessageEvents(asked, STREAM_INFO)
-    told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
+    told = [body for event in events(data.draw, answer) for body in chunks.convert(event)]
     for body in told:
         EVENT.validate_python(body)
     whole = messages.write(asked, [[answer]], STREAM_INFO)
@@ -350,7 +350,7 @@ def test_a_text_after_a_call_is_a_block_of_its_own() -> None:
         "ab", (1,), FinishReason.TOOL_CALLS, Usage(5, 3), TIMES, tool_calls=(ToolCall("id", "f", "{}"),)
     )
     said = [TokenEvent("a"), TokenEvent("", tool_calls=(call,)), TokenEvent("b"), TokenEvent("", completion=answer)]
-    blocks = gathered([body for event in said for body in chunks.of(event)])["content"]
+    blocks = gathered([body for event in said for body in chunks.convert(event)])["content"]
     assert [block.get("text", block.get("name")) for block in blocks] == ["a", "f", "b"]
 
 
@@ -358,14 +358,16 @@ def test_a_call_that_was_cut_ends_as_max_tokens() -> None:
     chunks = messages.MessageEvents(ASKED, STREAM_INFO)
     answer = Completion("", (1,), FinishReason.LENGTH, Usage(5, 5), TIMES, raw_text="x")
     cut = TokenEvent("", tool_calls=(CallDelta(0, "id", "f", '{"a'),))
-    told = [*chunks.of(cut), *chunks.of(TokenEvent("", completion=answer))]
+    told = [*chunks.convert(cut), *chunks.convert(TokenEvent("", completion=answer))]
     assert told[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert messages.write(ASKED, [[answer]], STREAM_INFO)["content"] == [{"type": "text", "text": ""}]
 
 
 def test_the_first_event_has_the_tokens_of_the_prompt() -> None:
     informed = replace(STREAM_INFO, progress=lambda: Progress("prefilling", 3, 9, 3))
-    [start] = [b for b in messages.MessageEvents(ASKED, informed).of(TokenEvent("")) if b["type"] == "message_start"]
+    [start] = [
+        b for b in messages.MessageEvents(ASKED, informed).convert(TokenEvent("")) if b["type"] == "message_start"
+    ]
     usage = start["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 3, 0)
 
@@ -376,5 +378,5 @@ def test_the_first_event_has_the_tokens_of_the_prompt() -> None:
 )
 def test_a_request_that_fails_says_so(error: Any, kind: str) -> None:
     chunks = messages.MessageEvents(ASKED, STREAM_INFO)
-    told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=error))]
+    told = [*chunks.convert(TokenEvent("a")), *chunks.convert(TokenEvent("", error=error))]
     assert told[-1] == {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.tokenizers.fitting import Fitting
-from cortexmlx.models.tokenizers.templates import render
+from cortexmlx.models.tokenizers.fitting import ConversationFitter
+from cortexmlx.models.tokenizers.templates import render_template
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.responses.offered import offered_tools
-from cortexmlx.protocols.responses.reader import messages_of, plain_items
+from cortexmlx.protocols.responses.offered import read_offered_tools
+from cortexmlx.protocols.responses.reader import build_messages, read_items
 from support.models.loop_templates import ALL
 
 CALLS = 20
@@ -24,9 +24,9 @@ REMINDED = (10, 20)
 
 def fitted(template: str, messages: Any) -> str:
     def written(said: Any) -> str:
-        return render(template, said, None, {"add_generation_prompt": False})
+        return render_template(template, said, None, {"add_generation_prompt": False})
 
-    text = Fitting(written).rendered(messages, written)
+    text = ConversationFitter(written).render(messages, written)
     assert isinstance(text, str)
     return text
 
@@ -100,7 +100,7 @@ def test_a_reminder_of_a_developer_costs_no_loop_and_a_question_ends_it() -> Non
             if n in REMINDED:
                 chat.append({"role": role, "content": f"reminder {n}."})
                 items.append({"role": role, "content": f"reminder {n}."})
-        told = messages_of(plain_items(items, None), offered_tools({})[0], None)[0]
+        told = build_messages(read_items(items, None), read_offered_tools({})[0], None)[0]
         return read_messages(chat), read_messages(told)
 
     for role, kept in (("developer", CALLS), ("system", CALLS), ("user", 0)):

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.chat_completions import read
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.messages import EFFORT
 from cortexmlx.types.progress import Progress
@@ -23,7 +23,7 @@ from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEven
 from cortexmlx.types.sampling_params import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
-DEFAULTS = Defaults(SamplingParams(max_tokens=99), {"a": 1})
+DEFAULTS = RequestDefaults(SamplingParams(max_tokens=99), {"a": 1})
 
 
 def asked(**body: Any) -> Any:
@@ -193,7 +193,7 @@ def holds(whole: Any, said: Any) -> bool:
 @given(replies(chat=True))
 def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_reply(reply: Reply) -> None:
     writer = chat_completions.ChatChunks(reply.request, INFO)
-    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.convert(event, prompt)]
     state = ChatCompletionStreamState()
     for chunk in chunks:
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
@@ -208,7 +208,7 @@ def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_repl
 @given(replies(chat=True))
 def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage_is_last(reply: Reply) -> None:
     writer = chat_completions.ChatChunks(reply.request, INFO)
-    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.convert(event, prompt)]
     if reply.request.include_usage:
         *chunks, last = chunks
         assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
@@ -225,7 +225,7 @@ def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage
 @given(replies(chat=False))
 def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply) -> None:
     writer = completions.CompletionChunks(reply.request, INFO)
-    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.convert(event, prompt)]
     whole = completions.write(reply.request, reply.answers, INFO)
     TheirCompletion.model_validate(whole, strict=True)
     together: dict[int, dict[str, Any]] = {}
@@ -255,7 +255,7 @@ def test_the_ids_and_the_usage_so_far_of_chunks_are_those_of_the_whole_reply(rep
     chunks_of = completions.CompletionChunks if raw else chat_completions.ChatChunks
     info = replace(INFO, progress=lambda: Progress("prefilling", 5, 5))
     writer = chunks_of(request, info)
-    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.convert(event, prompt)]
     whole = module.write(request, reply.answers, info)
     ids: dict[int, list[int]] = {}
     for chunk in chunks[:-1]:
@@ -268,8 +268,8 @@ def test_the_ids_and_the_usage_so_far_of_chunks_are_those_of_the_whole_reply(rep
 
 def test_progress_is_no_chunk_and_an_error_takes_the_place_of_one() -> None:
     writer = chat_completions.ChatChunks(Request(("hi",), SamplingParams()), INFO)
-    assert writer.of(TokenEvent("", progress=Progress("prefilling", 1, 2))) == []
-    [error] = writer.of(TokenEvent.failed(EngineClosed("the engine was closed")))
+    assert writer.convert(TokenEvent("", progress=Progress("prefilling", 1, 2))) == []
+    [error] = writer.convert(TokenEvent.failed(EngineClosed("the engine was closed")))
     assert error == {
         "error": {"message": "the engine was closed", "type": "server_error", "param": None, "code": None},
     }

@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.completions import CompletionChunks, read
-from cortexmlx.protocols.request import Defaults, ReplyInfo
+from cortexmlx.protocols.request import ReplyInfo, RequestDefaults
 from cortexmlx.types.request import TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -24,7 +24,7 @@ from cortexmlx.types.sampling_params import SamplingParams
     ],
 )
 def test_a_prompt_may_be_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
-    request = read({"prompt": prompt}, Defaults(SamplingParams(), {"a": 1}))
+    request = read({"prompt": prompt}, RequestDefaults(SamplingParams(), {"a": 1}))
     assert (request.prompts, request.raw, request.template_vars) == (prompts, True, {})
 
 
@@ -42,14 +42,14 @@ def test_a_prompt_may_be_a_list_of_prompts(prompt: Any, prompts: Any) -> None:
 )
 def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read(body, Defaults(SamplingParams()))
+        read(body, RequestDefaults(SamplingParams()))
     assert refused.value.field == path
 
 
 def test_the_prompt_is_the_first_chunk_of_an_echo() -> None:
-    request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, Defaults(SamplingParams()))
+    request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, RequestDefaults(SamplingParams()))
     writer = CompletionChunks(request, ReplyInfo("7", "m", 0, [b"y", b"z"].__getitem__))
-    chunks = writer.of(TokenEvent("a", 0, index=1), prompt=1)
+    chunks = writer.convert(TokenEvent("a", 0, index=1), prompt=1)
     said = [(choice["index"], choice["text"]) for chunk in chunks for choice in chunk["choices"]]
     assert said == [(0, "x"), (1, "x"), (2, "yz"), (3, "yz"), (3, "a")]
-    assert writer.of(TokenEvent("", 0, index=1), prompt=1) == []
+    assert writer.convert(TokenEvent("", 0, index=1), prompt=1) == []

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse, EmbeddingCreateParams
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.openai.embeddings import FIELDS, MOST_INPUTS, EmbeddingRequest, data, read, without_data, write
+from cortexmlx.protocols.openai.embeddings import (
+    FIELDS,
+    MAX_INPUTS,
+    EmbeddingRequest,
+    embedding_items,
+    read,
+    reply_without_items,
+    write,
+)
 from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings
 
 INFO = EmbeddingInfo(8, 512, "lasttoken", True, {"query": "Instruct: find it\nQuery: ", "document": ""})
@@ -107,7 +115,7 @@ def test_what_is_refused_names_its_field(body: dict[str, Any], field: str, says:
 def test_a_body_can_be_read_before_the_model_is_known() -> None:
     body = {"input": [10**6], "dimensions": 10**6, "truncate_prompt_tokens": 3}
     assert read(body).inputs == ([10**6],) and read({"input": "a", "prompt_name": "other"}).prompt == "other"
-    assert len(read({"input": ["a"] * MOST_INPUTS}).inputs) == MOST_INPUTS
+    assert len(read({"input": ["a"] * MAX_INPUTS}).inputs) == MAX_INPUTS
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.booleans())
@@ -127,7 +135,7 @@ def test_the_package_reads_the_vectors_that_were_written(count: int, dimensions:
 def test_items_that_are_written_one_by_one_are_those_of_the_whole_body() -> None:
     asked, vectors = EmbeddingRequest(("a", "b")), made(2, truncated=(True, False))
     whole = write(asked, vectors, "m")
-    assert {**without_data(vectors, "m"), "data": list(data(asked, vectors))} == whole
+    assert {**reply_without_items(vectors, "m"), "data": list(embedding_items(asked, vectors))} == whole
     assert [item.get("truncated") for item in whole["data"]] == [True, None]
 
 

@@ -11,7 +11,7 @@ from openai.types.shared import ErrorObject
 
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull, PromptTooLong
 from cortexmlx.protocols.anthropic.errors import error_body as anthropic_body
-from cortexmlx.protocols.openai.errors import error_body, is_refusal
+from cortexmlx.protocols.openai.errors import error_body, is_client_error
 from support.pages import ROOT
 
 
@@ -54,4 +54,4 @@ def test_an_error_says_whose_fault_it_is_and_in_which_field(
     assert ErrorObject.model_validate(body, strict=True) == ErrorObject(
         message="bad", type=kind, param=field, code=code
     )
-    assert is_refusal(error) is (kind == "invalid_request_error")
+    assert is_client_error(error) is (kind == "invalid_request_error")

@@ -15,47 +15,49 @@ from pydantic import BaseModel
 from cortexmlx import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses, simple
-from cortexmlx.protocols.batch import PROTOCOLS, Style
+from cortexmlx.protocols.batch import PROTOCOLS, LineStyle
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.openai.parameters import body_variables, tool_values, usual_variables
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.openai.parameters import body_variables, merge_variables, read_tools
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 from cortexmlx.protocols.responses import LOGPROBS
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.tools import CallDelta, ToolCall
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
-ASKED: dict[Style, dict[str, Any]] = {
-    Style.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    Style.COMPLETIONS: {"prompt": "hi"},
-    Style.RESPONSES: {"input": "hi"},
-    Style.SIMPLE: {"prompt": "hi"},
+ASKED: dict[LineStyle, dict[str, Any]] = {
+    LineStyle.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    LineStyle.COMPLETIONS: {"prompt": "hi"},
+    LineStyle.RESPONSES: {"input": "hi"},
+    LineStyle.SIMPLE: {"prompt": "hi"},
 }
 
 
-def params_of(said: dict[str, Any], style: Style) -> SamplingParams:
-    return PROTOCOLS[style].read({**ASKED[style], **said}, Defaults(DEFAULTS)).params
+def params_of(said: dict[str, Any], style: LineStyle) -> SamplingParams:
+    return PROTOCOLS[style].read({**ASKED[style], **said}, RequestDefaults(DEFAULTS)).params
 
 
 @pytest.mark.parametrize(
     ("said", "style", "changed"),
     [
-        ({}, Style.CHAT, {}),
-        ({"max_tokens": 3, "max_completion_tokens": 5}, Style.CHAT, {"max_tokens": 5}),
-        ({"max_completion_tokens": 5, "max_tokens": 3}, Style.SIMPLE, {"max_tokens": 5}),
+        ({}, LineStyle.CHAT, {}),
+        ({"max_tokens": 3, "max_completion_tokens": 5}, LineStyle.CHAT, {"max_tokens": 5}),
+        ({"max_completion_tokens": 5, "max_tokens": 3}, LineStyle.SIMPLE, {"max_tokens": 5}),
         (
             {"temp": 0.1, "stop": "x", "logit_bias": {"4": 1}},
-            Style.SIMPLE,
+            LineStyle.SIMPLE,
             {"temperature": 0.1, "stop": ("x",), "logit_bias": {4: 1}},
         ),
-        ({"logprobs": True, "top_logprobs": 4}, Style.CHAT, {"logprobs": 4}),
-        ({"logprobs": True}, Style.CHAT, {"logprobs": 0}),
-        ({"logprobs": False, "top_logprobs": 0}, Style.CHAT, {}),
-        ({"logprobs": 4}, Style.COMPLETIONS, {"logprobs": 4}),
-        ({"max_output_tokens": 5}, Style.RESPONSES, {"max_tokens": 5}),
-        ({"include": [LOGPROBS], "top_logprobs": 2}, Style.RESPONSES, {"logprobs": 2}),
+        ({"logprobs": True, "top_logprobs": 4}, LineStyle.CHAT, {"logprobs": 4}),
+        ({"logprobs": True}, LineStyle.CHAT, {"logprobs": 0}),
+        ({"logprobs": False, "top_logprobs": 0}, LineStyle.CHAT, {}),
+        ({"logprobs": 4}, LineStyle.COMPLETIONS, {"logprobs": 4}),
+        ({"max_output_tokens": 5}, LineStyle.RESPONSES, {"max_tokens": 5}),
+        ({"include": [LOGPROBS], "top_logprobs": 2}, LineStyle.RESPONSES, {"logprobs": 2}),
     ],
 )
-def test_what_a_line_says_goes_before_the_defaults(said: dict[str, Any], style: Style, changed: dict[str, Any]) -> None:
+def test_what_a_line_says_goes_before_the_defaults(
+    said: dict[str, Any], style: LineStyle, changed: dict[str, Any]
+) -> None:
     expected = SamplingParams(**{"max_tokens": 99, "temperature": 0.5, **changed})
     assert params_of(said, style) == expected
 
@@ -63,17 +65,17 @@ def test_what_a_line_says_goes_before_the_defaults(said: dict[str, Any], style: 
 @pytest.mark.parametrize(
     ("said", "style", "says"),
     [
-        ({"logprobs": 2}, Style.CHAT, "logprobs is 2, but must be true or false: the number is `top_logprobs`"),
-        ({"top_logprobs": 2}, Style.CHAT, 'top_logprobs needs "logprobs": true'),
-        ({"top_logprobs": 2}, Style.RESPONSES, f'top_logprobs needs "include": ["{LOGPROBS}"]'),
-        ({"include": ["reasoning.encrypted_content"]}, Style.RESPONSES, "but only"),
-        ({"include": 1}, Style.RESPONSES, "include is 1, but must be a list"),
-        ({"temp": 1, "temperature": 2}, Style.SIMPLE, "there are both 'temp' and 'temperature'"),
-        ({"logprobs": True}, Style.COMPLETIONS, "logprobs is True"),
-        ({"logit_bias": {"a": 1}}, Style.CHAT, "but must be an object from token ids to numbers"),
+        ({"logprobs": 2}, LineStyle.CHAT, "logprobs is 2, but must be true or false: the number is `top_logprobs`"),
+        ({"top_logprobs": 2}, LineStyle.CHAT, 'top_logprobs needs "logprobs": true'),
+        ({"top_logprobs": 2}, LineStyle.RESPONSES, f'top_logprobs needs "include": ["{LOGPROBS}"]'),
+        ({"include": ["reasoning.encrypted_content"]}, LineStyle.RESPONSES, "but only"),
+        ({"include": 1}, LineStyle.RESPONSES, "include is 1, but must be a list"),
+        ({"temp": 1, "temperature": 2}, LineStyle.SIMPLE, "there are both 'temp' and 'temperature'"),
+        ({"logprobs": True}, LineStyle.COMPLETIONS, "logprobs is True"),
+        ({"logit_bias": {"a": 1}}, LineStyle.CHAT, "but must be an object from token ids to numbers"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(said: dict[str, Any], style: Style, says: str) -> None:
+def test_what_cannot_be_meant_is_refused(said: dict[str, Any], style: LineStyle, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         params_of(said, style)
     assert says in str(refused.value)
@@ -108,7 +110,7 @@ def test_a_body_asks_for_variables_as_vllms_or_openais(body: dict[str, Any], wan
 )
 def test_what_a_body_says_goes_over_what_is_usual(body: dict[str, Any], wanted: dict[str, Any]) -> None:
     """No effort is a switch, too, which a usual one must not turn back."""
-    assert usual_variables(body_variables(body), {"enable_thinking": True, "a": 1}) == wanted
+    assert merge_variables(body_variables(body), {"enable_thinking": True, "a": 1}) == wanted
 
 
 # Forms in bodies: OpenAI's and vLLM's, in every protocol; what is no form is refused with its path.
@@ -121,11 +123,11 @@ LENIENT = StructuredOutput.json(SCHEMA, lenient=True)
 
 def chat(defaults: SamplingParams | None = None, **body: Any) -> Request:
     asked = {"messages": [{"role": "user", "content": "hi"}], **body}
-    return chat_completions.read(asked, Defaults(defaults or SamplingParams()))
+    return chat_completions.read(asked, RequestDefaults(defaults or SamplingParams()))
 
 
 def respond(**text: Any) -> Request:
-    return responses.read({"input": "hi", "text": text}, Defaults(SamplingParams()))
+    return responses.read({"input": "hi", "text": text}, RequestDefaults(SamplingParams()))
 
 
 def named(**fields: Any) -> dict[str, Any]:
@@ -136,12 +138,12 @@ def named(**fields: Any) -> dict[str, Any]:
     ("asked", "form"),
     [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, StructuredOutput.json()),
+        ({"type": "parse_object"}, StructuredOutput.json()),
         (named(), FORM),
         (named(strict=True, description="y"), FORM),
         (named(strict=None), FORM),
         (named(strict=False), LENIENT),
-        ({"type": "json_object", "schema": SCHEMA}, FORM),
+        ({"type": "parse_object", "schema": SCHEMA}, FORM),
         ({"type": "json_schema", "schema": SCHEMA}, FORM),
     ],
 )
@@ -149,8 +151,8 @@ def test_a_response_format(asked: dict[str, Any], form: StructuredOutput | None)
     assert chat(response_format=asked).params.form == form
     assert chat(SamplingParams(structured="json"), response_format=asked).params.form == form
     body = {"prompt": "hi", "response_format": asked}
-    assert completions.read(body, Defaults(SamplingParams())).params.form == form
-    assert simple.read(body, Defaults(SamplingParams())).params.form == form
+    assert completions.read(body, RequestDefaults(SamplingParams())).params.form == form
+    assert simple.read(body, RequestDefaults(SamplingParams())).params.form == form
 
 
 def test_what_a_body_does_not_say_is_the_default() -> None:
@@ -170,7 +172,7 @@ def test_what_a_body_does_not_say_is_the_default() -> None:
         ({"regex": "a+"}, StructuredOutput.regex("a+")),
         ({"choice": ["a", "b"]}, StructuredOutput.choice(["a", "b"])),
         ({"grammar": 'start: "a"'}, StructuredOutput.grammar('start: "a"')),
-        ({"json_object": True}, StructuredOutput.json()),
+        ({"parse_object": True}, StructuredOutput.json()),
     ],
 )
 def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput) -> None:
@@ -178,13 +180,13 @@ def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput)
     if len(asked) == 1 and asked.keys() < {"json", "regex", "choice", "grammar"}:
         assert chat(**{f"guided_{name}": value for name, value in asked.items()}).params.form == form
     body = {"prompt": "hi", "structured_outputs": asked}
-    assert simple.read(body, Defaults(SamplingParams())).params.form == form
+    assert simple.read(body, RequestDefaults(SamplingParams())).params.form == form
 
 
 def test_a_responses_format() -> None:
     assert respond().params.form is None
     assert respond(format={"type": "text"}, verbosity="high").params.form is None
-    assert respond(format={"type": "json_object"}).params.form == StructuredOutput.json()
+    assert respond(format={"type": "parse_object"}).params.form == StructuredOutput.json()
     assert respond(format={"type": "json_schema", "name": "x", "schema": SCHEMA}).params.form == FORM
     lenient = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": False}
     assert respond(format=lenient).params.form == LENIENT
@@ -220,8 +222,8 @@ def test_what_openais_library_sends_for_a_type_is_a_form() -> None:
     ("body", "field", "words"),
     [
         ({"response_format": 5}, "response_format", "must be an object"),
-        ({"response_format": {"type": "xml"}}, "response_format.type", "text, json_object or json_schema"),
-        ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "unknown field"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "text, parse_object or json_schema"),
+        ({"response_format": {"type": "parse_object", "x": 1}}, "response_format.x", "unknown field"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
         ({"response_format": named(schema=5)}, "response_format.json_schema.schema", "must be a JSON schema"),
         ({"response_format": named(strict="yes")}, "response_format.json_schema.strict", "true or false"),
@@ -260,7 +262,7 @@ CHAT_TOOL = {"type": "function", "function": {"name": "weather", "description": 
 RESPONSE_TOOL = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": None}
 CALLS = (ToolCall("call_a", "weather", '{"city": "Rome"}'), ToolCall("call_b", "weather", '{"city":"Oslo"}'))
 INFO = ReplyInfo("1", "model", 1, lambda token: b"")
-PLAIN = Defaults(SamplingParams())
+PLAIN = RequestDefaults(SamplingParams())
 
 
 def completion(text: str = "", calls: tuple[ToolCall, ...] = CALLS, thinking: str = "") -> Completion:
@@ -292,7 +294,7 @@ def test_the_tools_of_a_body_are_those_of_the_request() -> None:
 
 
 def test_a_body_without_tools_has_none() -> None:
-    assert tool_values({}) == {}
+    assert read_tools({}) == {}
     assert chat_completions.read({"messages": [USER], "tools": []}, PLAIN).params.offered == ()
 
 
@@ -319,12 +321,12 @@ def test_the_openai_package_puts_streamed_calls_together() -> None:
         events.append(TokenEvent("", 3, tool_calls=(CallDelta(number, call.id, call.name),)))
         events += [TokenEvent("", 4, tool_calls=(CallDelta(number, arguments=char),)) for char in call.arguments]
     events.append(TokenEvent("", finish_reason=FinishReason.TOOL_CALLS, completion=completion("Let me look.")))
-    said = [chunk for event in events[:-1] for chunk in chunks.of(event)]
+    said = [chunk for event in events[:-1] for chunk in chunks.convert(event)]
     pieces = [piece for chunk in said for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert len(pieces) == len(events) - 3
     chunks, state = chat_completions.ChatChunks(request, INFO), ChatCompletionStreamState()
     for event in events:
-        for chunk in chunks.of(event):
+        for chunk in chunks.convert(event):
             state.handle_chunk(ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk))))
     [choice] = state.get_final_completion().choices
     assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
@@ -336,7 +338,7 @@ def test_the_openai_package_puts_streamed_calls_together() -> None:
 
 def test_what_no_chunk_has_said_comes_at_the_end() -> None:
     chunks = chat_completions.ChatChunks(chat_with_tools(stream=True), INFO)
-    said = chunks.of(TokenEvent("", completion=completion("Text"), finish_reason=FinishReason.TOOL_CALLS))
+    said = chunks.convert(TokenEvent("", completion=completion("Text"), finish_reason=FinishReason.TOOL_CALLS))
     deltas = [chunk["choices"][0]["delta"] for chunk in said]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Text"
     [calls] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseFunctionToolCall, ResponseOutputText
 
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
-from cortexmlx.protocols.responses.reply import custom_input
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
+from cortexmlx.protocols.responses.reply import custom_tool_input
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.logprobs import TokenLogprob
@@ -88,7 +88,7 @@ def answer(**parts: Any) -> Completion:
 
 
 def test_calls_are_named_as_the_client_names_its_tools() -> None:
-    asked = responses.read({"input": "hi", "tools": TOOLS}, Defaults(SamplingParams()))
+    asked = responses.read({"input": "hi", "tools": TOOLS}, RequestDefaults(SamplingParams()))
     calls = (ToolCall("a", "crm__find", '{"x": 1}'), ToolCall("b", "patch", '{"input": "*** é\\n"}'))
     body = responses.write(asked, [[answer(tool_calls=calls)]], INFO)
     find, patch = Response.model_validate(body).output
@@ -100,7 +100,7 @@ def test_calls_are_named_as_the_client_names_its_tools() -> None:
 
 def test_thoughts_are_sealed_if_that_was_asked_for() -> None:
     for include, expected in (([responses.ENCRYPTED], "Hm."), ([], None)):
-        defaults = Defaults(SamplingParams(), seal=INFO.seal)
+        defaults = RequestDefaults(SamplingParams(), seal=INFO.seal)
         asked = responses.read({"input": "hi", "include": include}, defaults)
         body = responses.write(asked, [[answer(text="a", thinking="Hm.")]], INFO)
         assert not faults(body, RESPONSE)
@@ -113,7 +113,7 @@ def test_a_response_repeats_its_request_and_says_when_it_ended() -> None:
         **{"prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "max_tool_calls": 3, "top_p": 0.5},
         **{"reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}, "tool_choice": "none"},
     }
-    defaults = Defaults(SamplingParams(presence_penalty=0.5))
+    defaults = RequestDefaults(SamplingParams(presence_penalty=0.5))
     body = responses.write(responses.read({"input": "hi", **said}, defaults), [[answer(text="a")]], INFO)
     assert not faults(body, RESPONSE)
     assert {name: body[name] for name in said} == {
@@ -134,9 +134,9 @@ def test_a_reply_is_kept_when_it_has_ended() -> None:
 
 @given(st.text())
 def test_the_input_of_a_custom_tool_is_the_text_that_the_model_wrote(text: str) -> None:
-    assert custom_input(json.dumps({"input": text})) == text
+    assert custom_tool_input(json.dumps({"input": text})) == text
 
 
 @pytest.mark.parametrize("arguments", ["", "[]", '"a"', "{}", '{"input"'])
 def test_what_is_no_input_stays_as_it_is(arguments: str) -> None:
-    assert custom_input(arguments) == arguments
+    assert custom_tool_input(arguments) == arguments

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.types.sampling_params import SamplingParams
@@ -37,7 +37,7 @@ def test_the_events_say_what_the_whole_response_says(
         text, (1,), reason, Usage(5, 3), Timings(0, 0, 0, 0, 0), thinking=thinking, raw_text="x", tool_calls=calls
     )
     chunks = responses.ResponseEvents(ASKED, INFO)
-    told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
+    told = [body for event in events(data.draw, answer) for body in chunks.convert(event)]
     for body in told:
         EVENT.validate_python(body)
     assert not list(event_faults(told))
@@ -61,7 +61,7 @@ def test_the_events_say_what_the_whole_response_says(
 
 def test_a_request_that_fails_says_so() -> None:
     chunks = responses.ResponseEvents(ASKED, INFO)
-    told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=KVCacheFull("the cache is full")))]
+    told = [*chunks.convert(TokenEvent("a")), *chunks.convert(TokenEvent("", error=KVCacheFull("the cache is full")))]
     assert told[-1]["type"] == "response.failed"
     assert told[-1]["response"]["error"] == {"code": "server_error", "message": "the cache is full"}
     EVENT.validate_python(told[-1])
@@ -69,17 +69,17 @@ def test_a_request_that_fails_says_so() -> None:
 
 def test_the_call_of_a_custom_tool_is_told_in_one_piece() -> None:
     tools = [{"type": "namespace", "name": "files", "tools": [{"type": "custom", "name": "patch"}]}]
-    asked = responses.read({"input": "hi", "tools": tools}, Defaults(SamplingParams()))
+    asked = responses.read({"input": "hi", "tools": tools}, RequestDefaults(SamplingParams()))
     call = ToolCall("id0", "files__patch", '{"input": "a\\nb"}')
     usage, timings = Usage(5, 3), Timings(0, 0, 0, 0, 0)
     answer = Completion("", (1,), FinishReason.TOOL_CALLS, usage, timings, raw_text="x", tool_calls=(call,))
     chunks = responses.ResponseEvents(asked, INFO)
     deltas = [CallDelta(0, call.id, call.name), *(CallDelta(0, arguments=piece) for piece in call.arguments)]
-    told = [body for delta in deltas for body in chunks.of(TokenEvent("", tool_calls=(delta,)))]
+    told = [body for delta in deltas for body in chunks.convert(TokenEvent("", tool_calls=(delta,)))]
     assert [body["type"] for body in told] == [
         *("response.created", "response.in_progress", "response.output_item.added"),
     ]
-    told += chunks.of(TokenEvent("", finish_reason=FinishReason.TOOL_CALLS, completion=answer))
+    told += chunks.convert(TokenEvent("", finish_reason=FinishReason.TOOL_CALLS, completion=answer))
     for body in told:
         EVENT.validate_python(body)
     assert [body["type"] for body in told[3:]] == [

@@ -10,8 +10,8 @@ from openai.types.responses import Response, ResponseReasoningItem
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.request import Body, Defaults, ReplyInfo
-from cortexmlx.protocols.responses.reader import kept_form, plain_items
+from cortexmlx.protocols.request import Body, ReplyInfo, RequestDefaults
+from cortexmlx.protocols.responses.reader import read_items, stored_item
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
@@ -29,7 +29,7 @@ def thoughts(**others: Any) -> Body:
 
 
 def read(*items: Any, seal: Seal | None = SEAL) -> Any:
-    (messages,) = responses.read({"input": list(items)}, Defaults(SamplingParams(), seal=seal)).prompts
+    (messages,) = responses.read({"input": list(items)}, RequestDefaults(SamplingParams(), seal=seal)).prompts
     return messages
 
 
@@ -124,7 +124,7 @@ class OneEarlier:
 
 
 def test_a_reference_stands_for_the_item() -> None:
-    defaults = Defaults(SamplingParams(), earlier=OneEarlier())
+    defaults = RequestDefaults(SamplingParams(), earlier=OneEarlier())
     asked = {"input": [USER, {"type": "item_reference", "id": "msg_1"}, USER]}
     assert responses.read(asked, defaults).prompts == (read(USER, ANSWER, USER),)
 
@@ -139,8 +139,8 @@ def test_a_reference_stands_for_the_item() -> None:
     ],
 )
 def test_the_kept_form_says_the_same(item: Any) -> None:
-    ((_, plain),) = plain_items([item], None)
-    kept = kept_form(plain)
+    ((_, plain),) = read_items([item], None)
+    kept = stored_item(plain)
     assert kept["status"] == "completed" and kept["type"] == item.get("type", "message")
     assert read(USER, plain) == read(USER, kept)
 
@@ -149,8 +149,8 @@ def test_what_has_no_effect_and_is_no_text_is_not_kept() -> None:
     deep: Any = [[[["a"]]]]
     for item in (USER, ANSWER, thoughts(), CALL, OUTPUT, {**OUTPUT, "output": [{"type": "input_text", "text": "r"}]}):
         said = {**item, "caller": deep, "agent": deep, "phase": deep, "status": deep, "created_by": deep}
-        ((_, plain),) = plain_items([said], None)
-        assert '"a"' not in json.dumps(kept_form(plain))
+        ((_, plain),) = read_items([said], None)
+        assert '"a"' not in json.dumps(stored_item(plain))
 
 
 INFO = ReplyInfo("7", "m", 1_767_225_600, lambda token: b"a", seal=SEAL)
@@ -167,7 +167,7 @@ def test_what_a_response_wrote_can_be_sent_back_as_the_package_has_it(dumped: st
     answer = Completion(
         "Hi.", (1,), FinishReason.TOOL_CALLS, Usage(1, 1), Timings(0, 0, 0, 0, 0), (), thinking="Hm.", tool_calls=calls
     )
-    defaults = Defaults(SamplingParams(), seal=SEAL)
+    defaults = RequestDefaults(SamplingParams(), seal=SEAL)
     reply = Response.model_validate(responses.write(responses.read(asked, defaults), [[answer]], INFO))
     assert isinstance(reply.output[0], ResponseReasoningItem) and reply.output[0].encrypted_content
     if dumped == "objects":

@@ -12,7 +12,13 @@ from openai.types.responses import Tool as TheirTool
 from pydantic import TypeAdapter
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.responses.offered import LEFT_OUT, LONGEST_NAME, Callee, Offered, offered_tools
+from cortexmlx.protocols.responses.offered import (
+    IGNORED_TOOL_TYPES,
+    MAX_NAME_LENGTH,
+    ClientTool,
+    OfferedTools,
+    read_offered_tools,
+)
 from cortexmlx.structured.tools import MOST_TOOLS
 
 FIND: Any = {"type": "function", "name": "find"}
@@ -21,8 +27,8 @@ GRAMMAR: Any = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"
 THEIRS: TypeAdapter[Any] = TypeAdapter(TheirTool)
 
 
-def offered(*tools: Any, **said: Any) -> tuple[Offered, dict[str, Any]]:
-    return offered_tools({"tools": list(tools), **said})
+def offered(*tools: Any, **said: Any) -> tuple[OfferedTools, dict[str, Any]]:
+    return read_offered_tools({"tools": list(tools), **said})
 
 
 def names(*tools: Any, **said: Any) -> list[str]:
@@ -33,8 +39,8 @@ def test_the_functions_of_a_group_have_its_name_before_theirs() -> None:
     made, values = offered(FIND, GROUP)
     assert [tool.name for tool in made.tools] == ["find", "crm__find", "crm__list"]
     assert values["tools"] == list(made.tools)
-    assert made.callee("crm__find") == Callee("find", "crm") and made.callee("find") == Callee("find")
-    assert made.known_as("crm", "find") == "crm__find" == Offered().known_as("crm", "find")
+    assert made.client_tool("crm__find") == ClientTool("find", "crm") and made.client_tool("find") == ClientTool("find")
+    assert made.model_name("crm", "find") == "crm__find" == OfferedTools().model_name("crm", "find")
     assert names({**GROUP, "name": "mcp__files__"}) == ["mcp__files__find", "mcp__files__list"]
 
 
@@ -51,27 +57,27 @@ def test_all_names_are_short_and_lead_back(groups: list[tuple[str, list[str]]], 
     except InvalidRequest as error:
         assert "two tools are called" in str(error) and len(asked) < count
         return
-    called = {(made.callee(tool.name).namespace, made.callee(tool.name).name) for tool in made.tools}
+    called = {(made.client_tool(tool.name).namespace, made.client_tool(tool.name).name) for tool in made.tools}
     assert called == asked and len(made.tools) == count
-    assert all(len(tool.name) <= LONGEST_NAME for tool in made.tools if made.callee(tool.name).namespace)
-    assert all(made.known_as(*pair) in {tool.name for tool in made.tools} for pair in asked)
+    assert all(len(tool.name) <= MAX_NAME_LENGTH for tool in made.tools if made.client_tool(tool.name).namespace)
+    assert all(made.model_name(*pair) in {tool.name for tool in made.tools} for pair in asked)
 
 
 def test_a_custom_tool_is_a_function_of_one_text() -> None:
     made, _ = offered({"type": "custom", "name": "patch", "description": "d", "format": GRAMMAR})
     [tool] = made.tools
     assert tool.schema["required"] == ["input"] and GRAMMAR["definition"] in tool.description
-    assert made.callee("patch").custom and "not enforced" in made.notes[0]
+    assert made.client_tool("patch").custom and "not enforced" in made.notes[0]
     assert not offered({"type": "custom", "name": "patch", "format": {"type": "text"}})[0].notes
 
 
 def test_tools_that_the_apis_own_server_runs_are_left_out() -> None:
-    made, _ = offered(*({"type": kind, "anything": 1} for kind in sorted(LEFT_OUT)), FIND)
-    assert [tool.name for tool in made.tools] == ["find"] and [tool["name"] for tool in made.shown] == ["find"]
+    made, _ = offered(*({"type": kind, "anything": 1} for kind in sorted(IGNORED_TOOL_TYPES)), FIND)
+    assert [tool.name for tool in made.tools] == ["find"] and [tool["name"] for tool in made.reply_tools] == ["find"]
 
 
 def test_the_openai_package_knows_every_type_of_tool_that_is_left_out() -> None:
-    for kind in ("function", "custom", "namespace", *sorted(LEFT_OUT - {"computer_use"})):
+    for kind in ("function", "custom", "namespace", *sorted(IGNORED_TOOL_TYPES - {"computer_use"})):
         said = {"type": kind, "name": "n", "description": "d", "tools": [], "server_label": "s", "container": "c"}
         more = {"vector_store_ids": [], "display_height": 1, "display_width": 1, "environment": "mac"}
         with_parameters = {**said, **more, "parameters": {}, "strict": False}
@@ -83,11 +89,11 @@ def test_the_openai_package_knows_every_type_of_tool_that_is_left_out() -> None:
 def test_the_shown_tools_are_those_that_were_offered() -> None:
     custom = {"type": "custom", "name": "patch", "format": GRAMMAR}
     made, _ = offered(GROUP, FIND, custom, {"type": "web_search"})
-    shown = [THEIRS.validate_python(tool) for tool in made.shown]
+    shown = [THEIRS.validate_python(tool) for tool in made.reply_tools]
     assert [tool.type for tool in shown] == ["namespace", "function", "custom"]
     assert [tool.name for tool in shown[0].tools] == ["find", "list"]
-    assert made.shown[1] == {**FIND, "description": None, "parameters": None, "strict": False}
-    again, _ = offered(*made.shown)
+    assert made.reply_tools[1] == {**FIND, "description": None, "parameters": None, "strict": False}
+    again, _ = offered(*made.reply_tools)
     assert again == made
 
 
@@ -156,7 +162,7 @@ def test_only_allowed_tools_are_offered() -> None:
 )
 def test_an_error_names_the_tool(said: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        offered_tools(said)
+        read_offered_tools(said)
     assert refused.value.field == field
 
 
@@ -174,4 +180,4 @@ def test_a_schema_may_say_that_nothing_is_required_with_null() -> None:
 def test_a_choice_whose_type_is_no_text_is_refused() -> None:
     body = {"tools": [], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": {"a": 1}}]}}
     with pytest.raises(InvalidRequest):
-        offered_tools(body)
+        read_offered_tools(body)

@@ -8,8 +8,8 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.request import Defaults
-from cortexmlx.protocols.responses.reader import details_of
+from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.protocols.responses.reader import response_details
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -17,7 +17,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def prompts_of(said: dict[str, Any]) -> Any:
-    return responses.read(said, Defaults(SamplingParams())).prompts
+    return responses.read(said, RequestDefaults(SamplingParams())).prompts
 
 
 @pytest.mark.parametrize("input_", ["hi", [USER], [{"type": "message", **USER, "id": "m", "status": "completed"}]])
@@ -48,7 +48,7 @@ def test_the_input_of_a_response_is_a_text_or_messages(input_: Any) -> None:
 )
 def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        responses.read(body, Defaults(SamplingParams()))
+        responses.read(body, RequestDefaults(SamplingParams()))
     assert refused.value.field == path
 
 
@@ -69,8 +69,8 @@ HINTS: dict[str, Any] = {
 
 
 def test_hints_change_nothing_of_what_is_asked() -> None:
-    plain = responses.read({"input": "hi"}, Defaults(SamplingParams()))
-    hinted = responses.read({"input": "hi", **HINTS}, Defaults(SamplingParams()))
+    plain = responses.read({"input": "hi"}, RequestDefaults(SamplingParams()))
+    hinted = responses.read({"input": "hi", **HINTS}, RequestDefaults(SamplingParams()))
     assert (hinted.prompts, hinted.params, hinted.template_vars) == (plain.prompts, plain.params, plain.template_vars)
 
 
@@ -85,10 +85,10 @@ def test_hints_change_nothing_of_what_is_asked() -> None:
     ],
 )
 def test_an_effort_is_left_out_where_the_template_knows_none(known: Any, effort: str, read: Any) -> None:
-    defaults = Defaults(SamplingParams(), known_vars=known)
+    defaults = RequestDefaults(SamplingParams(), known_vars=known)
     assert responses.read({"input": "hi", "reasoning": {"effort": effort}}, defaults).template_vars == read
 
 
 def test_sealed_thoughts_are_asked_for_where_there_is_a_seal() -> None:
     asked = {"input": "hi", "include": [responses.ENCRYPTED]}
-    assert details_of(responses.read(asked, Defaults(SamplingParams(), seal=Seal(b"s", "a")))).sealed
+    assert response_details(responses.read(asked, RequestDefaults(SamplingParams(), seal=Seal(b"s", "a")))).sealed

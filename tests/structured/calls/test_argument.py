@@ -10,10 +10,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.calls.argument import Arguments, required_of, unresolved
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.argument import Arguments, find_broken_reference, required_arguments
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.tagged import QWEN_CODER, Tagged
-from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.compiler import grammar_source
 from cortexmlx.structured.tools import Tool
 from support.tool_calls import mapping
 
@@ -55,9 +55,9 @@ def whole(schema: Any) -> Tool:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
 def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) -> None:
-    calls = Calls(Tagged(QWEN_CODER), (whole(schema),), "f")
+    calls = AllowedCalls(Tagged(QWEN_CODER), (whole(schema),), "f")
     bytes_ = LLTokenizer("byte")
-    grammar = LLMatcher(bytes_, source_of(None, None, False, {}, calls), log_level=0)
+    grammar = LLMatcher(bytes_, grammar_source(None, None, False, {}, calls), log_level=0)
     assert not grammar.get_error()
     taken = 0
     for value in VALUES:
@@ -68,7 +68,7 @@ def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) 
             assert not jsonschema.Draft202012Validator(calls.tools[0].schema).is_valid({"a": value})
             continue
         taken += 1
-        parser = calls.parser("key", streamed=True)
+        parser = calls.make_parser("key", streamed=True)
         assert parser is not None
         parser.feed(text)
         [call] = parser.calls
@@ -78,13 +78,13 @@ def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) 
 
 def test_what_is_not_enforced_is_noted_wherever_it_stands() -> None:
     def notes(schema: Any) -> list[str]:
-        return [note.partition(" ")[0] for note in Calls(Tagged(QWEN_CODER), (whole(schema),)).notes]
+        return [note.partition(" ")[0] for note in AllowedCalls(Tagged(QWEN_CODER), (whole(schema),)).notes]
 
     assert notes({"anyOf": [{"$ref": "#/$defs/Short"}, {"type": "null"}]}) == ["maxLength"]
     assert notes({"anyOf": [{"enum": ["small"]}, {"type": "string"}]}) == ["enum"]
     assert notes({"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}) == []
     together = mapping("f", {"a": {}, "b": {}}, anyOf=[{"required": ["a"]}, {"required": ["b"]}])
-    assert Calls(Tagged(QWEN_CODER), (Tool.of(together),)).notes == (
+    assert AllowedCalls(Tagged(QWEN_CODER), (Tool.of(together),)).notes == (
         "anyOf of the tool 'f' is not enforced: each argument is written by itself",
     )
 
@@ -93,16 +93,16 @@ def test_arguments_are_found_behind_a_reference() -> None:
     """pydantic writes a type that holds itself so."""
     node = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     tool = Tool.named("f", "", {"$ref": "#/$defs/Node", "$defs": {"Node": node}})
-    assert list(Arguments(tool)) == required_of(tool) == ["a"]
+    assert list(Arguments(tool)) == required_arguments(tool) == ["a"]
     assert Arguments(tool)["a"].types == {"integer"}
 
 
 @pytest.mark.parametrize("reference", ["#/nowhere", "http://x", "#/$defs/Tree/anyOf/7", "#/properties/a"])
 def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     tool = whole({"$ref": reference})
-    assert unresolved(tool) == reference
+    assert find_broken_reference(tool) == reference
     with pytest.raises(InvalidRequest, match="leads nowhere"):
-        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
+        list(Tagged(QWEN_CODER).argument_grammars(0, tool, {}))
 
 
 @pytest.mark.parametrize("value", [5, "x", [1], {"a": 1}, None, [[]]])
@@ -111,10 +111,10 @@ def test_a_keyword_of_another_type_raises_nothing_else(keyword: str, value: Any)
     """llguidance refuses what it reads; the rest is no schema, and any text fits it."""
     tool = whole({keyword: value})
     try:
-        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
+        list(Tagged(QWEN_CODER).argument_grammars(0, tool, {}))
     except InvalidRequest:
         return
-    assert isinstance(Calls(Tagged(QWEN_CODER), (tool,)).notes, tuple)
+    assert isinstance(AllowedCalls(Tagged(QWEN_CODER), (tool,)).notes, tuple)
 
 
 def test_a_reference_is_followed_once() -> None:
@@ -128,4 +128,4 @@ def test_very_deep_ways_end() -> None:
     deep: Any = {"type": "integer"}
     for _ in range(300):
         deep = {"anyOf": [deep]}
-    assert Arguments(whole(deep))["a"].is_free
+    assert Arguments(whole(deep))["a"].is_free_text

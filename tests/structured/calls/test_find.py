@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.tokenizers.templates import call_format_of, render
-from cortexmlx.structured.calls.find import format_of
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.models.tokenizers.templates import find_call_format, render_template
+from cortexmlx.structured.calls.find import find_format
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import Thoughts
 from support.models import tool_templates as templates
 from support.tool_calls import GOOD, SEVERAL, TOOLS, Case, read, said
@@ -45,7 +45,9 @@ def written(template: str, case: Case) -> str:
     """What a template writes for an assistant's message with calls, up to the end of its turn."""
     options = {"add_generation_prompt": False}
     tools = [tool.as_mapping() for tool in TOOLS]
-    whole, before = (render(template, messages, tools, options) for messages in (history(case), history(case)[:1]))
+    whole, before = (
+        render_template(template, messages, tools, options) for messages in (history(case), history(case)[:1])
+    )
     before, whole = before.rstrip("\n"), whole.rstrip("\n")
     for end in ("<|im_start|>assistant", "<|start_header_id|>assistant<|end_header_id|>", "<｜Assistant｜>"):
         before, whole = before.removesuffix(end), whole.removesuffix(end)
@@ -65,7 +67,7 @@ def written(template: str, case: Case) -> str:
 def test_each_family_is_recognised_and_reads_what_its_template_writes(
     name: str, template: str, vocabulary: frozenset[str]
 ) -> None:
-    found = format_of(template, vocabulary)
+    found = find_format(template, vocabulary)
     assert found is not None and found.name == name
     cases = [*GOOD, *(SEVERAL if found.parallel and name != "Llama 3" else ())]
     if name in ("harmony", "Llama 3"):
@@ -93,12 +95,12 @@ def test_each_family_is_recognised_and_reads_what_its_template_writes(
     ],
 )
 def test_a_format_is_recognised_by_its_marks(name: str, marks: str) -> None:
-    found = format_of(marks, NONE)
+    found = find_format(marks, NONE)
     assert found is not None and found.name == name
     tagged = name not in ("Gemma 4", "FunctionGemma", "LFM2")
     for options, held in (({}, False), ({"choice": "required"}, tagged), ({"parallel": False}, tagged)):
-        assert Calls(found, TOOLS, **options).enforced is held  # type: ignore[arg-type]
-    lfm = format_of("", {"<|tool_call_start|>": 7, "<|tool_call_end|>": 8})
+        assert AllowedCalls(found, TOOLS, **options).is_enforced is held  # type: ignore[arg-type]
+    lfm = find_format("", {"<|tool_call_start|>": 7, "<|tool_call_end|>": 8})
     assert lfm is not None and lfm.name == "LFM2"
 
 
@@ -116,22 +118,22 @@ class Tokenizer:
 
 
 def test_a_template_that_reads_no_tools_has_no_format() -> None:
-    assert call_format_of(Tokenizer(templates.TOOLLESS)) is None
-    assert call_format_of(Tokenizer(None)) is None
-    assert call_format_of(Tokenizer("{% if %}")) is None
+    assert find_call_format(Tokenizer(templates.TOOLLESS)) is None
+    assert find_call_format(Tokenizer(None)) is None
+    assert find_call_format(Tokenizer("{% if %}")) is None
 
 
 def test_an_unknown_format_is_none() -> None:
-    assert call_format_of(Tokenizer(templates.UNKNOWN)) is None
+    assert find_call_format(Tokenizer(templates.UNKNOWN)) is None
 
 
 def test_a_template_for_tools_goes_before_the_default() -> None:
-    found = call_format_of(Tokenizer({"default": templates.TOOLLESS, "tool_use": templates.HERMES}))
+    found = find_call_format(Tokenizer({"default": templates.TOOLLESS, "tool_use": templates.HERMES}))
     assert found is not None and found.name == "Hermes"
 
 
 def test_a_vocabulary_alone_tells_gpt_oss() -> None:
-    found = call_format_of(Tokenizer(templates.UNKNOWN, "<|channel|>", "<|call|>"))
+    found = find_call_format(Tokenizer(templates.UNKNOWN, "<|channel|>", "<|call|>"))
     assert found is not None and found.name == "harmony"
-    thoughts = found.thoughts(Thoughts("<|channel|>analysis<|message|>", "long", skipped="other"))
+    thoughts = found.adapt_thoughts(Thoughts("<|channel|>analysis<|message|>", "long", skipped="other"))
     assert thoughts is not None and (thoughts.close, thoughts.skipped) == ("<|end|><|start|>assistant", "")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cortexmlx.structured.calls.format import Calls, closed, json_grammar
+from cortexmlx.structured.calls.format import AllowedCalls, close_arguments, json_grammar
 from cortexmlx.structured.calls.json_formats import Hermes, Llama, MistralList, MistralTags
 from cortexmlx.structured.calls.reader import NotACall
 from support.tool_calls import TOOLS, hermes, llama
@@ -22,18 +22,18 @@ def test_a_choice_says_what_may_be_called() -> None:
         ("required", names, True),
         ("now", ["now"], True),
     ):
-        calls = Calls(Hermes(), TOOLS, choice)
-        assert ([tool.name for tool in calls.callable], calls.required) == (may, must)
-    assert Calls(Hermes(), TOOLS).tool("now").name == "now"
+        calls = AllowedCalls(Hermes(), TOOLS, choice)
+        assert ([tool.name for tool in calls.callable_tools], calls.is_required) == (may, must)
+    assert AllowedCalls(Hermes(), TOOLS).tool("now").name == "now"
     with pytest.raises(NotACall):
-        Calls(Hermes(), TOOLS, "now").tool("weather")
-    assert Calls(Hermes(), TOOLS, "none").parser("key", streamed=True) is None
+        AllowedCalls(Hermes(), TOOLS, "now").tool("weather")
+    assert AllowedCalls(Hermes(), TOOLS, "none").make_parser("key", streamed=True) is None
 
 
 def test_ids_are_those_of_the_key_and_the_number() -> None:
     answers = []
     for key in ("1", "1", "2"):
-        parser = Calls(Hermes(), TOOLS).parser(key, streamed=True)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser(key, streamed=True)
         assert parser is not None
         parser.feed(hermes([NOW, NOW]))
         answers.append([call.id for call in parser.calls])
@@ -43,16 +43,16 @@ def test_ids_are_those_of_the_key_and_the_number() -> None:
 
 def test_mistrals_ids_have_nine_letters_and_digits() -> None:
     for number in range(50):
-        id = MistralList().call_id(str(number))
+        id = MistralList().make_call_id(str(number))
         assert len(id) == 9 and id.isalnum()
 
 
 @pytest.mark.parametrize("id", ["abc", "abcdefghij", "abcdefg-1", ""])
 def test_an_id_of_another_form_is_no_call(id: str) -> None:
-    parser = Calls(MistralTags(True), TOOLS).parser("key", streamed=False)
+    parser = AllowedCalls(MistralTags(True), TOOLS).make_parser("key", streamed=False)
     assert parser is not None
     text = f"[TOOL_CALLS]now[CALL_ID]{id}[ARGS]{{}}"
-    said = [parser.feed(text)[0], parser.rest()[0]]
+    said = [parser.feed(text)[0], parser.finish()[0]]
     assert (parser.calls, "".join(said)) == ((), text)
 
 
@@ -69,9 +69,9 @@ def test_an_id_of_another_form_is_no_call(id: str) -> None:
 def test_a_call_that_is_written_otherwise_is_read(call: str) -> None:
     """By models that no grammar holds."""
     for text in (f"<tool_call>{call}</tool_call>", f"<tool_call>\n{call}\n</tool_call>"):
-        parser = Calls(Hermes(), TOOLS).parser("key", streamed=False)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streamed=False)
         assert parser is not None
-        deltas = [*parser.feed(text)[1], *parser.rest()[1]]
+        deltas = [*parser.feed(text)[1], *parser.finish()[1]]
         assert [(each.name, each.values) for each in parser.calls] == [("weather", {"city": "x"})]
         assert "".join(delta.arguments for delta in deltas) == parser.calls[0].arguments
 
@@ -106,30 +106,30 @@ def test_a_call_that_is_written_otherwise_is_read(call: str) -> None:
 def test_what_is_no_call_is_text_and_a_call_after_it_is_read(call: str) -> None:
     bad, good = f"<tool_call>{call}</tool_call>", hermes([NOW])
     for pieces in ([bad + good], list(bad + good)):
-        parser = Calls(Hermes(), TOOLS).parser("key", streamed=False)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streamed=False)
         assert parser is not None
-        text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.rest()[0]])
+        text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.finish()[0]])
         assert [each.name for each in parser.calls] == ["now"]
         assert text == bad
 
 
 def test_llamas_json_that_is_no_call_is_text() -> None:
     for text in ('{"x": 1}', '{"name": "Bob", "age": 3}', "{", '{"', "{}", 'Text {"name": "now", "parameters": {}}'):
-        parser = Calls(Llama(), TOOLS).parser("key", streamed=False)
+        parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streamed=False)
         assert parser is not None
-        said = parser.feed(text)[0] + parser.rest()[0]
+        said = parser.feed(text)[0] + parser.finish()[0]
         assert parser.calls == () and (said == text or text in ("{", '{"'))
-    parser = Calls(Llama(), TOOLS).parser("key", streamed=False)
+    parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streamed=False)
     assert parser is not None
     parser.feed("<|python_tag|>" + llama([NOW]))
-    parser.rest()
+    parser.finish()
     assert [each.name for each in parser.calls] == ["now"]
 
 
 def test_arguments_have_no_other_names_unless_the_schema_says_so() -> None:
-    assert closed({"type": "object"}) == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert close_arguments({"type": "object"}) == {"type": "object", "properties": {}, "additionalProperties": False}
     for more in ({"additionalProperties": True}, {"anyOf": [{}]}, {"$ref": "#/$defs/a"}, {"patternProperties": {}}):
-        assert closed({"type": "object", **more}) == {"type": "object", **more}
+        assert close_arguments({"type": "object", **more}) == {"type": "object", **more}
 
 
 def test_the_grammar_of_json_keeps_the_options_of_its_schema() -> None:

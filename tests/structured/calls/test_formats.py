@@ -8,8 +8,16 @@ from typing import NamedTuple
 import pytest
 
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.calls.json_formats import Harmony, Hermes, Kimi, Llama, MistralList, MistralTags, deepseek
-from cortexmlx.structured.calls.reader import WIDEST
+from cortexmlx.structured.calls.json_formats import (
+    Harmony,
+    Hermes,
+    Kimi,
+    Llama,
+    MistralList,
+    MistralTags,
+    deepseek_format,
+)
+from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 from support import tool_calls
 from support.tool_calls import GOOD, PLAIN, SEVERAL, WRONG, Case, Write, every_cut, grammar_takes, read, said
@@ -35,8 +43,8 @@ FORMATS = {
     "mistral tags": Written(MistralTags(False), tool_calls.mistral_tags),
     "mistral ids": Written(MistralTags(True), tool_calls.mistral_ids),
     "llama": Written(Llama(), tool_calls.llama),
-    "deepseek v3": Written(deepseek(True), tool_calls.deepseek_v3),
-    "deepseek v3.1": Written(deepseek(False), tool_calls.deepseek_v31),
+    "deepseek v3": Written(deepseek_format(True), tool_calls.deepseek_v3),
+    "deepseek v3.1": Written(deepseek_format(False), tool_calls.deepseek_v31),
     "harmony": Written(Harmony(), tool_calls.harmony),
     "kimi": Written(Kimi(), tool_calls.kimi),
     "glm 4.6": Written(Tagged(GLM), tool_calls.glm("", "\n")),
@@ -98,7 +106,7 @@ def test_an_answer_that_is_cut_has_the_complete_calls_only(written: Written, str
                 )
             elif not isinstance(written.format, Harmony):
                 rest = result.text.removeprefix(said(case))
-                assert answer[:place].endswith(rest) and (result.calls or len(result.text) >= place - WIDEST)
+                assert answer[:place].endswith(rest) and (result.calls or len(result.text) >= place - MOST_TAG_BLANKS)
 
 
 def half(written: Written, case: Case, answer: str, text: str) -> str:

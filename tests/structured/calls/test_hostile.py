@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cortexmlx.core.text import Stops, TextStream
+from cortexmlx.core.text import StopConditions, TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
-from cortexmlx.structured.calls.find import format_of
-from cortexmlx.structured.calls.format import CallFormat, Calls
+from cortexmlx.structured.calls.find import find_format
+from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.calls.json_formats import Harmony, Llama
 from cortexmlx.structured.calls.reader import MOST_HEADER
 from cortexmlx.structured.tools import Tool
@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 def of(*marks: str, vocabulary: tuple[str, ...] = ()) -> CallFormat:
     """The format of a model whose chat template has some texts."""
-    found = format_of(" ".join(marks), vocabulary)
+    found = find_format(" ".join(marks), vocabulary)
     assert found is not None
     return found
 
@@ -130,12 +130,12 @@ MISFITS: tuple[dict[str, Any], ...] = ({"count": "three"}, {"count": 1.5}, {"cou
 
 def read(form: Written, answer: str, pieces: Sequence[str] | None = None) -> tuple[str, tuple[Call, ...], list[str]]:
     """The text, the calls and the notes of an answer in pieces, or byte by byte through the stream of answers."""
-    parser = Calls(form.format, TOOLS).parser("key", streamed=False)
+    parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=False)
     assert parser is not None
     if pieces is not None:
-        text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.rest()[0]])
+        text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.finish()[0]])
     else:
-        stream = TextStream(ByteDetokenizer([bytes([byte]) for byte in range(256)]), Stops(), None, parser)
+        stream = TextStream(ByteDetokenizer([bytes([byte]) for byte in range(256)]), StopConditions(), None, parser)
         text = "".join([*(stream.push(byte).text for byte in answer.encode()), stream.finish().text])
     return text, tuple((call.name, call.values) for call in parser.calls), parser.notes
 
@@ -326,7 +326,7 @@ def test_variants_that_models_write_are_read() -> None:
         ("MiniCPM", '<function name="edit">\n<param name="text">x</param>\n<param name="count">3</param>\n</function>'),
     ):
         assert both(FORMATS[name], answer) == ("", said, []), answer
-    parser = Calls(FORMATS["Kimi"].format, TOOLS).parser("key", streamed=False)
+    parser = AllowedCalls(FORMATS["Kimi"].format, TOOLS).make_parser("key", streamed=False)
     assert parser is not None
     parser.feed(write.kimi([("now", {}), ("now", {})]))
     assert [call.name for call in parser.calls] == ["now", "now"] and len({call.id for call in parser.calls}) == 2
@@ -358,7 +358,7 @@ def huge(form: Written, size: int) -> Iterator[str]:
 def test_what_waits_to_be_read_is_short(form: Written) -> None:
     """So each character that comes costs the same, however long the answer is."""
     for answer in huge(form, 2000):
-        parser = Calls(form.format, TOOLS).parser("key", streamed=False)
+        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=False)
         assert parser is not None
         for char in answer:
             parser.feed(char)
@@ -377,7 +377,7 @@ def test_a_character_costs_few_calls(form: Written) -> None:
         calls += event in ("call", "c_call")
 
     for text in (*texts, *(answer[:1500] for answer in huge(form, 1500))):
-        parser = Calls(form.format, TOOLS).parser("key", streamed=True)
+        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=True)
         assert parser is not None
         calls = 0
         sys.setprofile(count)

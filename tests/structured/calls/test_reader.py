@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.structured.calls.reader import MOST_HEADER, WIDEST, AnswerReader, CutCall, NotACall, Reading, json_value
+from cortexmlx.structured.calls.reader import (
+    MOST_HEADER,
+    MOST_TAG_BLANKS,
+    AnswerReader,
+    NotACall,
+    Reading,
+    TruncatedCall,
+    parse_strict_json,
+)
 
 
 def run(make: Callable[[AnswerReader], Reading[Any]], pieces: list[str]) -> tuple[Any, AnswerReader]:
@@ -40,7 +48,7 @@ PLACES = st.lists(st.integers(0, 1000), max_size=6)
 @given(st.text(alphabet="ab<> \n", max_size=30), PLACES)
 def test_text_up_to_a_tag_is_the_same_in_any_pieces(text: str, places: list[int]) -> None:
     tags = ("<a>", "<b>")
-    found, reader = run(lambda r: r.text_up_to(*tags), cut(text, places))
+    found, reader = run(lambda r: r.read_text_up_to(*tags), cut(text, places))
     first = min((text.find(tag) for tag in tags if tag in text), default=None)
     if first is None:
         assert (found, "".join(reader.text)) == ("", text)
@@ -50,8 +58,8 @@ def test_text_up_to_a_tag_is_the_same_in_any_pieces(text: str, places: list[int]
 
 def test_at_most_so_many_blanks_before_a_tag_are_dropped() -> None:
     for pieces in (["a" + " " * 100 + "<a>"], [*("a" + " " * 100), "<a>"]):
-        found, reader = run(lambda r: r.text_up_to("<a>"), pieces)
-        assert found == "<a>" and "".join(reader.text) == "a" + " " * (100 - WIDEST)
+        found, reader = run(lambda r: r.read_text_up_to("<a>"), pieces)
+        assert found == "<a>" and "".join(reader.text) == "a" + " " * (100 - MOST_TAG_BLANKS)
 
 
 @given(
@@ -68,7 +76,7 @@ def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places
 
     for text in (json.dumps(value, separators=separators), json.dumps(value, ensure_ascii=False, indent=1)):
         pieces = cut(text + "}]rest", places)
-        read, reader = run(lambda r: r.json_text(), pieces)
+        read, reader = run(lambda r: r.read_json(), pieces)
         assert read == text
         rest = reader._held[reader._at :]  # what is left for the next parser
         assert "}]rest".startswith(rest) and len(rest) >= len(pieces[-1]) - len(text)
@@ -80,8 +88,8 @@ def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places
         (lambda r: r.exactly("abc"), "abd"),
         (lambda r: r.one_of("abc", "b"), "c"),
         (lambda r: r.one_of("abc"), "abd"),
-        (lambda r: r.json_string(), "{"),
-        (lambda r: r.json_string(), '"\n"'),
+        (lambda r: r.read_json_string(), "{"),
+        (lambda r: r.read_json_string(), '"\n"'),
         (lambda r: r.up_to("]"), "x" * (MOST_HEADER + 1)),
     ],
 )
@@ -97,27 +105,27 @@ def test_what_does_not_fit_is_no_call(make: Callable[[AnswerReader], Reading[Any
         (lambda r: r.exactly("abc"), "ab"),
         (lambda r: r.exactly("abc"), ""),
         (lambda r: r.one_of("abc", "b"), "a"),
-        (lambda r: r.json_string(), ""),
-        (lambda r: r.json_string(), '"a\\'),
-        (lambda r: r.json_text(), '{"a": [1, {'),
+        (lambda r: r.read_json_string(), ""),
+        (lambda r: r.read_json_string(), '"a\\'),
+        (lambda r: r.read_json(), '{"a": [1, {'),
         (lambda r: r.up_to("]"), "name"),
     ],
 )
 def test_an_answer_that_ends_early_is_cut(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:
     for pieces in ([text], list(text)):
-        with pytest.raises(CutCall):
+        with pytest.raises(TruncatedCall):
             run(make, pieces)
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}', "", "{", "1 2", "'a'", "[" * 100_000])
 def test_what_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(NotACall):
-        json_value(text)
+        parse_strict_json(text)
 
 
 def test_a_beginning_waits_for_the_longest_one() -> None:
     def begins(reader: AnswerReader) -> Reading[str]:
-        return (yield from reader.begins_with("<a", "<ab>", "<c>"))
+        return (yield from reader.peek_one_of("<a", "<ab>", "<c>"))
 
     assert run(begins, ["<", "a", "b", ">"])[0] == "<ab>"
     assert run(begins, ["<", "a", "c"])[0] == "<a"

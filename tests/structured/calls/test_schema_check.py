@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 
 from cortexmlx.structured.calls import format as schema_check
-from cortexmlx.structured.calls.format import misfit
+from cortexmlx.structured.calls.format import find_misfit
 
 NODE: dict[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/node"}}]}
 
@@ -34,7 +34,7 @@ def test_it_agrees_with_jsonschema() -> None:
         whole = {**schema, "$defs": {"node": NODE}}
         judge = jsonschema.Draft202012Validator(whole)
         for value in VALUES:
-            assert (not misfit(value, whole)) == judge.is_valid(value), (schema, value)
+            assert (not find_misfit(value, whole)) == judge.is_valid(value), (schema, value)
 
 
 def test_a_schema_of_a_stranger_costs_no_more_than_the_bound() -> None:
@@ -42,8 +42,8 @@ def test_a_schema_of_a_stranger_costs_no_more_than_the_bound() -> None:
     deep: Any = "x"
     for _ in range(60):
         deep = [deep]
-    check = schema_check._Check({"$ref": "#/$defs/node", "$defs": {"node": ways}})
-    check.misfit(deep, {"$ref": "#/$defs/node"}, "it")
+    check = schema_check._SchemaCheck({"$ref": "#/$defs/node", "$defs": {"node": ways}})
+    check.find_misfit(deep, {"$ref": "#/$defs/node"}, "it")
     assert check._steps <= schema_check.MOST_STEPS + 1000
     circle = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
-    assert misfit(deep, circle) == "" and misfit("x", {"$ref": "#/nowhere"}) == ""
+    assert find_misfit(deep, circle) == "" and find_misfit("x", {"$ref": "#/nowhere"}) == ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import InvalidRequest
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.tagged import QWEN_CODER, Tagged
 from cortexmlx.structured.tools import Tool
 from support.tool_calls import Call, mapping
@@ -18,10 +18,10 @@ SHARED = {"$defs": {"Size": {"enum": ["small", "large"]}, "Point": {"type": "obj
 
 def called(schema: dict[str, Any], value: str, **more: Any) -> tuple[Call, ...]:
     tool = Tool.of(mapping("f", {"a": schema}, ["a"], **more))
-    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=True)
+    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streamed=True)
     assert parser is not None
     parser.feed(f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>")
-    parser.rest()
+    parser.finish()
     return tuple((call.name, call.values) for call in parser.calls)
 
 
@@ -73,26 +73,26 @@ def test_references_in_a_circle_end() -> None:
 def test_what_a_raw_text_cannot_hold_is_told_or_refused() -> None:
     limited = {"type": "string", "maxLength": 3, "pattern": "^a"}
     tool = Tool.of(mapping("f", {"a": limited, "b": {"enum": ["x"], "maxLength": 3}, "c": {"type": "integer"}}))
-    notes = Calls(Tagged(QWEN_CODER), (tool,)).notes
+    notes = AllowedCalls(Tagged(QWEN_CODER), (tool,)).notes
     assert [note.partition(" is not")[0] for note in notes] == [
         "pattern of 'a' of the tool 'f'",
         "maxLength of 'a' of the tool 'f'",
     ]
     with pytest.raises(InvalidRequest, match="the tool 'f' cannot be enforced: pattern of 'a'"):
-        list(Tagged(QWEN_CODER).schemas(0, replace(tool, strict=True), {}))
+        list(Tagged(QWEN_CODER).argument_grammars(0, replace(tool, strict=True), {}))
 
 
 @pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a ", "\n"])
 def test_a_name_that_cannot_stand_in_a_tag_is_refused(key: str) -> None:
     tool = Tool.of(mapping("f", {key: {"type": "string"}}))
     with pytest.raises(InvalidRequest, match="is no name that can stand in a tag"):
-        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
+        list(Tagged(QWEN_CODER).argument_grammars(0, tool, {}))
 
 
 @pytest.mark.parametrize("key", ["a", "a b", 'we"ird', "é-1", "a/b.c"])
 def test_other_names_come_back_as_they_are(key: str) -> None:
     tool = Tool.of(mapping("f", {}, [key]))
-    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=True)
-    assert parser is not None and len(list(Tagged(QWEN_CODER).schemas(0, tool, {}))) == 1
+    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streamed=True)
+    assert parser is not None and len(list(Tagged(QWEN_CODER).argument_grammars(0, tool, {}))) == 1
     parser.feed(f"<tool_call>\n<function=f>\n<parameter={key}>\nx\n</parameter>\n</function>\n</tool_call>")
     assert [call.values for call in parser.calls] == [{key: "x"}]

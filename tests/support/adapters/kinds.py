@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import AdapterRefused
-from cortexmlx.models.adapters.low_rank import LowRank, read_low_rank
+from cortexmlx.models.adapters.low_rank import LowRankAdapter, read_low_rank_adapter
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.quantized_models import wide
@@ -83,9 +83,9 @@ def write_four_bits(folder: Path) -> Path:
     return folder
 
 
-def content(folder: Path) -> LowRank:
+def content(folder: Path) -> LowRankAdapter:
     """The numbers of an adapter."""
-    return read_low_rank(folder.name, folder, 1 << 10, 1 << 30)
+    return read_low_rank_adapter(folder.name, folder, 1 << 10, 1 << 30)
 
 
 def _adapters(root: Path, model: Path) -> tuple[Path, ...]:
@@ -113,7 +113,7 @@ def _keys(root: Path, model: Path) -> list[str]:
     linear = (nn.Linear, nn.QuantizedLinear)
     keys = sorted({k for layer in network.layers for k, m in layer.named_modules() if isinstance(m, linear)})
     driver = Driver(model)
-    tables = driver.core.model.adapters()
+    tables = driver.core.model.adapter_tables()
     fit = []
     for number, key in enumerate(keys):
         adapter = content(write_adapter(root / str(number), model, keys=(key,), num_layers=9))

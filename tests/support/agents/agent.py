@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.core.prompt import tail_of
-from cortexmlx.sessions.turn import Transcript, anchor_of
+from cortexmlx.core.prompt import count_tail_tokens
+from cortexmlx.sessions.turn import Transcript, find_anchor
 from cortexmlx.types.request import QueuedRequest
 from support.agents.templates import Message, Template
 from support.engine.core_driver import Driver
@@ -76,11 +76,11 @@ class Agent:
         template = self.template
         render = partial(template.render, tools=self.tools)
         rendered = render(self.history)
-        self.transcript = self.transcript.read(rendered, template.encode)
+        self.transcript = self.transcript.with_prompt(rendered, template.encode)
         prompt, written = list(self.transcript.tokens), template.written(said)
         answer, thoughts = template.encode(written), template.thoughts
-        tail = tail_of(template, rendered, prompt, thoughts)  # type: ignore[arg-type]
-        anchor = anchor_of(self.transcript, self.history, thoughts, render, template.encode)
+        tail = count_tail_tokens(template, rendered, prompt, thoughts)  # type: ignore[arg-type]
+        anchor = find_anchor(self.transcript, self.history, thoughts, render, template.encode)
         cached = self._computed(prompt, answer, tail, anchor)
         text = np.array([*prompt, *answer[:-1]])
         found = max((_common(text[: len(prompt) - 1], other) for other in self.texts), default=0)
@@ -88,7 +88,7 @@ class Agent:
         common = _common(text[: len(prompt)], last)
         self.counts.append(Counted(len(prompt) - common, len(last) - common, found - cached))
         self.texts.append(text)
-        self.transcript = self.transcript.wrote(written, answer)
+        self.transcript = self.transcript.with_answer(written, answer)
         self.history.append(said)
         return self.counts[-1]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Better, Comparison
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import BetterDirection, Comparison
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.report.section import ReportSection
-from cortexmlx.bench.suites.rows import StepSplit, Test, TestResult
+from cortexmlx.bench.suites.rows import SpeedTest, StepSplit, TestResult
 from cortexmlx.stats import ModelInfo
 
 MODEL = ModelInfo(
@@ -24,12 +24,12 @@ MODEL = ModelInfo(
     }
 )
 SPLIT = StepSplit(9, 0.5, 1.0, 2.0, 0.25)
-ROW = TestResult(Test(0, 128, 4, 512), 32, (40.0, 44.0), (20.0, 25.0), 2**29, 3 * 2**30, SPLIT, 1024)
+ROW = TestResult(SpeedTest(0, 128, 4, 512), 32, (40.0, 44.0), (20.0, 25.0), 2**29, 3 * 2**30, SPLIT, 1024)
 COMPARED = Comparison(
-    "pp512", "a prompt", "prefill", "tok/s", Better.HIGHER, 1.0, (3000.0, 1.5), (2000.0, 3.0), (), (), 1, 2
+    "pp512", "a prompt", "prefill", "tok/s", BetterDirection.HIGHER, 1.0, (3000.0, 1.5), (2000.0, 3.0), (), (), 1, 2
 )
 
 
 def report(*parts: ReportSection) -> Report:
     """With these sections."""
-    return Report(Machine.here(), MODEL, parts, ("another",))
+    return Report(BenchMachine.detect(), MODEL, parts, ("another",))

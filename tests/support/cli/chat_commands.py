@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
 from cortexmlx.cli.chat.slash.commands import BY_NAME
-from cortexmlx.cli.chat.slash.parse import read
+from cortexmlx.cli.chat.slash.parse import parse_input
 
 
 class TerminalText(io.StringIO):
@@ -19,9 +19,9 @@ class TerminalText(io.StringIO):
         return True
 
 
-def run_command(line: str, session: ChatSession, screen: Console) -> Question | Draft | None:
+def run_command(line: str, session: ChatSession, screen: Console) -> Question | QuestionDraft | None:
     """Carry out a line that is a command."""
-    typed = read(line, BY_NAME)
+    typed = parse_input(line, BY_NAME)
     assert typed.command is not None, f"{line!r} is a message"
     return BY_NAME[typed.command](session, typed.text, screen)
 

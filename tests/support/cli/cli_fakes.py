@@ -24,13 +24,13 @@ from typing import Any
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
-from cortexmlx.core.as_completed import AsCompleted, paired
+from cortexmlx.core.as_completed import AsCompleted, pair_with_params
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops, TextStream
+from cortexmlx.core.text import StopConditions, TextStream
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
-from cortexmlx.models.resolve import resolve
-from cortexmlx.models.tokenizers.templates import accepted_variables
+from cortexmlx.models.resolve import resolve_model
+from cortexmlx.models.tokenizers.templates import accept_variables
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import (
     ArenaWrites,
@@ -124,7 +124,7 @@ class FakeReader:
         variables: Mapping[str, object] = NO_VARIABLES,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        accepted_variables(variables, frozenset(self.engine.info.template_vars))
+        accept_variables(variables, frozenset(self.engine.info.template_vars))
         lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return lines + "<assistant>" + self.engine.template_end
 
@@ -222,7 +222,9 @@ class FakeEngine(FakeAdapters):
         self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None, adapter: Any = None
     ) -> AsCompleted:
         start, check = self._start, with_each(self._checked, adapter)
-        return AsCompleted(paired(prompts, params), check, start, ahead=4 * self.options.max_rows, window=window)
+        return AsCompleted(
+            pair_with_params(prompts, params), check, start, ahead=4 * self.options.max_rows, window=window
+        )
 
     def _checked(
         self, prompt: Prompt, params: SamplingParams | None, listener: Any, *, adapter: str | None = None
@@ -233,7 +235,7 @@ class FakeEngine(FakeAdapters):
         if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
         if isinstance(prompt, ChatPrompt):
-            accepted_variables(prompt.template_vars, frozenset(self.info.template_vars))
+            accept_variables(prompt.template_vars, frozenset(self.info.template_vars))
         return prompt, params, listener
 
     def _start(self, checked: Iterable[Any], handles: list[RequestHandle]) -> None:
@@ -270,7 +272,7 @@ class FakeEngine(FakeAdapters):
         begun = self.template_end.strip() == THOUGHTS.open
         thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun)
         calls = getattr(prompt, "calls", None)
-        told = TextStream(Words(), Stops(), thoughts, calls and calls.parser(str(handle.id), streamed=True))
+        told = TextStream(Words(), StopConditions(), thoughts, calls and calls.parser(str(handle.id), streamed=True))
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0
         for number, word in enumerate(words[:limit]):
@@ -341,7 +343,7 @@ class Fakes:
         return self.opened[-1]
 
     def load(self, options: EngineConfig) -> FakeEngine:
-        """In the place of `cortexmlx.cli.engine.load`. What is called slow never ends."""
+        """In the place of `cortexmlx.cli.engine.load_engine`. What is called slow never ends."""
         name = str(options.model)
         if "missing" in name:
             raise ModelNotFound(f"no model {name!r}: no such folder or .gguf file, and not a hub id (org/name).")
@@ -358,14 +360,14 @@ class Fakes:
 
     @staticmethod
     def fetch(model: str | Path, on_progress: OnProgress) -> None:
-        """In the place of `cortexmlx.cli.engine.fetch`. What is called large is not here, and never comes."""
-        resolve(model)
+        """In the place of `cortexmlx.cli.engine.download_model`. What is called large is not here, and never comes."""
+        resolve_model(model)
         if "large" in str(model):
             take_long("downloading", on_progress)
 
     @classmethod
     def check(cls, options: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]:
-        """In the place of `cortexmlx.cli.engine.check`. The model `fake` is there."""
+        """In the place of `cortexmlx.cli.engine.check_loadable`. The model `fake` is there."""
         if str(options.model) != "fake":
             cls.fetch(options.model, on_progress)
         folders = (options.adapters or {}).items()
@@ -387,11 +389,11 @@ def main() -> None:
     from cortexmlx.cli import main as command
 
     if "FAKE_MACHINE" in os.environ:  # what the chat says of this one would be another everywhere
-        models.device_line = lambda: "a CPU"
+        models.describe_device = lambda: "a CPU"
     if "FAKE_TWICE" in os.environ:
         signals.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
     fakes = Fakes()
-    engines.load, engines.fetch, engines.check = fakes.load, fakes.fetch, fakes.check  # type: ignore[assignment]
+    engines.load_engine, engines.download_model, engines.check_loadable = fakes.load, fakes.fetch, fakes.check  # type: ignore[assignment]
     command()
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortexmlx.bench.changes.saved import Saved
-from cortexmlx.bench.measure.machine import Machine
-from cortexmlx.bench.measure.pairs import Better
-from cortexmlx.bench.report.section import Series
+from cortexmlx.bench.changes.saved import SavedRun
+from cortexmlx.bench.measure.machine import BenchMachine
+from cortexmlx.bench.measure.pairs import BetterDirection
+from cortexmlx.bench.report.section import FigureSeries
 
-MACHINE = Machine.here()
+MACHINE = BenchMachine.detect()
 FIGURES = (("pp64, block 32", "products"), ("tg16, block 32", "memory"))
 
 
@@ -30,7 +30,7 @@ class Noise:
     bursts: float = 0.0
 
 
-def noisy_run(seed: int, noise: Noise, *, engine: float = 1.0, rounds: int = 8, repetitions: int = 2) -> Saved:
+def noisy_run(seed: int, noise: Noise, *, engine: float = 1.0, rounds: int = 8, repetitions: int = 2) -> SavedRun:
     """A run of an engine of such a speed: `rounds` with so many `repetitions` of two figures by two clocks. A burst is
     on the wall's clock alone.
     """
@@ -56,7 +56,9 @@ def noisy_run(seed: int, noise: Noise, *, engine: float = 1.0, rounds: int = 8, 
             numbers = tuple(n for n in range(rounds) for _ in range(repetitions))
             values = tuple(rates.tolist())
             series.append(
-                Series(name, "t/s", Better.HIGHER, values, part, clock, yardstick[f"{part}, {clock}"], numbers)
+                FigureSeries(
+                    name, "t/s", BetterDirection.HIGHER, values, part, clock, yardstick[f"{part}, {clock}"], numbers
+                )
             )
     model = {"files": "a", "dtype": "float32", "name": "m"}
-    return Saved(MACHINE, model, {"attention": "auto"}, yardstick, tuple(series))
+    return SavedRun(MACHINE, model, {"attention": "auto"}, yardstick, tuple(series))

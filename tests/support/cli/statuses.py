@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.cli.chat.status import ArenaView, Status
+from cortexmlx.cli.chat.status import AnswerStatus, ArenaView
 from cortexmlx.errors import EngineClosed
 from cortexmlx.stats import BlockMap
 from cortexmlx.types.progress import Progress
@@ -24,6 +24,6 @@ def closed() -> BlockMap:
     raise EngineClosed("the engine is closed")
 
 
-def status_of(prompt: int, context: int) -> Status:
+def status_of(prompt: int, context: int) -> AnswerStatus:
     """Of an answer to so many tokens of prompt."""
-    return Status(Written(range(prompt)), context, ArenaView(closed))
+    return AnswerStatus(Written(range(prompt)), context, ArenaView(closed))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import openai
 import pytest
 
-from cortexmlx.server.listening import Listening
+from cortexmlx.server.listening import HttpServer
 from support.patience import PATIENCE
 
 
-def reach_by_openai(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+def reach_by_openai(listening: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let OpenAI's clients of `http://localhost:8000/v1` reach a server that listens elsewhere."""
     real = openai.OpenAI
 

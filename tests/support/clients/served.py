@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.http import TOKENS
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.http import SCOPE_TOKENS
+from cortexmlx.server.listening import HttpServer, open_listener
 from cortexmlx.server.settings import RequestTokens
 from support.clients.scripted import Answer, Script
 from support.patience import PATIENCE
@@ -75,7 +75,7 @@ class Recorder:
         finally:
             headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
             body = json.loads(asked) if asked else None
-            text, tokens = replied.decode(), scope.get(TOKENS)
+            text, tokens = replied.decode(), scope.get(SCOPE_TOKENS)
             made = Exchange(scope["method"], scope["path"], headers, body, status, text, tokens)
             self.exchanges.append(made)
 
@@ -103,9 +103,9 @@ def served(folder: Path, answer: Answer, **options: Any) -> Iterator[Served]:
     """Serve the scripted model in a folder, under the name `MODEL`."""
     with Engine(str(folder), kv_memory="64MB", max_rows=4, block_size=BLOCK) as engine:
         params = SamplingParams(max_tokens=None, logits_processors=[Script(engine, answer)])
-        settings = ServerSettings(names=(MODEL,), defaults=Defaults(params), **options)
+        settings = ServerSettings(names=(MODEL,), defaults=RequestDefaults(params), **options)
         recorder = Recorder(app(engine, settings))
-        listening = Listening(recorder, bound("127.0.0.1", 0))
+        listening = HttpServer(recorder, open_listener("127.0.0.1", 0))
         thread = threading.Thread(target=listening.run)
         thread.start()
         try:

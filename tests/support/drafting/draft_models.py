@@ -59,14 +59,14 @@ class Eager(Speculation):
     accepted: int
 
     @property
-    def wants_drained(self) -> bool:
-        return self.model is not None and self.model.wants_drained and bool(self._scheduler.draftable)
+    def needs_drained_pipeline(self) -> bool:
+        return self.model is not None and self.model.needs_drained_pipeline and bool(self._scheduler.draftable_jobs)
 
     def draft(self) -> None:
-        jobs = [job for job in self._scheduler.draftable if not job.drafts]
+        jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts]
         for job, draft in zip(jobs, () if self.model is None else self.model.propose(jobs, 4), strict=False):
             if draft is not None:
-                self._scheduler.draft(job.id, draft.tokens)
+                self._scheduler.set_drafts(job.id, draft.tokens)
 
     def learn(self, plan: object, seconds: float, verified: Sequence[RowTokens]) -> None:
         self.drafted += sum(row.drafted for row in verified)

@@ -13,12 +13,12 @@ from typing import Any
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text import Stops, ThinkingLimit
+from cortexmlx.core.text import StopConditions, ThinkingLimit
 from cortexmlx.execution import execution_modes
-from cortexmlx.kv.sizing import bytes_per_token, row_bytes
+from cortexmlx.kv.sizing import bytes_per_token, row_state_bytes
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import Completion, QueuedRequest
@@ -32,7 +32,7 @@ class Driver:
     def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
         """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
         per_token, per_row, alone = _sizes(
-            str(model), config.get("kv_bits"), config.get("kv_group_size"), execution_modes.probe
+            str(model), config.get("kv_bits"), config.get("kv_group_size"), execution_modes.probe_kv_specs
         )
         memory = (tokens * per_token or snapshots * per_row) + (per_row if alone else 0)
         # How much a step computes does not depend on how long the last ones took, unless a test wants that.
@@ -52,7 +52,7 @@ class Driver:
         client: str | None = None,
         cache: bool = True,
         thoughts: Thoughts | None = None,
-        calls: Calls | None = None,
+        calls: AllowedCalls | None = None,
         adapter: str | None = None,
         **params: Any,
     ) -> RequestHandle:
@@ -64,10 +64,10 @@ class Driver:
         now, tokenizer = time.perf_counter(), self.core.loaded.tokenizer
         request = QueuedRequest(tuple(prompt), asked, seed, now, client, cache=cache, thoughts=thoughts, calls=calls)
         request = replace(request, adapter=adapter)
-        stops = Stops.of(asked, tokenizer.eos_token_ids, thoughts)
+        stops = StopConditions.from_params(asked, tokenizer.eos_token_ids, thoughts)
         vocabulary = self.core.info.vocab_size
-        limit = ThinkingLimit.of(asked.max_thinking_tokens, thoughts, self.encode, vocabulary)
-        self.core.add(request, handle, replace(stops, thinking=limit), self.grammars.of_request(request))
+        limit = ThinkingLimit.for_request(asked.max_thinking_tokens, thoughts, self.encode, vocabulary)
+        self.core.add(request, handle, replace(stops, thinking=limit), self.grammars.compile_request(request))
         return handle
 
     def encode(self, text: str, special: bool = False) -> Sequence[int]:
@@ -83,7 +83,7 @@ class Driver:
 
     def await_start(self) -> None:
         """Wait until lost workers are started again, if they are being started."""
-        while self.core.recovery.starting:
+        while self.core.recovery.is_starting:
             self.calls.get(timeout=PATIENCE)(self.core)
 
     def finish(self) -> None:
@@ -133,8 +133,8 @@ def _sizes(
     model: str, kv_bits: int | None, kv_group_size: int | None, probe: Callable[[Any], Any]
 ) -> tuple[int, int, bool]:
     """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
-    chosen = execution_modes.execution_mode(load_model(model).model, kv_bits, kv_group_size)
-    return bytes_per_token(chosen.groups), row_bytes(chosen.groups), chosen.most_rows is not None
+    chosen = execution_modes.choose_execution_mode(load_model(model).model, kv_bits, kv_group_size)
+    return bytes_per_token(chosen.groups), row_state_bytes(chosen.groups), chosen.most_rows is not None
 
 
 def assert_nothing_lost(stats: Any) -> None:

@@ -121,8 +121,8 @@ def planted(plan: Plan) -> Iterator[None]:
         arena = runner.arena
         for layer, group in arena.group_of.items():
             sizes = {array.shape[1] for array in arena.slab(layer)}
-            if sizes != {arena.slots(group)}:
-                raise _Broken(f"layer {layer} has {sizes} slots instead of {arena.slots(group)}")
+            if sizes != {arena.slots_per_slab(group)}:
+                raise _Broken(f"layer {layer} has {sizes} slots instead of {arena.slots_per_slab(group)}")
         return build(runner, step)
 
     with ExitStack() as patches:
@@ -259,10 +259,10 @@ class Day:
         assert_nothing_lost(self.driver.core.stats())
 
     def _load(self, name: str) -> None:
-        from cortexmlx.models.adapters.low_rank import read_low_rank
+        from cortexmlx.models.adapters.low_rank import read_low_rank_adapter
 
         assert self.kind.adapter is not None
-        content = read_low_rank(name, self.kind.adapter, 1 << 10, 1 << 30)
+        content = read_low_rank_adapter(name, self.kind.adapter, 1 << 10, 1 << 30)
         for _ in range(2 + self.plan.times):
             try:
                 self.driver.core.adapters.load(name, content, self.driver.core.scheduler.jobs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.execution.boundary import refusable
+from cortexmlx.execution.boundary import return_refusals
 from cortexmlx.scheduling.plan import StepPlan
 
 SAID = "[malloc] Unable to allocate 1048576 bytes."
@@ -30,7 +30,7 @@ class Refusals:
         self._places: deque[str | None] = deque()
         self._runner, self._forward = core.runner, core.runner._forward
         self._dispatch, self._collect, self._choose = core.runner.dispatch, core.runner.collect, core.runner.choose
-        core.runner.dispatch, core.runner.collect = refusable(self.dispatch), refusable(self.collect)
+        core.runner.dispatch, core.runner.collect = return_refusals(self.dispatch), return_refusals(self.collect)
         core.runner.choose = self.choose
 
     def dispatch(self, plan: StepPlan) -> Any:

@@ -13,7 +13,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed.messages import RankInfo
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.execution.execution_modes import execution_mode
+from cortexmlx.execution.execution_modes import choose_execution_mode
 from cortexmlx.models import load_model
 from cortexmlx.stats import HostStats
 from support.patience import PATIENCE
@@ -85,7 +85,7 @@ class LocalGroup:
         config = self._config
         if self.epoch == 1:  # later starts are on another thread, where mlx cannot be used
             self._loaded = load_model(config.model)
-        self._mode = execution_mode(self._loaded.model, config.kv_bits, config.kv_group_size)
+        self._mode = choose_execution_mode(self._loaded.model, config.kv_bits, config.kv_group_size)
         loaded = self._loaded
         info = RankInfo(
             groups=self._mode.groups,
@@ -107,11 +107,11 @@ class LocalGroup:
 
     reopen = open
 
-    def arrange(self, parts: Sequence[Any]) -> Runner:
+    def make_runners(self, parts: Sequence[Any]) -> Runner:
         config = self._config
         mode = self._mode
         assert parts == (mode.groups,)
-        runner = mode.runner(config.block_size, self.infos[0].vocab_size, mode.backend(config.attention))
+        runner = mode.make_runner(config.block_size, self.infos[0].vocab_size, mode.choose_backend(config.attention))
         return LosingRunner(runner, self)  # type: ignore[return-value]
 
     def check(self) -> None:

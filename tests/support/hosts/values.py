@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from cortexmlx import errors
 from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.distributed.messages import SentPlan, sent_plan
+from cortexmlx.distributed.messages import SentPlan, to_sent_plan
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.scheduling.plan import SamplingRow, StepPlan
 from cortexmlx.types.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(list(kind))
     if kind is SentPlan:
-        return values(StepPlan).map(sent_plan)
+        return values(StepPlan).map(to_sent_plan)
     if kind is StepPlan:
         drawn = values_of_fields(kind)
         return drawn.map(lambda plan: replace(plan, logit_segments=tuple(s for s in plan.segments if s.logits)))

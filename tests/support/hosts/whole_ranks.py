@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.core.threads import Task
+from cortexmlx.core.threads import MlxTask
 from cortexmlx.distributed.messages import RankInfo, RankOptions
 from cortexmlx.distributed.rank import OpenedRank
 from cortexmlx.distributed.rank_server import serve
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost
-from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, execution_mode
+from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import load_model
@@ -31,8 +31,8 @@ class WholeModel:
 
     def __init__(self, options: RankOptions) -> None:
         loaded = load_model(options.model)
-        self._mode: ExecutionMode = execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
-        self._backend = self._mode.backend(options.attention)
+        self._mode: ExecutionMode = choose_execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
+        self._backend = self._mode.choose_backend(options.attention)
         self._block_size = options.block_size
         self.info = RankInfo(
             self._mode.groups,
@@ -51,15 +51,15 @@ class WholeModel:
             loaded.parameters,
         )
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
-        """As `OpenedRank.arrange`."""
+    def make_runner(self, groups: Sequence[LayerGroup]) -> ModelRunner:
+        """As `OpenedRank.make_runner`."""
         assert tuple(groups) == self._mode.groups
         runner = ORIGINAL(self._mode, self._block_size, VOCAB, self._backend)
         assert isinstance(runner, ModelRunner)
         return runner
 
 
-ORIGINAL: Callable[..., Any] = PagedMode.runner
+ORIGINAL: Callable[..., Any] = PagedMode.make_runner
 
 
 class Ranks:
@@ -70,7 +70,7 @@ class Ranks:
         pairs = [channel_pair(name) for name in self.names]
         self.channels = [ours for ours, _ in pairs]
         self._tasks = [
-            Task(
+            MlxTask(
                 lambda raised, rank=rank, theirs=theirs: serve_until_lost(
                     theirs, lambda options: open_rank(rank, options)
                 )
@@ -102,9 +102,9 @@ class Changed(WholeModel):
         super().__init__(options)
         self._change = change
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
-        """As `OpenedRank.arrange`."""
-        runner = super().arrange(groups)
+    def make_runner(self, groups: Sequence[LayerGroup]) -> ModelRunner:
+        """As `OpenedRank.make_runner`."""
+        runner = super().make_runner(groups)
         assert isinstance(runner, ModelRunner)
         self._change(runner)
         return runner
@@ -150,12 +150,12 @@ def engines_on_ranks(
         with lock:
             made.append(ranks)
         ranks.runner.open(options_for(model, block_size=block_size, **options))
-        ranks.runner.arrange([mode.groups] * count)
+        ranks.runner.make_runners([mode.groups] * count)
         mode._runner = ranks.runner  # type: ignore[assignment]
         return ranks.runner
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PagedMode, "runner", runner)
+        patched.setattr(PagedMode, "make_runner", runner)
         try:
             yield made
         finally:

@@ -17,7 +17,7 @@ from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.work import padded_tables, work_list
+from cortexmlx.metal.work import make_work_list, pad_tables
 
 NO_BLOCK = 1 << 24
 COLUMNS = 16
@@ -180,7 +180,7 @@ def problem(
     seen = options.window and options.window + v.query_tokens - 1
     at = layout or lay_out(v, rows, window=seen, **places)
     keys, values = arena or (to_mlx(at.keys, v.kv_dtype), to_mlx(at.values, v.kv_dtype))
-    work = work_list(
+    work = make_work_list(
         at.arena_tokens, at.tail_tokens, AttentionWindow(options.window), v.geometry.partition, v.query_tokens
     )
     inputs = DecodeInputs(
@@ -189,7 +189,7 @@ def problem(
         None if v.latent else values,
         to_mlx(at.tail_keys, v.kv_dtype),
         None if v.latent else to_mlx(at.tail_values, v.kv_dtype),
-        mx.array(padded_tables(at.tables)),
+        mx.array(pad_tables(at.tables)),
         mx.array(work.plan),
         mx.array([options.scale or v.key_dim**-0.5, options.softcap or 0.0], mx.float32),
         _per_head(options.sinks),

@@ -17,7 +17,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
-from cortexmlx.metal.work import prefill_list
+from cortexmlx.metal.work import make_prefill_work_list
 from support.kernels.paged_problem import NO_BLOCK, NONE, Options, rounded, to_mlx
 
 KV_HEADS = 2
@@ -145,7 +145,7 @@ def problem(
         own = prompt.queries[:, s.first : s.end].swapaxes(0, 1)
         queries.append(np.pad(own, ((0, apart), (0, 0), (0, 0)), constant_values=np.nan))
         begin += s.end - s.first + apart
-    work = prefill_list(pieces, size, AttentionWindow(window), v.tile)
+    work = make_prefill_work_list(pieces, size, AttentionWindow(window), v.tile)
     sinks = np.zeros(8) if options.sinks is None else options.sinks
     slabs = arena or (to_mlx(keys, v.kv_dtype), to_mlx(values, v.kv_dtype))
     inputs = PrefillInputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cortexmlx.models.tokenizers.base import SpecialTokens
-from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, PreTokenizer, pre_tokenizer
+from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, PreTokenizerRule, find_pre_tokenizer
 
 ALPHABET = "aAsStl'’ 0123½Ⅳ\n\r\t.!/$_éÉß漢ǅʰ\u0301\u200b🙂"
 
@@ -30,10 +30,10 @@ def vocabulary() -> tuple[list[str], list[str]]:
 TOKENS, MERGES = vocabulary()
 NONE = SpecialTokens()
 SPECIALS = ["<|begin|>", "<|end|>"]
-SMOLLM = pre_tokenizer("smollm", "a.gguf")
+SMOLLM = find_pre_tokenizer("smollm", "a.gguf")
 
 
-def build(rule: PreTokenizer = SMOLLM, special: SpecialTokens = NONE, **kwargs: object) -> ByteLevelTokenizer:
+def build(rule: PreTokenizerRule = SMOLLM, special: SpecialTokens = NONE, **kwargs: object) -> ByteLevelTokenizer:
     """Behind the vocabulary come two control tokens, SPECIALS, and one that a user made."""
     types = [1] * len(TOKENS) + [3] * len(SPECIALS) + [4]
     return ByteLevelTokenizer([*TOKENS, *SPECIALS, "user made"], MERGES, types, rule, special, **kwargs)  # type: ignore[arg-type]

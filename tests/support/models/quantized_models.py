@@ -54,7 +54,7 @@ def rounding_caches(model: Any, bits: int, group: int, noise: int | None = None)
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    from cortexmlx.attention.mlx_lm_hook import leaves_of
+    from cortexmlx.attention.mlx_lm_hook import flatten_caches
 
     random = None if noise is None else np.random.default_rng(noise)
 
@@ -68,7 +68,7 @@ def rounding_caches(model: Any, bits: int, group: int, noise: int | None = None)
         return lambda keys, values: plain(rounded(keys), rounded(values))
 
     made: list[Any] = make_prompt_cache(model)
-    for leaf in leaves_of(made):
+    for leaf in flatten_caches(made):
         if hasattr(leaf, "update_and_fetch"):
             leaf.update_and_fetch = rounding(leaf.update_and_fetch)
     return made

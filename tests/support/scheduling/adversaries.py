@@ -36,16 +36,16 @@ def adversary(texts: Sequence[Sequence[int]], acts: Sequence[Act], shift: int = 
     length = sum(act.tokens for act in acts)
 
     def guess(job: Job, budget: int) -> tuple[list[int], int] | None:
-        at = (job.generated + shift * job.id) % length
+        at = (job.num_generated + shift * job.id) % length
         for act in acts:
             if at < act.tokens:
                 break
             at -= act.tokens
         if chance.random() >= act.chance:
             return None
-        pending = job.num_planned_outputs > job.generated
+        pending = job.num_planned_outputs > job.num_generated
         plays = act.when == "always" or (act.when == "pending") is pending
-        rest = list(texts[job.id][job.generated : job.generated + budget])
+        rest = list(texts[job.id][job.num_generated : job.num_generated + budget])
         right = act.right if plays else 0
         tokens = [token if place < right else 0 for place, token in enumerate(rest)]
         return (tokens, act.likeness) if tokens else None

@@ -19,7 +19,7 @@ def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
     cache.allocate_for(seq, len(tokens))
     cache.append(seq, len(tokens))
     cache.register(seq, tokens, len(tokens), keys)
-    cache.release_blocks(seq, tokens, len(tokens), keys)
+    cache.cache_and_free(seq, tokens, len(tokens), keys)
 
 
 def check_block_map(cache: KVCache) -> None:

@@ -56,7 +56,7 @@ class Desk:
 
     def drain(self) -> None:
         """Steps until everything has ended."""
-        while not self.scheduler.idle:
+        while not self.scheduler.is_idle:
             self.step()
 
     def cancel(self, job: Job) -> None:

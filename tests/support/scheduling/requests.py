@@ -9,7 +9,7 @@ from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.types.embeddings import Pooled
+from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -75,6 +75,6 @@ def text_of(
     prompt: list[int], first: int | None = None, shared: int = 0, client: str | None = None, **asked: Any
 ) -> QueuedRequest:
     """A request for the states of a text: of its last token, unless `first` says from which on."""
-    pooled = Pooled(len(prompt) - 1 if first is None else first, shared=shared, **asked)
+    pooled = PoolingSpec(len(prompt) - 1 if first is None else first, shared=shared, **asked)
     params = SamplingParams(max_tokens=1)
     return QueuedRequest(tuple(prompt), params, client=client, background=True, cache=shared > 0, pooled=pooled)

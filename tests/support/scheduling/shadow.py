@@ -17,7 +17,7 @@ import numpy as np
 from cortexmlx.disk.tier import STATE, PieceLoad
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import GONE, Entry, Node
+from cortexmlx.kv.prefix import GONE, PrefixEntry, PrefixNode
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling import plan as step_memory
 from cortexmlx.scheduling.job import Job
@@ -64,7 +64,7 @@ class Shadow:
         """Hand the oldest results to the scheduler, and check them against the stories."""
         plan, tokens = self.in_flight.popleft()
         for row in commit(self.scheduler, plan, tokens, 0.001):
-            wanted, end = self.stories[row.job.id].answer(), row.job.generated
+            wanted, end = self.stories[row.job.id].answer(), row.job.num_generated
             came = wanted[end - len(row.tokens) : end]
             assert list(row.tokens) == came, f"job {row.job.id} got wrong tokens before its token {end}"
             assert (row.finish_reason is not None) == (end == len(wanted))
@@ -72,7 +72,7 @@ class Shadow:
     def next_tokens(self, job: Job, count: int) -> list[int]:
         """The next tokens of a job's text, as far as it goes without dropping any."""
         story, known = self.stories[job.id], len(job.tokens)
-        most = count if job.keep is None else min(count, job.keep.most - known)
+        most = count if job.keep is None else min(count, job.keep.max_row_tokens - known)
         return [story.token(known + place) for place in range(most)]
 
     def step(self) -> None:
@@ -81,14 +81,14 @@ class Shadow:
         if self.in_flight and (plan is None or len(self.in_flight) > 1):
             self.commit()
         elif plan is None:
-            assert self.scheduler.idle, "there are requests but nothing to compute"
+            assert self.scheduler.is_idle, "there are requests but nothing to compute"
 
     def finish(self, bound: int) -> None:
         """Steps until everything has ended; within any `bound` of them somebody must get a token."""
         tokens, since = -1, 0
-        while not (self.scheduler.idle and not self.in_flight):
+        while not (self.scheduler.is_idle and not self.in_flight):
             self.step()
-            now = sum(story.job.generated for story in self.stories.values())
+            now = sum(story.job.num_generated for story in self.stories.values())
             tokens, since = now, 0 if now != tokens else since + 1
             assert since < bound, f"no token for {bound} steps"
 
@@ -99,14 +99,14 @@ class Shadow:
     def check_shared(self) -> None:
         """Every cached block holds the numbers of its own text, of committed tokens only."""
         size, prefix = self.cache.block_size, self.cache.prefix
-        numbers: dict[Node, list[int]] = {}
+        numbers: dict[PrefixNode, list[int]] = {}
         for entry in prefix.entries:
-            chain: list[Node] = [entry]
-            while isinstance(chain[-1], Entry) and chain[-1] not in numbers:
+            chain: list[PrefixNode] = [entry]
+            while isinstance(chain[-1], PrefixEntry) and chain[-1] not in numbers:
                 chain.append(chain[-1].parent)
             for node in reversed(chain):
-                last = numbers[node.parent][-1] if isinstance(node, Entry) and node.parent in numbers else None
-                for token in node.tokens if isinstance(node, Entry) and node not in numbers else ():
+                last = numbers[node.parent][-1] if isinstance(node, PrefixEntry) and node.parent in numbers else None
+                for token in node.tokens if isinstance(node, PrefixEntry) and node not in numbers else ():
                     last = number_after(last, token)
                     numbers.setdefault(node, []).append(last)
             for group, block in enumerate(entry.blocks):
@@ -116,7 +116,7 @@ class Shadow:
         for job_id, sequence in self.cache.tables.sequences.items():
             story = self.stories[job_id]
             shared, node = [], sequence.parent
-            while isinstance(node, Entry):
+            while isinstance(node, PrefixEntry):
                 shared[:0], node = node.tokens, node.parent
             committed = story.job.tokens
             assert list(committed[: len(shared)]) == shared, f"job {job_id} shares what it has not committed"
@@ -127,7 +127,7 @@ class Shadow:
         writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies or plan.loads)
         assert not (writes and self.in_flight), "the arena is written while a step is in flight"
         assert plan.blocks == self.cache.pools.blocks
-        step_memory.prepare(plan, self)
+        step_memory.prepare_memory(plan, self)
         self.states.carry_out(plan)
         if writes:
             self._poison()
@@ -273,7 +273,7 @@ class Shadow:
                 assert place == wanted, "the token index must not depend on the schedule"
                 drafted = position - segment.logits.start
                 if job.needs_history and plan.groups is not None:
-                    assert place == job.generated + drafted, "the sampler begins without tokens that are in flight"
+                    assert place == job.num_generated + drafted, "the sampler begins without tokens that are in flight"
                 # Behind a wrong draft anything is chosen, and must not count.
                 results.append(
                     self.stories[segment.job].token(position + 1) if position < right else position % self.vocab

@@ -10,7 +10,7 @@ import numpy as np
 
 from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import Entry, Key, Node
+from cortexmlx.kv.prefix import Key, PrefixEntry, PrefixNode
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ShadowDisk:
         self.tier = DiskTier(
             self.cache.groups,
             self.cache.block_size,
-            states.needed,
+            states.has_states,
             self.requested.append,
             b"a model",
             may_have=self.pieces.__contains__,
@@ -47,7 +47,7 @@ class ShadowDisk:
         """Keep the pieces of up to `most` entries, as `disk/connector.py` does between two steps. A state
         that the next step is to save cannot be read yet.
         """
-        for entry in islice(self.tier.to_store(), most):
+        for entry in islice(self.tier.pop_entries(), most):
             numbers = self._numbers(entry)
             for group, target in tuple(self.tier.unstored_pieces(entry)):
                 wanted = (len(numbers), numbers[-1]) if group == STATE else tuple(numbers[-self.cache.block_size :])
@@ -61,16 +61,16 @@ class ShadowDisk:
     def answer(self, arrived: Callable[[DiskLoad, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
         """Tell `arrived` what is there for the oldest `count` loads: every piece, or those that it takes."""
         for load in self.requested[:count]:
-            there = {key: self.pieces[key] for key in load.wanted() if key in self.pieces}
-            wanted: Iterable[Key] = there if all_of_it else load.choose(dict.fromkeys(there, 1), 1e12)
+            there = {key: self.pieces[key] for key in load.requested_pieces() if key in self.pieces}
+            wanted: Iterable[Key] = there if all_of_it else load.choose_pieces(dict.fromkeys(there, 1), 1e12)
             arrived(load, {key: there[key] for key in wanted})
         del self.requested[:count]
 
-    def _numbers(self, entry: Entry) -> list[int]:
+    def _numbers(self, entry: PrefixEntry) -> list[int]:
         """Those of all tokens of a text up to the end of an entry."""
-        chain: list[Entry] = []
-        node: Node = entry
-        while isinstance(node, Entry):
+        chain: list[PrefixEntry] = []
+        node: PrefixNode = entry
+        while isinstance(node, PrefixEntry):
             chain.append(node)
             node = node.parent
         numbers: list[int] = []

@@ -29,7 +29,7 @@ class ShadowStates:
 
     def carry_out(self, plan: StepPlan) -> None:
         """What a step does with states. All rows must have the state of the text so far."""
-        if not self._cache.states.needed:
+        if not self._cache.states.has_states:
             assert plan.states == StateOps()
             return
         self.settle(plan.states)
@@ -73,10 +73,10 @@ class ShadowStates:
 
     def nothing_is_left_but_snapshots(self) -> None:
         """When nothing runs, no row has a state; all snapshots are those that the cache knows."""
-        self.settle(self._cache.states.take())
+        self.settle(self._cache.states.take_ops())
         assert not self._rows, "the state of a row that is gone is still there"
         snapshots = self._cache.states.snapshots
-        assert self._snapshots.keys() == (set() if snapshots is None else snapshots.all()), "a snapshot is lost"
+        assert self._snapshots.keys() == (set() if snapshots is None else snapshots.numbers()), "a snapshot is lost"
 
     def _after(self, job: int, tokens: int) -> tuple[int, int]:
         return tokens, self._stories[job].number(tokens - 1)

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.decode_window import Drain
+from cortexmlx.scheduling.decode_window import DrainReason
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
-from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
+from cortexmlx.speculation.drafter import Drafter, SlowDrafter, TokenDraft
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
@@ -71,11 +71,11 @@ class Scripted:
         self._guess = guess
         self.asked = 0
 
-    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
         """See `Drafter`."""
         self.asked += len(jobs)
         guesses = [self._guess(job, budget) for job in jobs]
-        return [None if guess is None else Draft(*guess) for guess in guesses]
+        return [None if guess is None else TokenDraft(*guess) for guess in guesses]
 
     def end(self, job: Job) -> None:
         """See `Drafter`."""
@@ -117,7 +117,7 @@ class Figures:
         """What `EngineCore.step` does."""
         if self.machine.at_dispatch and self._in_flight and self._in_flight[-1][0].kind is StepKind.MIXED:
             self._collect()
-        if self._in_flight and self.speculation.wants_drained:
+        if self._in_flight and self.speculation.needs_drained_pipeline:
             self._collect()
         self.speculation.draft()
         self.now += self.machine.host
@@ -169,7 +169,7 @@ class Figures:
     @property
     def verified(self) -> int:
         """How many steps verified drafts."""
-        return self.scheduler.gate.steps[Drain.VERIFY]
+        return self.scheduler.gate.steps[DrainReason.VERIFY]
 
     @property
     def rate(self) -> float:

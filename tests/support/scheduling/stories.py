@@ -88,7 +88,7 @@ class KeptStory(Story):
 
     def answer(self) -> list[int]:
         """The tokens of the answer as far as it goes, and one more."""
-        wanted = min(self.job.max_new_tokens, self.job.generated + 1)
+        wanted = min(self.job.max_new_tokens, self.job.num_generated + 1)
         while len(self._told) < wanted:
             self._tell()
         answer = self._told[:wanted]

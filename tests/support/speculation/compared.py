@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.core.answers import seed_of
+from cortexmlx.core.answers import answer_seed
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import CortexError
 from cortexmlx.scheduling.keep_policy import KeepPolicy
@@ -116,7 +116,7 @@ class Compared:
         if self.kind.kv_bits is not None:
             gap = gap_of(model, text, tokens[:1], tokens[1:], self.kind.kv_bits, 32)
             return "two codes" if gap is not None and gap[1] < NOISE else None
-        row = plain_row(asked.sampling, seed_of(asked.seed, other.index), asked.prompt, before)
+        row = plain_row(asked.sampling, answer_seed(asked.seed, other.index), asked.prompt, before)
         size = tie_size(model, text, row, self._mask(asked, before), tokens)
         return None if size is None else f"{size:g}"
 
@@ -124,10 +124,10 @@ class Compared:
         """What is left of a text that drops tokens."""
         assert self.keep is not None
         text = list(prompt)
-        self.keep.cut(text)
+        self.keep.remove_surplus(text)
         for token in before:
             text.append(token)
-            self.keep.cut(text)
+            self.keep.remove_surplus(text)
         return text
 
     def _mask(self, asked: Asked, before: list[int]) -> Any:
@@ -135,9 +135,9 @@ class Compared:
         if not asked.constrained:
             return None
         grammar = self.driver.grammars.compile(asked.sampling.form, asked.thoughts, asked.calls)
-        matcher = grammar.matcher(self.forced)
+        matcher = grammar.make_matcher(self.forced)
         for token in before:
-            matcher.take(token)
+            matcher.accept(token)
         return fill_masks([(matcher, ())])[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.scheduling.decode_window import Drain
+from cortexmlx.scheduling.decode_window import DrainReason
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.speculation.speculation import Speculation
@@ -24,7 +24,7 @@ def guide(driver: Driver, guess: Guess) -> None:
 
     def draft() -> None:
         for job in scheduler.jobs:
-            scheduler.draft(job.id, guess(job))
+            scheduler.set_drafts(job.id, guess(job))
 
     core = driver.core
     core.speculation = core.speculation or Speculation(scheduler, ())
@@ -70,8 +70,8 @@ def planned(driver: Driver) -> list[StepPlan]:
 
 def right(whole: Sequence[int], most: int = 15) -> Guess:
     """The tokens of an answer, as they come."""
-    return lambda job: whole[job.generated : job.generated + most]
+    return lambda job: whole[job.num_generated : job.num_generated + most]
 
 
 def verified(driver: Driver) -> int:
-    return driver.core.scheduler.gate.steps[Drain.VERIFY]
+    return driver.core.scheduler.gate.steps[DrainReason.VERIFY]

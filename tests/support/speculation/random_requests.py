@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.structured.tools import Tool
@@ -32,7 +32,7 @@ FORMS: tuple[Any, ...] = (
     StructuredOutput.regex("[ab]{2,20}-?"),
     StructuredOutput.choice(["red", "green", "greenish blue"]),
 )
-CALLS = Calls(
+CALLS = AllowedCalls(
     Hermes(),
     (
         Tool(
@@ -58,7 +58,7 @@ class Asked:
     cache: bool = True
     params: dict[str, Any] = field(default_factory=dict)
     thoughts: Thoughts | None = None
-    calls: Calls | None = None
+    calls: AllowedCalls | None = None
     arrives: int = 0
     """The step before which it is asked."""
     cancelled: int | None = None

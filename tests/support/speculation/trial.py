@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.scheduling.decode_window import Drain
+from cortexmlx.scheduling.decode_window import DrainReason
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -74,7 +74,7 @@ class Trial:
         driver = roomy(self.kind.folder, tuple(self._settings().items()))
         handles = [asked.add(driver, every=True) for asked in self.asked]
         driver.finish()
-        assert not driver.core.scheduler.gate.steps[Drain.VERIFY]
+        assert not driver.core.scheduler.gate.steps[DrainReason.VERIFY]
         return [driver.result(handle) for handle in handles]
 
     def _driver(self) -> Driver:
@@ -139,7 +139,7 @@ class Trial:
             first = wanted[self._numbers[answer.of_request.handle.id]]
             whole = (first, *first.others)[answer.index].token_ids
             guess = GUESSES[(job.id if self.dice.random() < 0.8 else self.dice.randrange(99)) % len(GUESSES)]
-            core.scheduler.draft(job.id, guess(self.dice, whole, job.generated, core.info.vocab_size))
+            core.scheduler.set_drafts(job.id, guess(self.dice, whole, job.num_generated, core.info.vocab_size))
 
     @property
     def _refusals(self) -> int:
@@ -151,7 +151,7 @@ class Trial:
     def _count(self, driver: Driver, counts: Counts) -> None:
         stats = driver.core.stats()
         assert_nothing_lost(stats)
-        verified = driver.core.scheduler.gate.steps[Drain.VERIFY]
+        verified = driver.core.scheduler.gate.steps[DrainReason.VERIFY]
         assert self.kind.speculates or not verified, f"{self.where} must not speculate"
         counts.trials += 1
         counts.verifying_steps += verified
@@ -166,5 +166,5 @@ def roomy(folder: Path, settings: tuple[tuple[str, Any], ...]) -> Driver:
     """An engine with room for everything. It computes forced tokens one by one."""
     roomy = {"tokens": 8192, "max_rows": 8, "prefill_budget": 64, "prefix_cache": False, "speculate": False}
     driver = Driver(folder, **roomy, **dict(settings))
-    driver.core.scheduler.draft = lambda job_id, tokens: None  # type: ignore[method-assign]
+    driver.core.scheduler.set_drafts = lambda job_id, tokens: None  # type: ignore[method-assign]
     return driver

@@ -25,7 +25,7 @@ class Gate:
 @contextmanager
 def hash_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """A gate that is shut. The smallest models are hashed by threads, too."""
-    gate, add = Gate(), file_hash._FileSource.add
+    gate, add = Gate(), file_hash._FileSource.hash_range
 
     def waits(source: Any, digest: Any, begin: int, end: int) -> None:
         assert gate.opened.wait(PATIENCE)
@@ -34,7 +34,7 @@ def hash_gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
         add(source, digest, begin, end)
 
     monkeypatch.setattr(piece_hash, "PIECE", 1000)
-    monkeypatch.setattr(file_hash._FileSource, "add", waits)
+    monkeypatch.setattr(file_hash._FileSource, "hash_range", waits)
     try:
         yield gate
     finally:

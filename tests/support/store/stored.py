@@ -16,7 +16,7 @@ from support.patience import PATIENCE
 def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in a store is read, however fast computing is, and however slow the disk."""
     monkeypatch.setattr("cortexmlx.disk.tier._READING_SECONDS", -1e9)
-    monkeypatch.setattr("cortexmlx.disk.connector.PATIENCE", PATIENCE)
+    monkeypatch.setattr("cortexmlx.disk.connector.MIN_DISK_WAIT_SECONDS", PATIENCE)
 
 
 class Stored(Driver):

@@ -11,11 +11,11 @@ from cortexmlx.bench.studies.adapters import cost
 
 
 def test_each_kind_of_work_names_adapters_that_are_written(tiny: Any, tmp_path: Path) -> None:
-    with cost.opened(str(tiny("llama")), None) as plain:
-        folders = cost.written(plain, tmp_path)
+    with cost.open_engine(str(tiny("llama")), None) as plain:
+        folders = cost.write_adapters(plain, tmp_path)
         named = {name for _, _, names in cost.KINDS for name in names if name is not None}
         assert named == set(folders) and len(folders) == 2 * cost.ADAPTERS
-        with cost.opened(str(tiny("llama")), folders) as served:
+        with cost.open_engine(str(tiny("llama")), folders) as served:
             assert set(served.adapters) == named
             assert len(served.adapters["seven 0"].targets) == 14 and len(served.adapters["two 0"].targets) == 4
 
@@ -23,9 +23,9 @@ def test_each_kind_of_work_names_adapters_that_are_written(tiny: Any, tmp_path: 
 def test_the_work_is_done(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOKENS", 3)
     monkeypatch.setattr(cost, "PROMPT", 60)
-    with cost.opened(str(tiny("llama")), None) as plain:
-        folders = cost.written(plain, tmp_path)
-        with cost.opened(str(tiny("llama")), folders) as served:
-            assert cost.decode(served, cost.SEVENS) > 0 and cost.prefill(served, cost.TWOS) > 0
+    with cost.open_engine(str(tiny("llama")), None) as plain:
+        folders = cost.write_adapters(plain, tmp_path)
+        with cost.open_engine(str(tiny("llama")), folders) as served:
+            assert cost.time_decode(served, cost.SEVENS) > 0 and cost.time_prefill(served, cost.TWOS) > 0
             stats = served.stats()
             assert stats.generated_tokens == 16 * 3 + cost.PROMPTS and stats.prompt_tokens == 16 * 3 + cost.PROMPTS * 60

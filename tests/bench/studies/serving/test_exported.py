@@ -8,13 +8,13 @@ import mlx_lm
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.bench.studies.serving.exported import export
+from cortexmlx.bench.studies.serving.exported import export_model
 
 
 @pytest.mark.model
 def test_mlx_lm_reads_the_same_model(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "What is 2+2?"}]
-    folder = str(export("smollm2", tmp_path / "model"))
+    folder = str(export_model("smollm2", tmp_path / "model"))
     model, tokenizer, *_ = mlx_lm.load(folder)
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     theirs = mlx_lm.generate(model, tokenizer, prompt, max_tokens=12)

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cortexmlx.bench.studies.serving.load import WARM, body, measured
+from cortexmlx.bench.studies.serving.load import WARM, request_body, run_load
 
 ANSWERS = {
     "good": b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[{"delta":{"content":"b"}}]}\n\n'
@@ -43,14 +43,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
 
 def test_an_answer_without_tokens_is_a_failure(server: tuple[str, int]) -> None:
     kind, port = server
-    run = measured(port, "agent", 4, 8, 2, "m")
+    run = run_load(port, "agent", 4, 8, 2, "m")
     if kind == "good":
-        assert (run.completed, run.tokens, run.cached, len(run.gaps), run.failures) == (8, 16, 24, 8, [])
+        assert (run.answered_count, run.tokens, run.cached, len(run.gaps), run.failures) == (8, 16, 24, 8, [])
     else:
-        assert run.completed == 0 and len(run.failures) == 8 and run.seconds > 0
+        assert run.answered_count == 0 and len(run.failures) == 8 and run.seconds > 0
 
 
 def test_agents_share_a_long_beginning_and_chats_none() -> None:
-    first, second = (body("agent", number, 5, "m")["messages"] for number in (0, 1))
+    first, second = (request_body("agent", number, 5, "m")["messages"] for number in (0, 1))
     assert first[0] == second[0] and len(first[0]["content"]) > 2000 and first[1] != second[1]
-    assert [m["role"] for m in body("chat", 0, 5, "m")["messages"]] == ["user"] and WARM == 3
+    assert [m["role"] for m in request_body("chat", 0, 5, "m")["messages"]] == ["user"] and WARM == 3

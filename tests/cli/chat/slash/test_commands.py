@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.input import candidates
+from cortexmlx.cli.chat.input import completions
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
+from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, LeaveChat
 from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.core.config import EngineConfig
 from support.cli.chat_commands import printed, run_command
@@ -22,7 +22,7 @@ def test_help_names_every_command_and_alias(session: ChatSession, screen: Consol
         assert all(name in printed(screen) for name in (command.name, *command.aliases, command.help))
     for keys in ("Alt-Enter", "Ctrl-R", "Ctrl-X Ctrl-E", "Ctrl-T", "Ctrl-C", "Ctrl-Z", "Ctrl-D"):
         assert keys in printed(screen)
-    assert "temperature" in BY_NAME["/set"].values() and list(BY_NAME["/load"].values()) == []
+    assert "temperature" in BY_NAME["/set"].complete_values() and list(BY_NAME["/load"].complete_values()) == []
     run_command("/help set", session, screen)
     assert printed(screen).count("/set [NAME VALUE]") == 2 and printed(screen).count("/undo") == 1
 
@@ -33,10 +33,10 @@ def test_no_two_commands_share_a_name() -> None:
 
 
 def test_tab_tells_kept_chats_from_files(session: ChatSession) -> None:
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
-    assert session.keeper.path is not None
-    assert [*candidates("/load ", BY_NAME)] == [(session.keeper.path.stem, 0, "kept chat")]
+    assert session.saver.path is not None
+    assert [*completions("/load ", BY_NAME)] == [(session.saver.path.stem, 0, "kept chat")]
 
 
 def test_stats_blocks_and_tokens_speak_of_the_engine(session: ChatSession, screen: Console) -> None:
@@ -55,12 +55,12 @@ def test_a_chat_that_keeps_a_part_says_how_much(session: ChatSession, screen: Co
 
 
 def test_a_cleared_chat_is_empty_and_what_was_said_is_kept(session: ChatSession, screen: Console) -> None:
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
-    first = session.keeper.path
+    first = session.saver.path
     assert first is not None
     run_command("/reset", session, screen)
-    assert session.conversation.messages == () and session.keeper.path is None
+    assert session.conversation.messages == () and session.saver.path is None
     assert printed(screen) == f"  the conversation is empty again; what was said is kept as {first.stem}\n"
 
 
@@ -74,7 +74,7 @@ def test_tokens_tell_what_is_not_read_any_more(session: ChatSession, screen: Con
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "/bye", "exit", " QUIT ", "exit()", "/BYE"])
 def test_whoever_wants_to_go_goes(session: ChatSession, screen: Console, line: str) -> None:
-    with pytest.raises(Leave):
+    with pytest.raises(LeaveChat):
         run_command(line, session, screen)
 
 

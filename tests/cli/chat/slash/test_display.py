@@ -12,9 +12,9 @@ from rich.console import Console
 
 from cortexmlx import Engine
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chat.slash.display import blocks, on_disk, sparkline, stats
+from cortexmlx.cli.chat.slash.display import disk_tier_summary, show_blocks, show_stats, sparkline
 from cortexmlx.cli.chat.status import ArenaView
-from cortexmlx.cli.chat.view import RawView
+from cortexmlx.cli.chat.view import PlainTextView
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import BlockMap, GroupBlocks, StoreState, StoreStats
@@ -38,11 +38,11 @@ def printed(screen: Console) -> dict[str, str]:
 
 
 def test_the_figures_are_the_engines_and_add_up(engine: Engine, screen: Console) -> None:
-    chat = ChatSession(engine, lambda reply: RawView(), engine.conversation(params=SHORT))
+    chat = ChatSession(engine, lambda reply: PlainTextView(), engine.conversation(params=SHORT))
     done = [chat.ask(Question(question)) for question in ("one", "and two", "and three")]
     tokens = [each.usage.completion_tokens for each in done]
     rates = [each.timings.decode_tokens_per_second for each in done]
-    stats(chat, "", screen)
+    show_stats(chat, "", screen)
     figures, said = engine.stats(), printed(screen)
     used, shared, cached, stored, free, total, size = map(int, re.findall(r"\d+", said["blocks"])[:7])
     assert used + cached + free == total == figures.total_blocks and shared == stored == 0
@@ -72,25 +72,25 @@ def test_what_only_some_engines_have_is_said_where_it_is(
     arena = BlockMap(32, (GroupBlocks(2, None, 2**20, 24, bytes([1] * 5 + [2] * 3 + [3] * 4 + [4] * 2 + [0] * 10)),))
     monkeypatch.setattr(session.engine, "stats", lambda: known)
     monkeypatch.setattr(session.engine, "blocks", lambda: arena)
-    stats(session, "", screen)
+    show_stats(session, "", screen)
     said = printed(screen)
     assert said["blocks"].startswith("8 in use (3 shared), 6 cached (2 on disk, too), 10 free: 24 of 32 tokens; ")
     assert said["KV memory"].startswith("1 MiB in use and 6 MiB cached, of 1 GiB")
     assert said["states"] == "3 MiB, for 12 beginnings to use again"
     assert said["on disk"].startswith("17 blocks written (1 MiB), 5 read, since the chat began; /kv has")
     session.engine = FakeEngine(EngineConfig("fake", keep_last=1000))  # type: ignore[assignment]
-    stats(session, "", screen)
+    show_stats(session, "", screen)
     assert printed(screen)["kept"] == "the first 4 and the newest 1,000 tokens of a text; 1,234 dropped"
 
 
 def test_a_store_that_is_not_in_use_yet_says_so() -> None:
     store = StoreStats("/kv", 4 * 2**30, 0, 0, 0, 0, 0, 0, StoreState.HASHING, 0.4)
-    assert on_disk(store) == "nothing yet: the weights are being hashed (40%), for /kv"
-    assert "no hash" in on_disk(replace(store, state=StoreState.OFF))
+    assert disk_tier_summary(store) == "nothing yet: the weights are being hashed (40%), for /kv"
+    assert "no hash" in disk_tier_summary(replace(store, state=StoreState.OFF))
 
 
 def test_blocks_draws_the_arena_with_its_legend(session: ChatSession, screen: Console) -> None:
-    blocks(session, "", screen)
+    show_blocks(session, "", screen)
     assert isinstance(screen.file, io.StringIO)
     assert screen.file.getvalue().splitlines() == [
         "  █ private 0  ▓ shared 0  ▒ cached 2  ░ on disk 0  · free 62",
@@ -101,18 +101,18 @@ def test_blocks_draws_the_arena_with_its_legend(session: ChatSession, screen: Co
 
 def test_blocks_live_goes_on_until_it_is_asked_again(session: ChatSession, screen: Console) -> None:
     with pytest.raises(InvalidRequest, match="needs a terminal"):
-        blocks(session, "live", screen)
+        show_blocks(session, "live", screen)
     nothing: Any = None
     session.arena = ArenaView(nothing)
     for again in ("live", ""):
-        blocks(session, "live", screen)
+        show_blocks(session, "live", screen)
         assert session.arena.shown and "drawn below answers" in str(printed(screen))
-        blocks(session, again, screen)
+        show_blocks(session, again, screen)
         assert not session.arena.shown and "not drawn any more" in str(printed(screen))
-    blocks(session, "", screen)
+    show_blocks(session, "", screen)
     assert not session.arena.shown
     with pytest.raises(InvalidRequest, match="takes nothing, or live: not 'off'"):
-        blocks(session, "off", screen)
+        show_blocks(session, "off", screen)
 
 
 def test_a_sparkline_shows_peaks_and_never_more_than_its_width() -> None:
@@ -129,9 +129,9 @@ def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(sess
     run_command("/thoughts", session, screen)
     assert screen.file.getvalue() == "So it is.\n"  # type: ignore[attr-defined]
     run_command("/thoughts fold", session, screen)
-    assert session.folding.folded
+    assert session.thought_display.folded
     run_command("/thoughts show", session, screen)
-    assert not session.folding.folded
+    assert not session.thought_display.folded
     with pytest.raises(InvalidRequest, match="takes nothing, fold or show: not 'off'"):
         run_command("/thoughts off", session, screen)
     session.ask(Question("without"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import Attached, ChatSession, Question
+from cortexmlx.cli.chat.session import AttachedFile, ChatSession, Question
 from cortexmlx.cli.chats.saved_chats import ChatSaver, chats_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
@@ -97,9 +97,9 @@ def test_variables_of_another_model_do_not_fail_every_turn(
 
 
 def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("one"))
-    first = session.keeper.path
+    first = session.saver.path
     assert first is not None
     with pytest.raises(InvalidRequest, match=f"/save needs a file name; the chat is kept in {re.escape(str(first))}"):
         run_command("/save", session, screen)
@@ -128,7 +128,7 @@ def test_a_file_goes_with_the_next_message_or_with_its_question(
         run_command("/file", session, screen)
     asked = run_command(f"/file {path} What is it?", session, screen)
     text = f"{blank}:\n```py\npass\n```\n\n{path}:\n```txt\nalpha\nbeta\n```\n\nWhat is it?"
-    assert asked == Question(text, typed=f"@{path} What is it?", waited=(Attached(blank, "pass\n"),))
+    assert asked == Question(text, typed=f"@{path} What is it?", attached=(AttachedFile(blank, "pass\n"),))
     assert session.attached == [] and f"+ {path}: 2 lines, 11 B, 11 tokens" in printed(screen)
     quoted = run_command(f'/file "{blank}" And this?', session, screen)
     assert isinstance(quoted, Question) and quoted.typed == f'@"{blank}" And this?'
@@ -146,7 +146,7 @@ def test_a_file_that_never_fits_is_refused_with_its_numbers(
 def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:
     run_command("/chats", session, screen)
     assert printed(screen).splitlines() == ["  no chats are kept yet"]
-    session.keeper = ChatSaver()
+    session.saver = ChatSaver()
     session.ask(Question("monads"))
     for number in range(25):
         (chats_folder() / f"2026-01-01-{number:02}.json").touch()

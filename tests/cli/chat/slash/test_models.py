@@ -13,8 +13,8 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash import models
-from cortexmlx.cli.chat.slash.models import device_line
-from cortexmlx.cli.engine import OpenEngine
+from cortexmlx.cli.chat.slash.models import describe_device
+from cortexmlx.cli.engine import ReplaceableEngine
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest, ModelNotFound
 from cortexmlx.models.inventory import LocalModel
@@ -26,7 +26,7 @@ from support.cli.cli_fakes import Fakes
 @pytest.fixture
 def hosted(fakes: Fakes, session: ChatSession) -> Iterator[ChatSession]:
     """A chat whose engine can be exchanged."""
-    with OpenEngine(EngineConfig("fake", adapter="mine", keep_last=500)) as host:
+    with ReplaceableEngine(EngineConfig("fake", adapter="mine", keep_last=500)) as host:
         session.host, session.engine = host, host.engine
         session.conversation = host.engine.conversation(system="S")
         yield session
@@ -153,7 +153,7 @@ def test_an_adapter_stays_with_its_model(fakes: Fakes, hosted: ChatSession, scre
     folder = str(Path("folder").absolute())
     run_command("/adapter sql=folder", hosted, screen)
     assert hosted.host is not None and hosted.host.config.adapters == {"sql": folder}
-    hosted.move(replace(hosted.host.config, keep_last=400))
+    hosted.switch_engine(replace(hosted.host.config, keep_last=400))
     assert hosted.conversation.adapter == "sql" and fakes.engine.options.adapters == {"sql": folder}
     run_command("/model org/other", hosted, screen)
     assert hosted.conversation.adapter is None and fakes.engine.options.adapters is None
@@ -161,7 +161,7 @@ def test_an_adapter_stays_with_its_model(fakes: Fakes, hosted: ChatSession, scre
 
 def test_a_gpu_is_named_and_a_cpu_says_which_blas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    assert device_line().startswith("CPU, ") and "BLAS" in device_line()
+    assert describe_device().startswith("CPU, ") and "BLAS" in describe_device()
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M3 Max"})
-    assert device_line() == "Apple M3 Max (Metal)"
+    assert describe_device() == "Apple M3 Max (Metal)"

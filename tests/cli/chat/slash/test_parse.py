@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.cli.chat.slash.commands import BY_NAME
-from cortexmlx.cli.chat.slash.parse import Typed, read
+from cortexmlx.cli.chat.slash.parse import ParsedInput, parse_input
 from cortexmlx.errors import InvalidRequest
 
 
@@ -31,7 +31,7 @@ from cortexmlx.errors import InvalidRequest
     ],
 )
 def test_known_names_are_commands(typed: str, command: str, argument: str) -> None:
-    assert read(typed, BY_NAME) == Typed(command, argument)
+    assert parse_input(typed, BY_NAME) == ParsedInput(command, argument)
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_known_names_are_commands(typed: str, command: str, argument: str) -> No
 )
 def test_everything_else_is_a_message_as_it_is(typed: str) -> None:
     if typed == "/clear\n":  # a line break at its end is no second line
-        assert read(typed, BY_NAME).command == "/clear"
+        assert parse_input(typed, BY_NAME).command == "/clear"
     else:
-        assert read(typed, BY_NAME) == Typed(None, typed)
+        assert parse_input(typed, BY_NAME) == ParsedInput(None, typed)
 
 
 @given(st.text(max_size=30))
 def test_no_text_is_changed_or_breaks_anything(text: str) -> None:
     try:
-        typed = read(f"x{text}", BY_NAME)
+        typed = parse_input(f"x{text}", BY_NAME)
     except InvalidRequest as error:
         raise AssertionError("only a name with a slash is a mistyped command") from error
     assert typed.command is None or typed.command == "/exit"
     if typed.command is None:
         assert typed.text == f"x{text}"
     try:
-        read(f"/{text}", BY_NAME)
+        parse_input(f"/{text}", BY_NAME)
     except InvalidRequest:
         assert re.fullmatch(r"[\w-]+", text.split()[0])
 
@@ -83,7 +83,7 @@ def test_no_text_is_changed_or_breaks_anything(text: str) -> None:
 @pytest.mark.parametrize(("typed", "near"), [("/clera", "/clear"), ("/quti now", "/quit"), ("/hlp", "/help")])
 def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
     with pytest.raises(InvalidRequest, match=f"did you mean {near}"):
-        read(typed, BY_NAME)
+        parse_input(typed, BY_NAME)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
 )
 def test_an_unknown_word_after_a_slash_is_answered_and_not_sent(typed: str, near: str | None) -> None:
     with pytest.raises(InvalidRequest, match=f"no command {typed.strip().lower()}: .*put a blank in front") as refused:
-        read(typed, BY_NAME)
+        parse_input(typed, BY_NAME)
     assert near is None or f"did you mean {near}?" in str(refused.value)
 
 
 def test_nothing_is_no_message_and_quotes_are_always_one() -> None:
-    assert read("  \n", BY_NAME) == Typed(None, "")
-    assert read('"""/exit"""', BY_NAME) == Typed(None, "/exit")
-    assert read('  """\n/set x\ny\n"""', BY_NAME) == Typed(None, "/set x\ny")
+    assert parse_input("  \n", BY_NAME) == ParsedInput(None, "")
+    assert parse_input('"""/exit"""', BY_NAME) == ParsedInput(None, "/exit")
+    assert parse_input('  """\n/set x\ny\n"""', BY_NAME) == ParsedInput(None, "/set x\ny")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Figures
-from cortexmlx.cli.chat.slash.settings import names
-from cortexmlx.cli.engine import OpenEngine
+from cortexmlx.cli.chat.session import ChatSession, FigureDisplay
+from cortexmlx.cli.chat.slash.settings import setting_names
+from cortexmlx.cli.engine import ReplaceableEngine
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
@@ -73,7 +73,7 @@ def test_set_alone_shows_everything_and_a_name_alone_its_value(session: ChatSess
     run_command("/set", session, screen)
     said = printed(screen)
     assert said.startswith("  stop                none") and "repetition_penalty  1.0" in said
-    assert {"temperature", "kv_memory", "verbose", "system"} <= set(names())
+    assert {"temperature", "kv_memory", "verbose", "system"} <= set(setting_names())
 
 
 def test_answers_can_have_a_schema(session: ChatSession, screen: Console, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_answers_can_have_a_schema(session: ChatSession, screen: Console, tmp_pa
     assert '  schema              {"type":"object"}' in printed(screen)
 
 
-@pytest.mark.parametrize("figures", Figures)
-def test_what_is_said_below_an_answer(session: ChatSession, screen: Console, figures: Figures) -> None:
+@pytest.mark.parametrize("figures", FigureDisplay)
+def test_what_is_said_below_an_answer(session: ChatSession, screen: Console, figures: FigureDisplay) -> None:
     run_command(f"/set {figures.value}", session, screen)
     assert session.figures is figures
 
@@ -116,7 +116,7 @@ def test_the_system_prompt_is_shown_changed_and_removed(session: ChatSession, sc
 def test_more_memory_takes_another_engine_and_the_chat_goes_on(
     fakes: Fakes, session: ChatSession, screen: Console
 ) -> None:
-    with OpenEngine(EngineConfig("fake")) as host:
+    with ReplaceableEngine(EngineConfig("fake")) as host:
         engine: Any = host.engine
         session.host, session.engine, session.conversation = host, engine, engine.conversation(system="S")
         session.conversation.ask("one")

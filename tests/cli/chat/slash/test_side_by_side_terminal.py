@@ -9,7 +9,7 @@ import pyte
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.slash.side_by_side import SideBySide
+from cortexmlx.cli.chat.slash.side_by_side import SideBySideDisplay
 from cortexmlx.cli.terminal import drawing
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from support.cli.chat_commands import TerminalText
@@ -43,7 +43,7 @@ class Replay:
 def test_no_row_that_grew_is_left(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminals do not agree on the width of joined emoji: some show its parts, others one sign of two cells."""
     monkeypatch.setattr(drawing, "SOONEST_SECONDS", 0.0)
-    monkeypatch.setattr(drawing, "SHARE", 0)
+    monkeypatch.setattr(drawing, "MAX_TIME_SHARE", 0)
     if not wide:
         monkeypatch.setattr("support.cli.emulator.wcwidth", _Joined())
         monkeypatch.setattr("pyte.screens.wcwidth", _Joined())
@@ -54,7 +54,7 @@ def test_no_row_that_grew_is_left(wide: bool, monkeypatch: pytest.MonkeyPatch) -
         stream = pyte.Stream(screen)
         console = Console(file=written, width=columns, height=lines, force_terminal=True, color_system="256")
         words = [chance.choice((*EMOJI, "word ", " ", "longer", "\n")) for _ in range(60)]
-        SideBySide(console, count).follow(Replay(words, count))  # type: ignore[arg-type]
+        SideBySideDisplay(console, count).show_reply(Replay(words, count))  # type: ignore[arg-type]
         stream.feed(written.getvalue().replace("\n", "\r\n"))
         said = [line for line in screen.text_lines() if line]
         assert written.getvalue().count("answers") > 5 and "".join(said).count("END") == count

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.session import ChatSession, Draft, Question
+from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
 from cortexmlx.errors import InvalidRequest
 from support.cli.chat_commands import printed, run_command
 
@@ -16,7 +16,7 @@ from support.cli.chat_commands import printed, run_command
 def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: Console) -> None:
     session.ask(Question("one"))
     session.ask(Question("two\nlines"))
-    assert run_command("/regen", session, screen) == Question("two\nlines", again=True)
+    assert run_command("/regen", session, screen) == Question("two\nlines", replaces_last=True)
     run_command("/undo", session, screen)
     assert [turn["content"] for turn in session.conversation.messages] == ["one", "You said: one"]
     run_command("/undo", session, screen)
@@ -24,7 +24,7 @@ def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: C
     said = printed(screen).splitlines()
     assert said[-3:] == ["  took back: two ...", "  took back: one", "  there is nothing to take back"]
     assert said[0].startswith("  the same again, at temperature 0")
-    session.begin_anew()
+    session.start_new_chat()
     for line, says in {
         "/regen": "no answer to write again",
         "/edit x": "no question to change",
@@ -38,29 +38,29 @@ def test_what_comes_after_undo_replaces_no_older_turn(session: ChatSession, scre
     for text in ("one", "two", "three"):
         session.ask(Question(text))
     run_command("/undo", session, screen)
-    assert run_command("/edit", session, screen) == Draft("three", again=False)
+    assert run_command("/edit", session, screen) == QuestionDraft("three", replaces_last=False)
     assert run_command("/edit drei", session, screen) == Question("drei", typed="drei")
     assert run_command("/regen", session, screen) == Question("three")
     assert run_command("/n 2", session, screen) == Question("three", answers=2)
     run_command("/undo", session, screen)
     session.ask(Question("zwei"))
     assert [m["content"] for m in session.conversation.messages if m["role"] == "user"] == ["one", "zwei"]
-    assert run_command("/edit", session, screen) == Draft("zwei"), "what was taken back is over"
+    assert run_command("/edit", session, screen) == QuestionDraft("zwei"), "what was taken back is over"
 
 
 def test_the_last_question_is_asked_in_other_words(session: ChatSession, screen: Console) -> None:
     session.ask(Question("one"))
-    assert run_command("/edit", session, screen) == Draft("one")
-    assert run_command("/edit uno\ndue", session, screen) == Question("uno\ndue", again=True, typed="uno\ndue")
+    assert run_command("/edit", session, screen) == QuestionDraft("one")
+    assert run_command("/edit uno\ndue", session, screen) == Question("uno\ndue", replaces_last=True, typed="uno\ndue")
     session.ask(Question("notes.txt:\n```\na\n```\n\n@notes.txt what?", typed="@notes.txt what?"))
-    assert run_command("/edit", session, screen) == Draft("@notes.txt what?"), "not the text of the file"
+    assert run_command("/edit", session, screen) == QuestionDraft("@notes.txt what?"), "not the text of the file"
 
 
 def test_several_answers_are_asked_for(session: ChatSession, screen: Console) -> None:
     session.params = replace(session.params, temperature=0.5)
     assert run_command("/n 4 What now?", session, screen) == Question("What now?", answers=4, typed="What now?")
     session.ask(Question("one"))
-    assert run_command("/n", session, screen) == Question("one", again=True, answers=3)
+    assert run_command("/n", session, screen) == Question("one", replaces_last=True, answers=3)
     assert printed(screen) == ""
     for line in ("/n 1", "/n 10", "/n many", "/n -3"):
         with pytest.raises(InvalidRequest, match="/n takes how many answers are wanted, 2 to 9"):

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from cortexmlx.cli.chat.input import LineCleared
-from cortexmlx.cli.chat.session import Stopped
-from cortexmlx.cli.chat.tools.calls import CallDisplay, shortened, written
+from cortexmlx.cli.chat.session import TurnStopped
+from cortexmlx.cli.chat.tools.calls import ToolCallDisplay, format_call, shorten_result
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
 from cortexmlx.structured.tools import ToolCall
 
 CALL = ToolCall("1", "weather", '{"city": "Paris", "days": 2}')
 
 
-def display(typed: Sequence[str | None], *, ask_first: bool = True) -> tuple[CallDisplay, list[str]]:
+def display(typed: Sequence[str | None], *, ask_first: bool = True) -> tuple[ToolCallDisplay, list[str]]:
     told: list[str] = []
     lines = iter(typed)
 
@@ -27,7 +27,7 @@ def display(typed: Sequence[str | None], *, ask_first: bool = True) -> tuple[Cal
             raise LineCleared
         return line
 
-    return CallDisplay(told.append, ask, set(), ask_first=ask_first), told
+    return ToolCallDisplay(told.append, ask, set(), ask_first=ask_first), told
 
 
 @pytest.mark.parametrize(
@@ -36,38 +36,38 @@ def display(typed: Sequence[str | None], *, ask_first: bool = True) -> tuple[Cal
 )
 def test_a_call_runs_if_the_user_says_so(typed: list[str | None], allowed: bool) -> None:
     shown, told = display(typed)
-    assert shown.approve(CALL) is allowed
+    assert shown.ask_approval(CALL) is allowed
     assert told[0] == 'weather(city="Paris", days=2)'
     assert len([line for line in told if line.strip().startswith("run it?")]) == len(typed)
 
 
 def test_always_is_for_one_function() -> None:
     shown, told = display(["always", "n"])
-    assert shown.approve(CALL) and shown.approve(CALL)
-    assert not shown.approve(ToolCall("2", "delete", "{}")) and told[-2] == "delete()"
+    assert shown.ask_approval(CALL) and shown.ask_approval(CALL)
+    assert not shown.ask_approval(ToolCall("2", "delete", "{}")) and told[-2] == "delete()"
 
 
 @pytest.mark.parametrize("typed", ["^C", None])
 def test_ctrl_c_and_the_end_of_the_input_stop_the_turn(typed: str | None) -> None:
-    with pytest.raises(Stopped, match="taken back"):
-        display([typed])[0].approve(CALL)
+    with pytest.raises(TurnStopped, match="taken back"):
+        display([typed])[0].ask_approval(CALL)
 
 
 def test_without_a_question_calls_are_shown_all_the_same() -> None:
     shown, told = display([], ask_first=False)
-    assert shown.approve(CALL) and told == ['weather(city="Paris", days=2)']
+    assert shown.ask_approval(CALL) and told == ['weather(city="Paris", days=2)']
 
 
 def test_nothing_of_a_call_is_hidden() -> None:
     """Control sequences, and characters without a width, which a terminal would not show."""
     call = ToolCall("1", "run", json.dumps({"code": "a\x1b[2K\rb\u200bc\U000e0041\u202ed\né"}))
-    assert written(call) == r'run(code="a\u001b[2K\rb\u200bc\udb40\udc41\u202ed\né")'
+    assert format_call(call) == r'run(code="a\u001b[2K\rb\u200bc\udb40\udc41\u202ed\né")'
 
 
 def test_the_beginning_of_a_result_is_shown() -> None:
     shown, told = display([])
     for result in (None, "14 °C\n", NOT_ALLOWED, ""):
-        shown.show(ToolEvent(CALL, result))
+        shown.show_result(ToolEvent(CALL, result))
     assert told == ["= 14 °C", "= (nothing)"]
-    assert shortened("\n".join(map(str, range(10)))) == "0\n1\n2\n3\n4\n5 ... (8 more characters)"
-    assert shortened("x" * 700) == "x" * 600 + " ... (100 more characters)"
+    assert shorten_result("\n".join(map(str, range(10)))) == "0\n1\n2\n3\n4\n5 ... (8 more characters)"
+    assert shorten_result("x" * 700) == "x" * 600 + " ... (100 more characters)"

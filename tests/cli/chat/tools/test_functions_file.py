@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.chat.tools.functions_file import tools_of
+from cortexmlx.cli.chat.tools.functions_file import load_tools
 from cortexmlx.errors import InvalidRequest
 
 GOOD = '''
@@ -33,7 +33,7 @@ def _helper(x): ...
 def test_functions_that_the_file_defines_are_its_tools(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("TEXT = 'é'\n")
     (tmp_path / "mine.py").write_text(GOOD)
-    weather, later = tools_of(tmp_path / "mine.py")
+    weather, later = load_tools(tmp_path / "mine.py")
     assert (weather.name, weather.description, later.name) == ("weather", "The weather.", "later")
     assert weather.schema["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
     assert weather.function is not None
@@ -45,7 +45,7 @@ def test_a_file_may_name_its_tools(tmp_path: Path) -> None:
         GOOD.replace("import beside_it", "from os.path import basename").replace(" + beside_it.TEXT", "")
         + "\n__all__ = ['later']\n"
     )
-    assert [tool.name for tool in tools_of(path)] == ["later"], "also without .py in its name"
+    assert [tool.name for tool in load_tools(path)] == ["later"], "also without .py in its name"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_a_file_without_tools_says_why(text: str | None, says: str, tmp_path: Pa
     if text is not None:
         path.write_text(text)
     with pytest.raises(InvalidRequest, match=says):
-        tools_of(path)
+        load_tools(path)
     with pytest.raises(InvalidRequest, match="is not a file"):
-        tools_of(tmp_path)
+        load_tools(tmp_path)

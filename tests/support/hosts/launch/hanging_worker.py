@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.distributed import rank_server, worker
-from cortexmlx.distributed.launch.assignment import rank
+from cortexmlx.distributed.launch.assignment import read_rank
 
 FOLDER = "CORTEXMLX_TESTS_HANG"
 """The variable of the environment with the folder of the files that ask for it."""
@@ -26,8 +26,8 @@ def flag(folder: Path, of_rank: int) -> Path:
 
 def main() -> int:
     """Be a worker."""
-    own: Callable[..., Any] = rank_server._Rank._start
-    ask = flag(Path(os.environ[FOLDER]), rank())
+    own: Callable[..., Any] = rank_server._CallHandler._start_step_part
+    ask = flag(Path(os.environ[FOLDER]), read_rank())
 
     def start(self: Any, asks: Any) -> Any:
         if ask.exists():
@@ -35,7 +35,7 @@ def main() -> int:
             threading.Event().wait()
         return own(self, asks)
 
-    rank_server._Rank._start = start  # type: ignore[method-assign]
+    rank_server._CallHandler._start_step_part = start  # type: ignore[method-assign]
     return worker.main()
 
 

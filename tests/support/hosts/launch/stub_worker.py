@@ -9,20 +9,28 @@ import signal
 import sys
 import time
 
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
-from cortexmlx.distributed.worker import end_process_when_lost, end_with_parent, join, meet_the_others
+from cortexmlx.distributed.launch.assignment import (
+    CONTROLLER_LOST,
+    MEET,
+    READY,
+    WorkerAssignment,
+    package_versions,
+    read_key,
+    read_rank,
+)
+from cortexmlx.distributed.worker import end_process_when_lost, end_with_parent, init_mlx_group, join_controller
 from cortexmlx.errors import HostLost
 
 
 def main(fault: str) -> None:
     """Join and answer, or go wrong."""
     end_with_parent()
-    here = rank()
+    here = read_rank()
     if fault == "deaf":
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-    task = Assignment.read()
-    key = take_key(os.environ, sys.stdin)
+    task = WorkerAssignment.from_environment()
+    key = read_key(os.environ, sys.stdin)
     if fault == "never-joins":
         time.sleep(600)
     if fault == "exits" and here == 1:
@@ -32,15 +40,15 @@ def main(fault: str) -> None:
     if fault == "garbage":
         os.write(1, os.urandom(200_000) + b"\x1b[2J\r\n" + key.hex().encode() + b"\n" + b"x" * 100_000)
     if fault == "another-version":
-        identity = versions() | {"mlx": "0.0.1"}
+        identity = package_versions() | {"mlx": "0.0.1"}
     else:
-        identity = versions()
-    link = join(task.addresses, key, task.epoch, here, identity, deadline=time.monotonic() + task.seconds)
+        identity = package_versions()
+    link = join_controller(task.addresses, key, task.epoch, here, identity, deadline=time.monotonic() + task.seconds)
     if fault != "deaf":
         end_process_when_lost(link)
     assert link.receive() == MEET
     if fault == "meets":
-        meet_the_others(task, here)
+        init_mlx_group(task, here)
     link.send(b"strange" if fault == "strange" else READY)
     try:
         while True:

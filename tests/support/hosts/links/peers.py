@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from cortexmlx.distributed.links.handshake import new_key
-from cortexmlx.distributed.links.link import Link, LinkLimits
+from cortexmlx.distributed.links.link import LinkLimits, WorkerLink
 from cortexmlx.distributed.links.listener import Listener
-from cortexmlx.distributed.worker import join
+from cortexmlx.distributed.worker import join_controller
 from support.patience import PATIENCE
 
 PATIENT = LinkLimits(silence_seconds=PATIENCE, stall_seconds=PATIENCE)
@@ -46,9 +46,9 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
-def link_pair(limits: LinkLimits = PATIENT) -> tuple[Link, Link]:
+def link_pair(limits: LinkLimits = PATIENT) -> tuple[WorkerLink, WorkerLink]:
     (one, other), (pulse, other_pulse) = tcp_pair(), tcp_pair()
-    return Link(one, pulse, "one", limits), Link(other, other_pulse, "other", limits)
+    return WorkerLink(one, pulse, "one", limits), WorkerLink(other, other_pulse, "other", limits)
 
 
 class Group:
@@ -62,19 +62,21 @@ class Group:
         self.listener = Listener(self.key, self.epoch, ranks, allowed_addresses=allowed, **options)
         self.address = self.listener.addresses[0]
         self._threads = ThreadPoolExecutor()
-        self.accepted: Future[list[Link]] = self._threads.submit(
+        self.accepted: Future[list[WorkerLink]] = self._threads.submit(
             self.listener.accept, time.monotonic() + seconds, check=check
         )
-        self._joined: list[Future[Link]] = []
+        self._joined: list[Future[WorkerLink]] = []
 
-    def join(self, rank: int = 0, **changes: Any) -> Future[Link]:
+    def join(self, rank: int = 0, **changes: Any) -> Future[WorkerLink]:
         """Join on another thread."""
         asked = {"key": self.key, "epoch": self.epoch, "identity": IDENTITY, "limits": PATIENT} | changes
-        future = self._threads.submit(join, [self.address], rank=rank, deadline=time.monotonic() + PATIENCE, **asked)
+        future = self._threads.submit(
+            join_controller, [self.address], rank=rank, deadline=time.monotonic() + PATIENCE, **asked
+        )
         self._joined.append(future)
         return future
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[WorkerLink]:
         return self.accepted.result(PATIENCE)
 
     def __enter__(self) -> Group:

@@ -8,7 +8,7 @@ import socket
 import stat
 from collections.abc import Callable
 
-from cortexmlx.distributed.links.handshake import Hello, Purpose, introduce
+from cortexmlx.distributed.links.handshake import ConnectionPurpose, Hello, introduce_worker
 from support.hosts.links.peers import IDENTITY, Group
 from support.patience import PATIENCE
 
@@ -44,9 +44,11 @@ def say(what: bytes) -> Callable[[Group], None]:
     return knock
 
 
-def shake_hands(connection: socket.socket, group: Group, purpose: Purpose, session: bytes = bytes(16)) -> bytes:
+def shake_hands(
+    connection: socket.socket, group: Group, purpose: ConnectionPurpose, session: bytes = bytes(16)
+) -> bytes:
     """Do as a worker of rank 0 does, and return what it said."""
-    talk = introduce(group.key, Hello(purpose, 0, group.epoch, session), IDENTITY)
+    talk = introduce_worker(group.key, Hello(purpose, 0, group.epoch, session), IDENTITY)
     connection.settimeout(PATIENCE)
     said = b""
     with contextlib.suppress(StopIteration):
