@@ -108,7 +108,7 @@ def patient_store() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store_connector, "_CLOSING_SECONDS", PATIENCE)
-        for seconds in ("PATIENCE", "FLUSH_SECONDS"):
+        for seconds in ("MIN_DISK_WAIT_SECONDS", "FLUSH_SECONDS"):
             patched.setattr(store_connector, seconds, PATIENCE)
         patched.setattr(KVStore.close, "__defaults__", (PATIENCE,))
         yield
@@ -184,4 +184,4 @@ def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
         probe_kv_specs(model)
         raise NotPaged("tiny: a test wants it so")
 
-    monkeypatch.setattr("cortexmlx.execution.execution_modes.probe", refuse)
+    monkeypatch.setattr("cortexmlx.execution.execution_modes.probe_kv_specs", refuse)

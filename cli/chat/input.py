@@ -287,7 +287,7 @@ class TerminalInput:
         quotes = TypedQuotes()
         keys = KeyBindings()
 
-        @keys.add("escape", "begin_row")
+        @keys.add("escape", "enter")
         @keys.add("c-j")
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")

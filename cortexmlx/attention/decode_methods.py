@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, mlx_lm_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, make_mlx_lm_caches
 from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, PagedKV
 from cortexmlx.attention.recurrent import ObservedState, is_recurrent_cache
 from cortexmlx.attention.reference import rounds_coarsely
@@ -133,7 +133,7 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
 
     leaves: list[Any] = [
         ObservedState(len(cache.cache), lambda: None) if is_recurrent_cache(cache) else LayerCache(leaf, fetch)
-        for leaf, cache in enumerate(mlx_lm_caches(model))
+        for leaf, cache in enumerate(make_mlx_lm_caches(model))
     ]
     for leaf in leaves:
         if isinstance(leaf, LayerCache):

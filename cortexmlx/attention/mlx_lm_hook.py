@@ -29,7 +29,7 @@ def flatten_caches(caches: Sequence[Any]) -> list[Any]:
     return [leaf for cache in caches for leaf in (cache.caches if _is_cache_list(cache) else (cache,))]
 
 
-def mlx_lm_caches(model: nn.Module) -> list[Any]:
+def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
     """Return the caches (leaves) that mlx-lm itself makes for a model."""
     return flatten_caches(make_prompt_cache(model))
 
@@ -120,7 +120,7 @@ class LayerCache(PipelineSender):
         self._handle = self._fetch(self._layer, keys, values)
         return self._handle, self._handle
 
-    def shared_handle(self) -> tuple[Any, Any]:
+    def keys_and_values(self) -> tuple[Any, Any]:
         """Return the step's handle again, for a layer without its own keys and values that attends to these."""
         return self._handle, self._handle
 

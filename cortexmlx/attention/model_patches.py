@@ -51,7 +51,7 @@ def _attend_reused_kv(own: Any, x: mx.array, cache: LayerCache) -> mx.array:
     """Return the output of AFM 7's `KVReuseAttention`, over the keys and values in `cache`."""
     queries = own.q_proj(x).reshape(x.shape[0], own.n_heads, 1, own.head_dim)
     queries = own.q_norm(own.rope(queries, offset=cache.offset))
-    handle, _ = cache.shared_handle()
+    handle, _ = cache.keys_and_values()
     out = attend(queries, handle, AttentionParams(own.scale))
     projected: mx.array = own.out_proj(out.reshape(x.shape[0], 1, -1))
     return projected
@@ -72,7 +72,7 @@ def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[
         ends = (self.hidden_size, self.hidden_size + self.num_kv_heads * dim)
         queries, *new = (part.reshape(tokens, -1, 1, dim) for part in mx.split(self.W_pack(x), ends, -1))
         keys, values = (
-            state.shifted(slot, each) * weights[0, 0, :, :, :1] + each * weights[0, 0, :, :, 1:]
+            state.shift_by_token(slot, each) * weights[0, 0, :, :, :1] + each * weights[0, 0, :, :, 1:]
             for slot, (each, weights) in enumerate(zip(new, (self.conv_k, self.conv_v), strict=True))
         )
         queries, keys = (self.rope(heads, offset=paged.offset) for heads in (queries, keys))

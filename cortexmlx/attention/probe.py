@@ -19,7 +19,7 @@ from cortexmlx.attention.mlx_lm_hook import (
     UnhookedAttention,
     group_by_layer,
     install_attention_hook,
-    mlx_lm_caches,
+    make_mlx_lm_caches,
 )
 from cortexmlx.attention.paged import AttentionCall
 from cortexmlx.attention.recurrent import PROBE_STEP, ObservedState, RecurrentProbe, is_recurrent_cache
@@ -75,7 +75,7 @@ def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
         raise ModelUnsupported(f"{_model_type(model)}: {reason}, so that an answer depends on how its prompt is cut")
     install_attention_hook()
     model_patches.install_model_patches(model)
-    made = mlx_lm_caches(model)
+    made = make_mlx_lm_caches(model)
     attention_windows = [
         AttentionWindow() if is_recurrent_cache(cache) else _attention_window_of(model, cache) for cache in made
     ]
@@ -197,7 +197,7 @@ def _trace_lazy_pass(
         ObservedState(len(cache.cache), touched)
         if is_recurrent_cache(cache)
         else _ProbeCache(layer, tokens.shape[0], fetch)
-        for layer, cache in enumerate(mlx_lm_caches(model))
+        for layer, cache in enumerate(make_mlx_lm_caches(model))
     ]
     for cache in caches:
         if positions is not None and isinstance(cache, _ProbeCache):

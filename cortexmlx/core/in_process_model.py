@@ -240,7 +240,7 @@ class InProcessModel:
             store,
             setup.identity,
             lambda: setup.progress,
-            lambda load, found: wake(lambda core: core.scheduler.arrived(load, found)),
+            lambda load, found: wake(lambda core: core.scheduler.accept_load(load, found)),
         )
 
     def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:

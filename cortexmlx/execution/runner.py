@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, mlx_lm_caches, take_pending_sends
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, make_mlx_lm_caches, take_pending_sends
 from cortexmlx.attention.paged import Attend, PagedKV, StepDerivedData
 from cortexmlx.attention.probe import build_lazy_logits
 from cortexmlx.attention.recurrent import is_recurrent_cache
@@ -64,7 +64,7 @@ class ModelRunner:
         self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = {}
         self._vocab_size = vocab_size
         self._attend = attend
-        own = mlx_lm_caches(model)
+        own = make_mlx_lm_caches(model)
         self._caches = {
             leaf: LayerCache(leaf, self._update_and_fetch) for leaf, c in enumerate(own) if not is_recurrent_cache(c)
         }

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.mlx_lm_hook import flatten_caches, mlx_lm_caches
+from cortexmlx.attention.mlx_lm_hook import flatten_caches, make_mlx_lm_caches
 from cortexmlx.disk.tier import DiskLoad
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.boundary import MemoryInUse, StepResult, TokenMask, TokenScores, return_refusals
@@ -389,7 +389,7 @@ def untrimmable_caches(model: nn.Module) -> list[str]:
     """Return the class names of a model's caches that cannot always be cut back to fewer tokens. Some cannot once a
     window is full.
     """
-    return sorted({type(leaf).__name__ for leaf in mlx_lm_caches(model) if type(leaf) is not PlainCache})
+    return sorted({type(leaf).__name__ for leaf in make_mlx_lm_caches(model) if type(leaf) is not PlainCache})
 
 
 def _cache_spec(leaf: Any) -> KVSpec | None:

@@ -85,7 +85,7 @@ class Scheduler:
     """Plans which jobs and tokens each step computes, and gives the results to the jobs. It stays within the rows of
     `config` and the blocks of the cache.
 
-    `clock` returns seconds; jobs are ordered by their arrival. Call `arrived` with the pieces of a disk load. The
+    `clock` returns seconds; jobs are ordered by their arrival. Call `accept_load` with the pieces of a disk load. The
     caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
     memory. The caller of `commit` ends the jobs whose tokens or text have come to an end.
     """
@@ -102,7 +102,7 @@ class Scheduler:
         self._clock = clock
         self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
-        self.arrived = self._admission.accept_load
+        self.accept_load = self._admission.accept_load
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running, config.long_tail_rows)

@@ -225,7 +225,7 @@ class GenerationEndpoints:
         def as_bytes(said: TokenEvent, number: int = 0) -> bytes:
             return b"".join(
                 server_sent_event(body, body["type"] if protocol.named_events else None)
-                for body in chunks.of(said, number)
+                for body in chunks.convert(said, number)
             )
 
         try:

@@ -128,7 +128,7 @@ class StructuredOutput:
     @classmethod
     def named(cls, form: Mapping[str, Any]) -> StructuredOutput:
         """Return the form that a mapping names, as vLLM's `structured_outputs` do: `{"json": schema}`,
-        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"parse_object": true}`; beside a schema also
+        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`; beside a schema also
         `"lenient": true`, and beside both kinds of JSON `"disable_any_whitespace": true` (`compact`) and
         `"disable_additional_properties": true` (`closed`).
         """
@@ -138,14 +138,14 @@ class StructuredOutput:
         for name, asked in options.items():
             if not isinstance(asked, bool):
                 raise _form_error(f"{VLLM_OPTIONS[name]} is {asked!r:.80}, but must be true or false")
-        if len(given) != 1 or not given.keys() <= {*Form, "parse_object"} or (lenient and "json" not in given):
+        if len(given) != 1 or not given.keys() <= {*Form, "json_object"} or (lenient and "json" not in given):
             raise _form_error(
-                f"a form is {dict(form)!r:.80}, but must have one of json, parse_object, regex, choice and grammar"
+                f"a form is {dict(form)!r:.80}, but must have one of json, json_object, regex, choice and grammar"
             )
         ((name, value),) = given.items()
         if name == Form.JSON:
             return cls.json(value, lenient=lenient, **options)
-        if name == "parse_object":
+        if name == "json_object":
             return cls.json(**options)
         if any(options.values()):
             raise _form_error(f"a form is {dict(form)!r:.80}, but {' and '.join(VLLM_OPTIONS.values())} are for JSON")

@@ -348,7 +348,7 @@ def closed_type_schema(kind: Any) -> object:
     from pydantic import PydanticUserError
 
     try:
-        return close_objects(type_adapter(kind).read_json_schema())
+        return close_objects(type_adapter(kind).json_schema())
     except (PydanticUserError, TypeError, NameError, ValueError, RecursionError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(first) from None

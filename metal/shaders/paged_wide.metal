@@ -220,10 +220,10 @@ inline void paged_wide(
     for (int p = 0; p < PARTS; p++) {
       UNROLL
       for (int n = 0; n < PAIR; n += 4) {
-        const vec<float, 4> section_markdown = *(const threadgroup vec<float, 4>*)(found + buffer + p * PART_SCORES + n);
+        const vec<float, 4> of_part = *(const threadgroup vec<float, 4>*)(found + buffer + p * PART_SCORES + n);
         UNROLL
         for (int i = 0; i < 4; i++) {
-          x[n + i] += section_markdown[i];
+          x[n + i] += of_part[i];
         }
       }
     }

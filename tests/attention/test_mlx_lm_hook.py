@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.models.cache import CacheList, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, install_attention_hook, mlx_lm_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, install_attention_hook, make_mlx_lm_caches
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, tokens_of
 
@@ -72,9 +72,9 @@ def test_a_layer_without_keys_of_its_own_gets_the_handle_of_this_step_and_none_o
     cache = LayerCache(0, fetch)
     for step in range(2):
         cache.begin(step)
-        assert cache.offset == step and cache.shared_handle() == (None, None)
+        assert cache.offset == step and cache.keys_and_values() == (None, None)
         assert cache.update_and_fetch(mx.zeros(1), mx.zeros(1)) == (handles[step],) * 2
-        assert cache.shared_handle() == (handles[step],) * 2
+        assert cache.keys_and_values() == (handles[step],) * 2
 
 
 def test_installing_again_wraps_nothing_twice() -> None:
@@ -95,5 +95,5 @@ class _TwoCaches(nn.Module):
 
 def test_a_layer_may_have_several_caches() -> None:
     model = _TwoCaches()
-    assert [type(leaf) for leaf in mlx_lm_caches(model)] == [PlainCache, RotatingKVCache, PlainCache]
+    assert [type(leaf) for leaf in make_mlx_lm_caches(model)] == [PlainCache, RotatingKVCache, PlainCache]
     assert group_by_layer(model, "abc") == [("a", "b"), "c"]

@@ -140,10 +140,10 @@ def test_two_processes_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from cortexmlx.autotune.table import *\n"
         "from cortexmlx.autotune.timing import Timing\n"
-        f"table = ChoiceTable(Identity{(HERE.device, HERE.system, HERE.mlx, HERE.texts, HERE.cortexmlx)}, "
+        f"table = ChoiceTable(TimingIdentity{(HERE.device, HERE.system, HERE.mlx, HERE.texts, HERE.cortexmlx)}, "
         "Path(sys.argv[1]))\n"
         "for n in range(10):\n"
-        "    entry = Entry('l', 'b', 'u', Timing({'u': 1.0 + n}, {}))\n"
+        "    entry = TimedJob('l', 'b', 'u', Timing({'u': 1.0 + n}, {}))\n"
         "    assert table.add({f'{sys.argv[2]} {n}': entry}) and table.read()\n"
     )
     both = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name]) for name in ("one", "two")]

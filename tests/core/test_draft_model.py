@@ -155,7 +155,7 @@ def test_cancelled_requests_leave_no_rows(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["half written", *(pytest.param(p, marks=pytest.mark.slow) for p in ("collect_keys", "collected"))]
+    "place", ["half written", *(pytest.param(p, marks=pytest.mark.slow) for p in ("collecting", "collected"))]
 )
 def test_memory_that_is_refused_to_the_draft_model_costs_no_answer(
     place: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
@@ -217,7 +217,7 @@ def test_memory_pressure_reaches_the_draft_model(critical: bool, tiny: Any) -> N
     assert [driver.result(h).token_ids for h in handles] == run(Driver(tiny("llama"), **SETTINGS))
 
 
-@pytest.mark.parametrize("where", ["_schedule_new_tokens", "take"])
+@pytest.mark.parametrize("where", ["_schedule_new_tokens", "append_guesses"])
 def test_a_draft_model_that_fails_is_left_alone(
     where: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +258,7 @@ def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytes
     assert run(driver) == wanted
 
     with monkeypatch.context() as patch:
-        patch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
+        patch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: False)
         driver.core.reset()
     assert driver.core.draft.kv_bytes == driver.core.stats().kv_bytes == 0, "the next steps have the arenas made"
     make_eager(driver.core)

@@ -119,15 +119,15 @@ def test_a_child_of_a_process_without_mlx_has_lost_nothing(monkeypatch: pytest.M
 AT_ONCE = """
 import sys, time
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.core.threads import Task
+from cortexmlx.core.threads import MlxTask
 
-whole = Task.carry_out
+whole = MlxTask.carry_out
 
 def late(self, raised):  # on a busy machine, the thread's last instructions come when it gets a core
     whole(self, raised)
     time.sleep(0.005)
 
-Task.carry_out = late
+MlxTask.carry_out = late
 with Engine(sys.argv[1]) as engine, Engine(sys.argv[1]) as other:
     engine.generate([1, 2], SamplingParams(max_tokens=3))
     other.generate([1, 2], SamplingParams(max_tokens=3))
@@ -144,7 +144,8 @@ def test_a_program_that_ends_behind_its_engine_ends_well(tmp_path: Path) -> None
 
 def test_the_end_of_a_program_does_not_wait_for_a_thread_that_goes_on(tmp_path: Path) -> None:
     program = (
-        "import threading\nfrom cortexmlx.core.threads import Task\nTask(lambda _: threading.Event().wait()).start()"
+        "import threading\nfrom cortexmlx.core.threads import MlxTask\n"
+        "MlxTask(lambda _: threading.Event().wait()).start()"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -105,7 +105,7 @@ def test_compiling_begins_before_the_weights_are_read(
 ) -> None:
     made = Compilations()
     on(made, monkeypatch)
-    monkeypatch.setattr("cortexmlx.core.in_process_model.automatic", lambda: "metal")
+    monkeypatch.setattr("cortexmlx.core.in_process_model.auto_backend_name", lambda: "metal")
     seen = []
     monkeypatch.setattr(
         "cortexmlx.models.folder._check_weight_types", lambda folder, model: seen.append(made.begun.wait(PATIENCE))

@@ -121,7 +121,7 @@ def test_a_segment_that_another_process_removed_is_a_miss_without_a_word(
     assert segment_store.write("model", RECORDS) == 6, "and may be written again"
 
 
-@pytest.mark.parametrize("change", ["forget", "add"])
+@pytest.mark.parametrize("change", ["remove_records", "add_segment"])
 def test_what_another_process_changes_at_once_is_no_damage(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,17 +133,17 @@ def test_what_another_process_changes_at_once_is_no_damage(
     def meet(index: SegmentIndex, *args: object, **options: object) -> None:
         plain(index, *args, **options)
         monkeypatch.undo()
-        if change == "forget":
+        if change == "remove_records":
             other.write("model", RECORDS[:1])
         else:
             other.clear()
 
     monkeypatch.setattr(SegmentIndex, change, meet)
-    if change == "forget":
+    if change == "remove_records":
         assert one.read(one.find([RECORDS[0].key])[RECORDS[0].key], [99]) is None
     else:
         one.write("model", RECORDS[1:2])
-    assert len(read_all(one, RECORDS)) == (1 if change == "forget" else 0)
+    assert len(read_all(one, RECORDS)) == (1 if change == "remove_records" else 0)
     assert not caplog.records
 
 

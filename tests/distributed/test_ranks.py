@@ -78,7 +78,7 @@ def test_a_lost_rank_is_named_though_how_it_ended_is_known_later(monkeypatch: py
     number, _ = group.ranks.send(Forget())
     asked = threading.Event()
     lost = HostLost("rank 1 ended", host="rank 1")
-    monkeypatch.setattr(group.ends[1].other, "_loss_error", lambda: asked.wait() and lost)
+    monkeypatch.setattr(group.ends[1].other, "_error", lambda: asked.wait() and lost)
     group.ends[1].close()
     group.answer(0, HostLost("RuntimeError: the ring broke"))
     threading.Timer(0.1, asked.set).start()
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_rank_s_names_none(monkeypatch: pytest.MonkeyPatch) ->
     for answered in (False, True):
         group = Group(2)
         number, _ = group.ranks.send(Forget())
-        monkeypatch.setattr(group.ends[1].other, "_loss_error", lambda: HostLost("the launcher was ended"))
+        monkeypatch.setattr(group.ends[1].other, "_error", lambda: HostLost("the launcher was ended"))
         if answered:
             group.answer(0, HostLost("RuntimeError: the ring broke"))
         group.ends[1].close()
@@ -98,7 +98,7 @@ def test_a_loss_that_is_no_rank_s_names_none(monkeypatch: pytest.MonkeyPatch) ->
             group.ranks.await_answers(number, [0, 1])
         assert raised.value.host is None
         group = Group(1)
-        monkeypatch.setattr(group.ends[0].other, "_loss_error", lambda: HostLost("the launcher was ended"))
+        monkeypatch.setattr(group.ends[0].other, "_error", lambda: HostLost("the launcher was ended"))
         group.ends[0].close()
         with pytest.raises(HostLost, match=r"^the launcher was ended$"):
             group.ranks.send(Forget())

@@ -386,8 +386,8 @@ def test_base_rows_run_the_models_own_modules(tiny: Any, folders: dict[str, Path
 
     def watched(core: EngineCore) -> list[Any]:
         plans: list[Any] = []
-        step = core.runner.adapters.step  # type: ignore[attr-defined]
-        core.runner.adapters.step = lambda plan, states: (plans.append(plan.adapters), step(plan, states))[1]  # type: ignore[attr-defined]
+        step = core.runner.adapters.apply_to_step  # type: ignore[attr-defined]
+        core.runner.adapters.apply_to_step = lambda plan, states: (plans.append(plan.adapters), step(plan, states))[1]  # type: ignore[attr-defined]
         return plans
 
     with Engine(tiny("llama"), kv_memory="256KB", adapters=folders) as engine:

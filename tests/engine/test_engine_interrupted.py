@@ -196,7 +196,7 @@ def test_an_engine_that_gets_no_memory_to_begin_anew_serves_when_there_is_some(
         handle = full(engine)
         before = mx.get_active_memory()
         with monkeypatch.context() as patch:
-            patch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
+            patch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: False)
             engine.inspect(interrupted_step)
             with pytest.raises(CortexError, match=r"interrupted by KeyboardInterrupt.*: ask again"):
                 handle.result(PATIENCE)

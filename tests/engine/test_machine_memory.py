@@ -13,13 +13,13 @@ from cortexmlx.system.machine import can_allocate, is_memory_refusal
 
 PROGRAM = """
 import json, resource, sys
-from cortexmlx.system.machine import obtainable
+from cortexmlx.system.machine import can_allocate
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
 sizes = [1 << 20, 150 << 20, 250 << 20, 4 << 30]
-answers = [obtainable(size) for size in sizes]
-again = [obtainable(150 << 20) for _ in range(20)]
+answers = [can_allocate(size) for size in sizes]
+again = [can_allocate(150 << 20) for _ in range(20)]
 print(json.dumps([answers, again, "mlx.core" in sys.modules]))
 """
 

@@ -144,7 +144,7 @@ def test_one_refused_look_after_pressure_costs_one_request_at_most(
 ) -> None:
     """What was given back is asked for again: at once by the next request of an idle engine, and beside others."""
     driver, prompt, short = Driver(tiny("llama"), tokens=1024), tokens_of(100, seed=3), [False]
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: not short[0])
+    monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: not short[0])
     driver.core.relieve(True)
     for _ in range(others):
         driver.add(PROMPT, 90)
@@ -170,7 +170,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
 ) -> None:
     """Two rows are refused more when one needs it, and the other goes on: it is bounded only while that lasts."""
     driver, short = Driver(tiny("llama"), tokens=4096, max_rows=2), [False]
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: not short[0])
+    monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: not short[0])
     driver.core.relieve(True)
     long = driver.add(PROMPT, 250)
     driver.step(10)

@@ -130,7 +130,7 @@ def test_a_model_that_is_refused_memory_is_not_called_damaged(
 def generous(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """What the system answers from now on: its last element."""
     answers = [True]
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: answers[-1])
+    monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: answers[-1])
     yield answers
 
 

@@ -73,7 +73,7 @@ def test_a_refused_step_costs_nobody_a_token(name: str, place: str, tiny: Any) -
 
 
 @pytest.mark.parametrize(
-    "place", ["half written", "collect_keys", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES)]
+    "place", ["half written", "collecting", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES)]
 )
 def test_a_refused_step_of_a_model_that_runs_alone(place: str, tiny: Any, theirs: Any, unpaged: None) -> None:
     driver = Driver(tiny("llama"), prefill_budget=24)
@@ -132,7 +132,7 @@ def test_a_refusal_gives_the_arena_back(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=8192)
     driver.answers([tokens_of(400, seed=i) for i in range(8)], 4)
     before = driver.core.stats()
-    Refusals(driver.core, at({2: "collect_keys"}))
+    Refusals(driver.core, at({2: "collecting"}))
     driver.answers([tokens_of(30, seed=9)], 20)
     after = driver.core.stats()
     assert before.cached_blocks > 300
@@ -224,7 +224,7 @@ def test_an_arena_that_was_given_back_and_cannot_be_had_again_fails_only_who_wai
 ) -> None:
     """Memory is short for so many steps; then the engine goes on as before."""
     driver, steps, short_until = Driver(tiny("llama"), tokens=4096), [0], [0]
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: steps[0] >= short_until[0])
+    monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: steps[0] >= short_until[0])
 
     def where(plan: StepPlan) -> str | None:
         steps[0] += 1
@@ -249,7 +249,7 @@ def test_an_arena_that_was_given_back_and_cannot_be_had_again_fails_only_who_wai
 def test_what_was_given_back_may_be_had_again_later(tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory for a few blocks alone, and answers end where those are full; then there is more again."""
     driver, most, long = Driver(tiny("llama"), tokens=4096), [1 << 40], tokens_of(200, seed=1)
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: size < most[0])
+    monkeypatch.setattr("cortexmlx.kv.arena.can_allocate", lambda size: size < most[0])
 
     def where(plan: StepPlan) -> str | None:
         if plan.number != 6:

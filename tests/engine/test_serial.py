@@ -99,7 +99,7 @@ def test_five_requests_with_a_sampling_each_are_answered_as_paged_ones_are(
         def refuse(_: Any) -> Any:
             raise NotPaged("tiny: the second engine is to run one request at a time")
 
-        monkeypatch.setattr("cortexmlx.execution.execution_modes.probe", refuse)
+        monkeypatch.setattr("cortexmlx.execution.execution_modes.probe_kv_specs", refuse)
     assert both[0] == both[1]
 
 

@@ -76,7 +76,7 @@ def test_on_a_cpu_nothing_is_looked_at(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("nothing is chosen on a CPU")
 
-    monkeypatch.setattr("cortexmlx.core.in_process_model.choose", fail)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.choose_kernels", fail)
     assert Driver(tiny("llama")).core.stats().choices == ()
     assert not own_folder.exists()
 

@@ -144,8 +144,8 @@ FAULTS = (
     Fault(
         "objects of types are open",
         "cortexmlx/structured/schemas.py",
-        "close_objects(type_adapter(kind).read_json_schema())",
-        "type_adapter(kind).read_json_schema()",
+        "close_objects(type_adapter(kind).json_schema())",
+        "type_adapter(kind).json_schema()",
     ),
     Fault("compact forms have blanks", SOURCES, "        if output.compact:\n", "        if False:\n"),
     Fault("closed forms are open", FORM, "        if closed:\n", "        if False:\n"),

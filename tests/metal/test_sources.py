@@ -6,7 +6,7 @@ import re
 
 from cortexmlx.metal.sources import BIASES, PLAIN, QUANTIZED, SCALES, SLABS
 
-INPUT = r"\b(?:arena|tail)_(?:keys|values)(?:_scales|_biases)?\b(?!_variant_for)"
+INPUT = r"\b(?:arena|tail)_(?:keys|values)(?:_scales|_biases)?\b(?!_shape)"
 
 
 def test_every_input_is_named_once_and_no_other() -> None:

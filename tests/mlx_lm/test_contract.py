@@ -176,7 +176,7 @@ def test_the_body_of_a_model_ends_in_a_norm(name: str) -> None:
             out: mx.array = self.inner(x)
             return out
 
-    assert "HeadNorm" in type(body.norm).__name__
+    assert "Norm" in type(body.norm).__name__
     body.norm = Counting(body.norm)
     model(mx.array([[1], [2], [3]]))
     assert calls == [(3, 1, CONFIGS[name]["hidden_size"])]

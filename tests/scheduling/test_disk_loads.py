@@ -43,7 +43,7 @@ class DiskStage:
     def answer(self, load: DiskLoad, blocks: int | None = None) -> None:
         """Answer a load with its first `blocks` pieces (None: all of them)."""
         keys = list(load.requested_pieces())
-        self.scheduler.arrived(load, dict.fromkeys(keys if blocks is None else keys[:blocks], PIECE))
+        self.scheduler.accept_load(load, dict.fromkeys(keys if blocks is None else keys[:blocks], PIECE))
 
     def step(self) -> Any:
         plan = self.scheduler.plan(0)

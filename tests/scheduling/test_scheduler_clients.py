@@ -128,7 +128,7 @@ class Watched:
         while self.requested:
             load = self.requested.pop()
             found = [key for key, tokens in load.requested_pieces().items() if self.on_disk.get(key) == tokens]
-            self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
+            self.scheduler.accept_load(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
             commit(self.scheduler, plan, [5] * len(plan.logit_segments))

@@ -108,7 +108,7 @@ class Mix:
         elif chance < 0.45 and not self.shadow.in_flight:
             self.disk.store(self.draw.randrange(1, 9), self.shadow.holds)
         elif chance < 0.55:
-            self.disk.answer(self.scheduler.arrived, self.draw.randrange(1, 3), self.draw.random() < 0.7)
+            self.disk.answer(self.scheduler.accept_load, self.draw.randrange(1, 3), self.draw.random() < 0.7)
         elif chance < 0.60 and len(self.scheduler.jobs) < 12:
             self.rush()
         else:
@@ -123,7 +123,7 @@ class Mix:
         self.drain()
         for _ in range(self.draw.randrange(1, 3)):
             self.submit()
-        self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
+        self.disk.answer(self.scheduler.accept_load, len(self.disk.requested), True)
         self.step()
 
     def drain(self) -> None:
@@ -136,7 +136,7 @@ class Mix:
         for _ in range(5000):
             if not (self.scheduler.jobs or self.shadow.in_flight):
                 return
-            self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
+            self.disk.answer(self.scheduler.accept_load, len(self.disk.requested), True)
             self.step()
             if not self.shadow.in_flight:
                 self.disk.store(9, self.shadow.holds)
@@ -161,7 +161,7 @@ class Mix:
             text = fresh if last else below
             part = text[: self.draw.choice([len(text), self.draw.randrange(1, len(text))])]
             self.ask([*part, self.draw.randrange(VOCAB)], 1, 1)
-        self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
+        self.disk.answer(self.scheduler.accept_load, len(self.disk.requested), True)
         self.step()
 
     def submit(self) -> None:

@@ -67,7 +67,7 @@ BODIES: dict[str, Any] = {
         "prompt_cache_key": "k",
         "max_tool_calls": 2,
         "parallel_tool_calls": True,
-        "text": {"format": {"type": "parse_object"}},
+        "text": {"format": {"type": "json_object"}},
         "reasoning": {"effort": "low", "summary": "auto"},
         "metadata": {"a": "b"},
         "max_output_tokens": 2,

@@ -77,12 +77,12 @@ def pool(factory: Factory) -> Iterator[Callable[..., ModelPool]]:
 def test_a_model_is_loaded_once_for_all_who_wait(factory: Factory, pool: Any) -> None:
     factory.gates["a"] = threading.Event()
     made, settled = pool("a", "b"), []
-    waits = [made.ask("a", lambda: settled.append(1)) for _ in range(10)]
+    waits = [made.request_model("a", lambda: settled.append(1)) for _ in range(10)]
     assert not any(wait.settled for wait in waits) and not made.is_loaded("a")
     factory.gates["a"].set()
     assert soon(lambda: len(settled) == 10)
     assert {id(wait.lease().engine) for wait in waits} == {id(factory.engines[0])} and factory.opened == ["a"]
-    assert made.ask("a").settled and made.is_ready("a") and not made.is_ready("b")
+    assert made.request_model("a").settled and made.is_ready("a") and not made.is_ready("b")
     assert made.is_loaded("a") and not made.is_loaded("b") and made.context_length("a") == 100
 
 
@@ -97,16 +97,16 @@ def test_the_context_does_not_change_once_it_is_known(factory: Factory) -> None:
 
 def test_unloading_comes_before_loading_and_after_the_last_request(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", memory=8)
-    first, second = made.take("a"), made.take("a")
-    waiting = made.ask("b")
+    first, second = made.acquire("a"), made.acquire("a")
+    waiting = made.request_model("b")
     first.release()
     first.release()
-    behind = made.ask("a")
+    behind = made.request_model("a")
     assert not waiting.settled and not behind.settled and not factory.engines[0].closed
     second.release()
     assert soon(lambda: waiting.settled)
     assert factory.engines[0].closed and waiting.lease().engine is factory.engines[1] and not behind.settled
-    waiting.leave()
+    waiting.end()
     assert soon(lambda: behind.settled)
     assert factory.engines[1].closed and factory.opened == ["a", "b", "a"]
     assert [said.split(" in ")[0] for said in factory.said[:4]] == ["loaded a", "unloaded a", "loaded b", "unloaded b"]
@@ -114,11 +114,11 @@ def test_unloading_comes_before_loading_and_after_the_last_request(factory: Fact
 
 def test_another_model_answers_while_one_is_loaded(factory: Factory, pool: Any) -> None:
     made = pool("a", "b")
-    made.take("a").release()
+    made.acquire("a").release()
     factory.gates["b"] = threading.Event()
-    waiting = made.ask("b")
+    waiting = made.request_model("b")
     assert soon(lambda: factory.opened == ["a", "b"])
-    assert made.ask("a").settled and not waiting.settled
+    assert made.request_model("a").settled and not waiting.settled
     factory.gates["b"].set()
     assert soon(lambda: waiting.settled)
 
@@ -137,31 +137,31 @@ def test_a_model_that_fails_is_named_without_its_path_and_tried_again(
 ) -> None:
     made = pool("a", "b", memory=8)
     factory.fails["b"], factory.gates["b"] = error, threading.Event()
-    waits = [made.ask("b") for _ in range(3)]
+    waits = [made.request_model("b") for _ in range(3)]
     factory.gates["b"].set()
     assert soon(lambda: all(wait.settled for wait in waits))
     for wait in waits:
         with pytest.raises(CannotLoad, match=f"the model 'b' cannot be loaded: {says}") as refused:
             wait.lease()
         assert "secret" not in str(refused.value)
-        wait.leave()
+        wait.end()
     assert factory.opened == ["b"]
-    made.take("a").release()
+    made.acquire("a").release()
     with pytest.raises(type(error)) as raised:
-        made.take("b")
+        made.acquire("b")
     assert raised.value is error and factory.opened == ["b", "a"], "not so soon: it would unload a"
     factory.now = FIRST_SECONDS
     with pytest.raises(type(error)) as raised:
-        made.take("b")
+        made.acquire("b")
     assert raised.value is error and factory.opened == ["b", "a", "b"]
     factory.now += FIRST_SECONDS
     with pytest.raises(CannotLoad, match="Ask again in 5 s") as told:
-        made.ask("b").lease()
+        made.request_model("b").lease()
     assert told.value.seconds == FIRST_SECONDS
     factory.now += FIRST_SECONDS
     assert any(said.startswith("b cannot be loaded: ") for said in factory.said)
     del factory.fails["b"]
-    made.take("b").release()
+    made.acquire("b").release()
 
 
 def test_defaults_that_fail_close_the_engine(factory: Factory) -> None:
@@ -178,35 +178,35 @@ def test_defaults_that_fail_close_the_engine(factory: Factory) -> None:
 
 def test_idle_models_are_unloaded_by_the_clock(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", idle=60.0, keep=["b"])
-    made.take("b").release()
-    running = made.take("a")
+    made.acquire("b").release()
+    running = made.acquire("a")
     factory.now = 1000.0
-    made.look()
+    made.check_clock()
     running.release()
     factory.now = 1059.0
-    made.look()
-    made.take("b").release()
+    made.check_clock()
+    made.acquire("b").release()
     assert made.is_loaded("a")
     factory.now = 1061.0
-    made.look()
+    made.check_clock()
     assert soon(lambda: not made.is_loaded("a")) and made.is_loaded("b")
     assert soon(lambda: factory.engines[1].closed) and not factory.engines[0].closed
 
 
 def test_who_leaves_while_waiting_holds_up_nobody_and_the_load_is_kept(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", memory=8)
-    running = made.take("a")
-    waiting = made.ask("b")
-    behind = made.ask("a")
-    waiting.leave()
-    waiting.leave()
+    running = made.acquire("a")
+    waiting = made.request_model("b")
+    behind = made.request_model("a")
+    waiting.end()
+    waiting.end()
     assert behind.settled
-    behind.leave()
+    behind.end()
     running.release()
     factory.gates["b"] = threading.Event()
-    alone = made.ask("b")
+    alone = made.request_model("b")
     assert soon(lambda: factory.opened == ["a", "b"])
-    alone.leave()
+    alone.end()
     factory.gates["b"].set()
     assert soon(lambda: made.is_loaded("b")) and made.is_ready("b")
 
@@ -215,9 +215,9 @@ def test_who_leaves_while_waiting_holds_up_nobody_and_the_load_is_kept(factory: 
 def test_the_end_closes_all_also_a_model_that_is_being_loaded(factory: Factory, pool: Any, reports: bool) -> None:
     factory.reports = reports
     made = pool("a", "b")
-    running = made.take("a")
+    running = made.acquire("a")
     factory.gates["b"] = threading.Event()
-    waiting = made.ask("b")
+    waiting = made.request_model("b")
     assert soon(lambda: factory.opened == ["a", "b"])
     ending = threading.Thread(target=made.close)
     ending.start()
@@ -230,7 +230,7 @@ def test_the_end_closes_all_also_a_model_that_is_being_loaded(factory: Factory, 
     assert not ending.is_alive() and all(engine.closed for engine in factory.engines)
     assert len(factory.engines) == (1 if reports else 2)
     with pytest.raises(EngineClosed):
-        made.ask("a")
+        made.request_model("a")
     running.release()
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "cortexmlx-models"]
@@ -239,30 +239,30 @@ def test_the_end_closes_all_also_a_model_that_is_being_loaded(factory: Factory, 
 
 def test_an_engine_that_does_not_close_holds_up_nobody(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", memory=8)
-    made.take("a").release()
+    made.acquire("a").release()
 
     def fails() -> None:
         raise OSError("the disk is full")
 
     factory.engines[0].close = fails  # type: ignore[method-assign]
-    made.take("b").release()
+    made.acquire("b").release()
     assert made.is_loaded("b") and not made.is_loaded("a")
 
 
 def test_an_engine_that_fails_for_good_is_loaded_again_for_the_next_request(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", keep=["a"])
-    made.take("a").release()
-    running, other = made.take("a"), made.take("b")
+    made.acquire("a").release()
+    running, other = made.acquire("a"), made.acquire("b")
     factory.engines[0].closed = True  # as an engine whose thread has ended
     assert not made.is_ready("a") and made.is_ready("b")
-    waiting = made.ask("a")
+    waiting = made.request_model("a")
     assert not waiting.settled, "its last request has not ended"
     running.release()
     assert soon(lambda: waiting.settled)
     assert waiting.lease().engine is factory.engines[2] and factory.opened == ["a", "b", "a"]
     assert other.engine is factory.engines[1] and not factory.engines[1].closed
     factory.engines[2].closed = True
-    waiting.leave()
+    waiting.end()
     assert soon(lambda: not made.is_loaded("a")), "its memory is given back at once"
 
 
@@ -270,23 +270,23 @@ def test_an_engine_that_fails_at_its_first_request_does_not_unload_a_good_one_ag
     factory: Factory, pool: Any
 ) -> None:
     made = pool("good", "bad", memory=8)
-    made.take("good").release()
-    lease = made.take("bad")
+    made.acquire("good").release()
+    lease = made.acquire("bad")
     factory.engines[1].closed = True
     lease.release()
-    made.take("good").release()
+    made.acquire("good").release()
     with pytest.raises(CannotLoad, match=r"'bad' cannot be loaded: .* Ask again in 5 s"):
-        made.ask("bad").lease()
+        made.request_model("bad").lease()
     assert factory.opened == ["good", "bad", "good"]
     factory.now = FIRST_SECONDS
-    lease = made.take("bad")
+    lease = made.acquire("bad")
     factory.engines[3].closed = True
     lease.release()
     with pytest.raises(CannotLoad, match="Ask again in 10 s"):
-        made.ask("bad").lease()
+        made.request_model("bad").lease()
     factory.now += 2 * FIRST_SECONDS
-    made.take("bad").release()
-    assert made.ask("bad").settled, "it serves now"
+    made.acquire("bad").release()
+    assert made.request_model("bad").settled, "it serves now"
 
 
 def test_a_log_that_nobody_reads_any_more_ends_nothing(factory: Factory) -> None:
@@ -329,7 +329,7 @@ def test_many_threads_ask_for_three_models_in_the_room_of_one(factory: Factory, 
     def ask(number: int) -> None:
         for turn in range(10):
             name = "abc"[(number + turn) % 3]
-            lease = made.take(name)
+            lease = made.acquire(name)
             if lease.name != name or lease.engine.closed or sum(not e.closed for e in factory.engines) != 1:
                 wrong.append((name, lease))
             lease.release()

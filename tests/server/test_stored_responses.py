@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not store:
             return
         number = body["id"].removeprefix("resp_")
-        item = {"id": f"in_{number}_0", **asked(text).details.items[0]}  # type: ignore[attr-defined]
+        item = {"id": f"in_{number}_0", **asked(text).details.input_items[0]}  # type: ignore[attr-defined]
         size = RESPONSE_OVERHEAD + sum(len(json.dumps(each, separators=(",", ":"))) for each in (item, *body["output"]))
         earlier = self.turns[client].get(previous or "", []) if said else []
         self.turns[client][body["id"]] = [*earlier, (body["id"], size)]

@@ -86,7 +86,7 @@ def test_forms_have_names_as_plain_data() -> None:
     ):
         assert StructuredOutput.named(json.loads(json.dumps(form.as_mapping()))) == form
         assert pickle.loads(pickle.dumps(form)) == form and StructuredOutput.of(form) is form
-    assert StructuredOutput.named({"parse_object": True}) == StructuredOutput.json() == StructuredOutput.of("json")
+    assert StructuredOutput.named({"json_object": True}) == StructuredOutput.json() == StructuredOutput.of("json")
     assert list(StructuredOutput.json({"properties": {"b": {}, "a": {}}}).as_mapping()["json"]["properties"]) == [
         "b",
         "a",
@@ -108,7 +108,7 @@ def test_vllms_names_for_a_closed_and_a_compact_form() -> None:
     both = StructuredOutput.json(schema, compact=True, closed=True)
     assert StructuredOutput.named({"json": schema, **asked}) == both
     assert StructuredOutput.named({"json": schema, **dict.fromkeys(asked, False)}) == StructuredOutput.json(schema)
-    assert StructuredOutput.named({"parse_object": True, **asked}) == StructuredOutput.json(compact=True)
+    assert StructuredOutput.named({"json_object": True, **asked}) == StructuredOutput.json(compact=True)
 
 
 def _circle() -> dict[str, Any]:

@@ -76,7 +76,7 @@ TOOL_CHOICE = {
 }
 FORMAT = {
     "anyOf": [
-        required(type=one_of("text", "parse_object")),
+        required(type=one_of("text", "json_object")),
         required(type=one_of("json_schema"), name="string", description="string|null", schema={}, strict="boolean"),
     ]
 }

@@ -79,7 +79,7 @@ class SharedTokenizer:
         """
         if self._core is not None:
             return bound_for_core(self._core)
-        return zero_bound() if self._takes_turns else self._tokenizer.least_tokens
+        return zero_bound() if self._takes_turns else self._tokenizer.token_lower_bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`. Long texts are encoded one at a time, because a character takes up to 250 bytes

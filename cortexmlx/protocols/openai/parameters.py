@@ -312,14 +312,14 @@ def read_structured(said: Mapping[str, Any]) -> dict[str, StructuredOutput | Non
 def read_response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
     """Return the structured output that a `response_format` asks for, or None for plain text. Raises InvalidRequest."""
     kind = value.get("type")
-    if kind in ("parse_object", "json_schema") and value.get("schema") is not None:  # as llama.cpp has it
+    if kind in ("json_object", "json_schema") and value.get("schema") is not None:  # as llama.cpp has it
         reject_unknown_fields(value, ("type", "schema"), "`response_format`")
         return read_json_schema({"schema": value["schema"]})
-    if kind in ("text", "parse_object"):
+    if kind in ("text", "json_object"):
         reject_unknown_fields(value, ("type",), "`response_format`")
         return None if kind == "text" else StructuredOutput.json()
     if kind != "json_schema":
-        raise InvalidRequest(f"type is {kind!r:.80}, but must be text, parse_object or json_schema", field="type")
+        raise InvalidRequest(f"type is {kind!r:.80}, but must be text, json_object or json_schema", field="type")
     reject_unknown_fields(value, ("type", "json_schema"), "`response_format`")
     named = require_type("json_schema", value.get("json_schema"), dict, "an object with a `schema`")
     with prefix_error_field("json_schema"):

@@ -228,9 +228,9 @@ def _reply_tools(entries: Any) -> Iterator[Body]:
     """Yield the tools as a reply lists them: each namespace with those of its tools that were offered."""
     groups: dict[int, Body] = {}
     for entry in entries:
-        said = entry.said
+        said = entry.fields
         shown: Body = {"type": said["type"], "name": said["name"], "description": said.get("description")}
-        if entry.callee.custom:
+        if entry.client_tool.custom:
             form = said.get("format", {"type": "text"})
             shown["format"] = {name: part for name, part in form.items() if isinstance(part, str)}
         else:

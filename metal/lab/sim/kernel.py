@@ -173,7 +173,7 @@ class MetalKernel:
 
 
 def _owner(p: BufferParam) -> str:
-    suffix = {Role.SHAPE: "_variant_for", Role.STRIDES: "_strides", Role.NDIM: "_ndim"}.get(p.role, "")
+    suffix = {Role.SHAPE: "_shape", Role.STRIDES: "_strides", Role.NDIM: "_ndim"}.get(p.role, "")
     return p.name.removesuffix(suffix)
 
 

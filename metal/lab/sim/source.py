@@ -144,8 +144,8 @@ def generate(
         kernel += f"_{element}" + ("s" if scalar else "c" if small else "")
         add(input_name, Role.INPUT, element, "const constant" if small else "const device", scalar)
         if not scalar:
-            if f"{input_name}_variant_for" in source:
-                add(f"{input_name}_variant_for", Role.SHAPE, "int", "const constant")
+            if f"{input_name}_shape" in source:
+                add(f"{input_name}_shape", Role.SHAPE, "int", "const constant")
             if f"{input_name}_strides" in source:
                 add(f"{input_name}_strides", Role.STRIDES, "int64_t", "const constant")
             if f"{input_name}_ndim" in source:

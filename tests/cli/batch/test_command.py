@@ -63,7 +63,7 @@ def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
     free, whole = {"id": "free", "prompt": "!long", "max_tokens": 2}, {"prompt": "!say {}"}
     cut = {"prompt": "!say { }", "max_tokens": 1, "n": 2}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "!say { }"}], "max_tokens": 1}
-    body["response_format"] = {"type": "parse_object"}
+    body["response_format"] = {"type": "json_object"}
     own = {"custom_id": "own", "url": "/v1/chat/completions", "body": body}
     source.write_text("\n".join(map(json.dumps, (whole, cut, own))))
     assert run(["batch", "fake", str(source), "-o", str(out), "--schema", "json"]) == 0

@@ -120,7 +120,7 @@ def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
     path = begun(session)
     others = session.engine.conversation()
     others.load(path)
-    other = replace(session, conversation=others, keeper=ChatSaver(path))
+    other = replace(session, conversation=others, saver=ChatSaver(path))
     session.ask(Question("two"))
     for text in ("three", "four"):
         other.ask(Question(text))

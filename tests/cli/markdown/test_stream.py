@@ -249,7 +249,7 @@ def test_nothing_prints_nothing(text: str) -> None:
 def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
     real = streaming.parse_blocks
-    monkeypatch.setattr(streaming, "blocks", lambda text: parsed.append(len(text)) or real(text))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(streaming, "parse_blocks", lambda text: parsed.append(len(text)) or real(text))  # type: ignore[func-returns-value]
     paragraph = "word " * 30 + "\n\n"
     streamed([piece + " " for piece in (paragraph * 12).split(" ")])
     assert max(parsed) <= len(paragraph) + 10
@@ -327,7 +327,7 @@ def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.
         read[0] += len(text)
         return parsed(text)
 
-    monkeypatch.setattr(streaming, "blocks", counted)
+    monkeypatch.setattr(streaming, "parse_blocks", counted)
     stream, text = MarkdownStream(), unit * (8_000 // len(unit))
     for at in range(0, len(text), 400):  # so that some end with the same sign each time
         stream.feed(text[at : at + 400])

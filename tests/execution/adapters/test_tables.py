@@ -92,8 +92,8 @@ def test_a_slot_that_nobody_uses_gives_way_to_the_next() -> None:
     "change",
     [
         lambda made: made.append(3, *pairs((3,))[0]),
-        lambda made: made.keep(2),
-        lambda made: made.copy(2, 1),
+        lambda made: made.keep_first(2),
+        lambda made: made.copy_slot(2, 1),
     ],
 )
 def test_a_change_for_which_memory_is_refused_leaves_a_table_as_it_was(

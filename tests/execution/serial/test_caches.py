@@ -135,7 +135,7 @@ def test_a_cache_of_unknown_kind_is_measured_while_it_grows(judged: Any, monkeyp
 def test_the_system_is_asked_for_what_is_not_there_yet(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = caches_of(judged("llama")[0])
     asked: list[int] = []
-    monkeypatch.setattr("cortexmlx.execution.serial_runner.obtainable", lambda size: asked.append(size) or True)
+    monkeypatch.setattr("cortexmlx.execution.serial_runner.can_allocate", lambda size: asked.append(size) or True)
     assert caches.can_resize((128,))
     fed(caches, tokens_of(300))
     assert caches.can_resize((128,))

@@ -109,13 +109,13 @@ PEAK = """
 import resource, sys, threading, time
 from pathlib import Path
 import mlx.core as mx
-from cortexmlx.models.gguf.file import read_header
+from cortexmlx.models.gguf.file import read_gguf_header
 from cortexmlx.models.gguf.tensors import TensorFiles
 
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-files, header = TensorFiles(), read_header(Path(sys.argv[1]))
+files, header = TensorFiles(), read_gguf_header(Path(sys.argv[1]))
 mx.eval(mx.zeros(1))
 before, kept, peak, done = held(), [], 0, False
 

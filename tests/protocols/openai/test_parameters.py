@@ -138,12 +138,12 @@ def named(**fields: Any) -> dict[str, Any]:
     ("asked", "form"),
     [
         ({"type": "text"}, None),
-        ({"type": "parse_object"}, StructuredOutput.json()),
+        ({"type": "json_object"}, StructuredOutput.json()),
         (named(), FORM),
         (named(strict=True, description="y"), FORM),
         (named(strict=None), FORM),
         (named(strict=False), LENIENT),
-        ({"type": "parse_object", "schema": SCHEMA}, FORM),
+        ({"type": "json_object", "schema": SCHEMA}, FORM),
         ({"type": "json_schema", "schema": SCHEMA}, FORM),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_a_body_does_not_say_is_the_default() -> None:
         ({"regex": "a+"}, StructuredOutput.regex("a+")),
         ({"choice": ["a", "b"]}, StructuredOutput.choice(["a", "b"])),
         ({"grammar": 'start: "a"'}, StructuredOutput.grammar('start: "a"')),
-        ({"parse_object": True}, StructuredOutput.json()),
+        ({"json_object": True}, StructuredOutput.json()),
     ],
 )
 def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput) -> None:
@@ -186,7 +186,7 @@ def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput)
 def test_a_responses_format() -> None:
     assert respond().params.form is None
     assert respond(format={"type": "text"}, verbosity="high").params.form is None
-    assert respond(format={"type": "parse_object"}).params.form == StructuredOutput.json()
+    assert respond(format={"type": "json_object"}).params.form == StructuredOutput.json()
     assert respond(format={"type": "json_schema", "name": "x", "schema": SCHEMA}).params.form == FORM
     lenient = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": False}
     assert respond(format=lenient).params.form == LENIENT
@@ -222,8 +222,8 @@ def test_what_openais_library_sends_for_a_type_is_a_form() -> None:
     ("body", "field", "words"),
     [
         ({"response_format": 5}, "response_format", "must be an object"),
-        ({"response_format": {"type": "xml"}}, "response_format.type", "text, parse_object or json_schema"),
-        ({"response_format": {"type": "parse_object", "x": 1}}, "response_format.x", "unknown field"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "text, json_object or json_schema"),
+        ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "unknown field"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
         ({"response_format": named(schema=5)}, "response_format.json_schema.schema", "must be a JSON schema"),
         ({"response_format": named(strict="yes")}, "response_format.json_schema.strict", "true or false"),

@@ -119,7 +119,7 @@ class OneEarlier:
     def response(self, id: str) -> None:
         return None
 
-    def item(self, id: str) -> Any:
+    def find_item(self, id: str) -> Any:
         return {**ANSWER, "id": "msg_1"} if id == "msg_1" else None
 
 

@@ -85,12 +85,12 @@ def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda r: r.exactly("abc"), "abd"),
-        (lambda r: r.one_of("abc", "b"), "c"),
-        (lambda r: r.one_of("abc"), "abd"),
+        (lambda r: r.skip_text("abc"), "abd"),
+        (lambda r: r.read_one_of("abc", "b"), "c"),
+        (lambda r: r.read_one_of("abc"), "abd"),
         (lambda r: r.read_json_string(), "{"),
         (lambda r: r.read_json_string(), '"\n"'),
-        (lambda r: r.up_to("]"), "x" * (MOST_HEADER + 1)),
+        (lambda r: r.read_up_to("]"), "x" * (MOST_HEADER + 1)),
     ],
 )
 def test_what_does_not_fit_is_no_call(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:
@@ -102,13 +102,13 @@ def test_what_does_not_fit_is_no_call(make: Callable[[AnswerReader], Reading[Any
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda r: r.exactly("abc"), "ab"),
-        (lambda r: r.exactly("abc"), ""),
-        (lambda r: r.one_of("abc", "b"), "a"),
+        (lambda r: r.skip_text("abc"), "ab"),
+        (lambda r: r.skip_text("abc"), ""),
+        (lambda r: r.read_one_of("abc", "b"), "a"),
         (lambda r: r.read_json_string(), ""),
         (lambda r: r.read_json_string(), '"a\\'),
         (lambda r: r.read_json(), '{"a": [1, {'),
-        (lambda r: r.up_to("]"), "name"),
+        (lambda r: r.read_up_to("]"), "name"),
     ],
 )
 def test_an_answer_that_ends_early_is_cut(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:

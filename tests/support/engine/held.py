@@ -22,7 +22,7 @@ def hold_long_answers(engine: Any, tokens: int = 20) -> Callable[[], None]:
             jobs = [answer.job for answer in core.requests.answers.values()]
             rows = [job for job in jobs if job.state is not RequestState.WAITING]
             nobody_begins = len(rows) in (len(jobs), core.scheduler.config.max_rows)
-            if rows and nobody_begins and all(job.generated >= tokens for job in rows):
+            if rows and nobody_begins and all(job.num_generated >= tokens for job in rows):
                 time.sleep(0.001)
             else:
                 step()

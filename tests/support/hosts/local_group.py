@@ -127,7 +127,7 @@ class LocalGroup:
     def stats(self) -> tuple[HostStats, ...]:
         return (HostStats("worker 1", self.infos[0].weight_bytes, 0, 0),)
 
-    def end_starts(self) -> None:
+    def cancel_starts(self) -> None:
         self.ended = True
         self.may_start.set()
 

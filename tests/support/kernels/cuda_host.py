@@ -64,10 +64,10 @@ def cuda_text(
 ) -> CudaText:
     """What MLX makes of a custom kernel, less its own headers; of a shape it passes the array itself."""
     parameters: list[tuple[str, str]] = []
-    shapes = tuple(f"{name}_variant_for" in source for name, _ in inputs)
+    shapes = tuple(f"{name}_shape" in source for name, _ in inputs)
     for (buffer, dtype), shape in zip(inputs, shapes, strict=True):
         parameters.append((f"const {_TYPES[dtype]}*", buffer))
-        parameters += [("const int*", f"{buffer}_variant_for")] if shape else []
+        parameters += [("const int*", f"{buffer}_shape")] if shape else []
     parameters += [(f"{_TYPES[dtype]}*", buffer) for buffer, dtype in outputs]
     constants = "".join(
         f"  using {key} = {_TYPES[value]};\n"

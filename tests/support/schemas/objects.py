@@ -94,11 +94,11 @@ OBJECTS = (
         "mapping with names of a pattern",
         {
             "type": "object",
-            "patternProperties": {"^[a-z]+_call_id$": NUMBER, "^is-": {"type": "boolean"}},
+            "patternProperties": {"^[a-z]+_id$": NUMBER, "^is-": {"type": "boolean"}},
             "additionalProperties": False,
         },
         ({}, {"user_id": 5}, {"is-new": True, "a_id": 1, "b_id": 2}),
-        ({"user_id": "5"}, {"user": 5}, {"is-new": 1}, {"User_id": 5}, {"_call_id": 1}),
+        ({"user_id": "5"}, {"user": 5}, {"is-new": 1}, {"User_id": 5}, {"_id": 1}),
     ),
     Case(
         "patterns besides properties",

@@ -24,11 +24,11 @@ IDENTITY = {"cortexmlx": "0.5.0", "mlx": "0.31.1", "weights": "cafe"}
 
 ECHO = f"""
 import ctypes, os, sys, time
-from cortexmlx.distributed.worker import end_process_when_lost, join
+from cortexmlx.distributed.worker import end_process_when_lost, join_controller
 from cortexmlx.distributed.links.link import LinkLimits
 port, silence = int(sys.argv[1]), float(sys.argv[2])
-link = join([("127.0.0.1", port)], bytes.fromhex(os.environ["KEY"]), 1, 0, {IDENTITY}, deadline=time.monotonic() + 600,
-            limits=LinkLimits(silence_seconds=silence, beat_seconds=0.1))
+link = join_controller([("127.0.0.1", port)], bytes.fromhex(os.environ["KEY"]), 1, 0, {IDENTITY},
+            deadline=time.monotonic() + 600, limits=LinkLimits(silence_seconds=silence, beat_seconds=0.1))
 end_process_when_lost(link, grace=0.1)
 while (message := link.receive()) not in (b"hang", b"hold"):
     link.send(message)
