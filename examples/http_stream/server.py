@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             except queue.Empty:
                 self.wfile.write(b":\n\n")
                 continue
-            for chunk in chunks.of(event, number):
+            for chunk in chunks.convert(event, number):
                 self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
             if event.error is not None:
                 return

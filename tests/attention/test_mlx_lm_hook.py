@@ -39,7 +39,9 @@ def test_every_layer_stores_what_mlx_lm_keeps_of_it(name: str, tiny: Any, judged
     for layer, cache in enumerate(caches):
         arena = driver.core.runner.arena
         group = arena.group_of[layer]
-        first = arena.groups[group].spec.attention_window.oldest(stored)  # what is behind a window is given back
+        first = arena.groups[group].spec.attention_window.oldest_visible(
+            stored
+        )  # what is behind a window is given back
         slots = mx.array(driver.core.cache.tables.slots(job.id, group, first, stored - first))
         for ours, theirs in zip(arena.slab(layer), (cache.keys, cache.values), strict=True):
             if layer and CONFIGS[name].get("sliding_window"):

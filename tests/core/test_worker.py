@@ -29,7 +29,7 @@ class FakeCore:
     """A core that counts. It has work for ever once a request has come, and answers none."""
 
     def __init__(self, config: Any, wake: Any, waiting: Any) -> None:
-        self.idle, self.seconds_left = True, None
+        self.idle, self.seconds_to_deadline = True, None
         self.waiting = waiting
         self.steps = 0
         self.cancelled: list[int] = []

@@ -122,7 +122,7 @@ def test_an_opening_asks_for_no_more_than_a_second_and_a_half(
         asked.append(options["seconds"])
         real(self, jobs, **options)
 
-    monkeypatch.setattr(autotuning.Autotuner, "decide", decide)
+    monkeypatch.setattr(autotuning.Autotuner, "choose", decide)
     Driver(tiny("llama"))
     assert asked == [SECONDS] == [1.5]
 

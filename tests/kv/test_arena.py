@@ -59,7 +59,7 @@ def test_an_arena_that_fails_in_the_middle_of_growing_is_as_it_was(
     monkeypatch.setattr(arena_module, "_resize_array", failing)
     with pytest.raises(MemoryRefused, match=f"stays at {before[0]} blocks"):
         arena.resize(2 * before[0])
-    assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots(0)}
+    assert arena.blocks == before and {a.shape[1] for a in arena.arrays()} == {arena.slots_per_slab(0)}
     assert driver.answers([short], 10) == [tuple(theirs("llama", short, 10))]
 
 
@@ -138,7 +138,7 @@ def test_a_view_is_of_tokens_that_the_run_has() -> None:
 def test_an_arena_that_is_refused_says_how_much_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many bytes again, up to 256 MiB, must be left for the steps."""
     group, asked = LayerGroup(KVSpec(1, 4, 4, "float32"), (0, 1)), list[int]()
-    monkeypatch.setattr(arena_module, "obtainable", lambda size: asked.append(size))
+    monkeypatch.setattr(arena_module, "can_allocate", lambda size: asked.append(size))
     with pytest.raises(MemoryRefused, match=r"refuses 4 KiB .*--kv-memory"):
         KVArena([group], 6, 8)
     assert asked == [2 * 4096]

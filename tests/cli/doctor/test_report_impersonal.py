@@ -69,7 +69,7 @@ def test_data_keeps_its_shape_its_numbers_and_its_keys(names: Anonymizer) -> Non
 )
 def test_whatever_stands_around_them_names_that_are_words_are_gone(parts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        text = names.__wrapped__(patched).text(" ".join(parts))  # type: ignore[attr-defined]
+        text = names.__wrapped__(patched).anonymize_text(" ".join(parts))  # type: ignore[attr-defined]
     for name in ("adal", "Lovelace", "Ada-Laptop"):
         assert name not in text
 

@@ -25,7 +25,7 @@ def work(monkeypatch: pytest.MonkeyPatch, text: str, piece: int, width: int = 34
         return real(part)
 
     with monkeypatch.context() as patched:
-        patched.setattr(streaming, "blocks", counted)
+        patched.setattr(streaming, "parse_blocks", counted)
         stream, rows = MarkdownStream(), []
         for at in range(0, len(text), piece):
             stream.feed(text[at : at + piece])
