@@ -159,7 +159,7 @@ def pack_positions(columns: int, column: int, positions: IntArray) -> IntArray:
 
 
 class TailWriteKernel:
-    """The tail write kernel, made by `factory`."""
+    """The kernel that writes a step's new keys and values into the tails of the rows, made by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._nothing = mx.array([0.0] * SMALL)  # not lazy: several threads check variants

@@ -87,7 +87,7 @@ class VerbatimLine:
         return 1
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """Return the line, or nothing if it is printed already."""
+        """Return the line as one row, which is never wrapped; none if `start` is past its beginning."""
         return [] if start else [ScreenRow(self.text, 1)]
 
 

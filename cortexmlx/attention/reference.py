@@ -253,8 +253,8 @@ def _block_products(
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
-    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. Without a
-    `softmax`, MLX's own is used, for scaled products only.
+    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. `softmax` None:
+    by MLX's fused attention, which knows scores that are only scaled (no soft cap, slopes or sinks).
     """
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = 0 if kv.step.attention_window.tokens is None else kv.step.attention_window.oldest_visible(length + tail - 1)

@@ -37,7 +37,7 @@ _MOST_LEAVING = 1 << 16
 
 
 class PieceContent(Protocol):
-    """The arrays of a piece, of all its layers, as `execution/paged_memory.py` arranges them."""
+    """The arrays of one piece, which is what the disk stores under one key: a block's, or a row's states, in all layers."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...
@@ -277,8 +277,8 @@ class DiskTier:
         most: int,
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
-        """Make the load for a text whose first `blocks` blocks, `matched` tokens in all, are in memory. Return None if
-        no further whole block may be on disk.
+        """Plan to read what follows a text's first `blocks` blocks (`matched` tokens), which are in memory. Return None
+        if the disk surely has no further whole block of it.
 
         Tokens after the first `most` tokens are computed in any case, and so are those after `MOST_READ` bytes.
         """

@@ -156,8 +156,8 @@ def logits_bytes(rows: int, vocab_size: int) -> int:
 def reserved_bytes(
     groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int, long_tail_rows: int = 0
 ) -> int:
-    """Return the bytes that the cache must leave free: for the weights, and for the tails, states and logits of `rows`
-    rows.
+    """Return the bytes that the cache must leave free: for the weights, and for `rows` rows their tails (newest
+    tokens, not in a block yet), recurrent states and logits.
     """
     groups = tuple(groups)
     tail = tail_bytes(groups, rows, long_tail_rows=long_tail_rows)

@@ -59,7 +59,7 @@ def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[t
     found: dict[tuple[ProductShape, int], TuningJob] = {}
     for shape, modules in served.modules(dtype).items():
         of_one = modules[:TOGETHER]
-        for most, least in _class_ranges(shape, max_rows):
+        for most, least in _row_ranges(shape, max_rows):
             candidates = (
                 Candidate(MLX, _make_prepare(shape, of_one, most, None), len(of_one)),
                 Candidate(OURS, _make_prepare(shape, of_one, most, served), len(of_one)),
@@ -71,8 +71,8 @@ def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[t
     return found
 
 
-def _class_ranges(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the largest and the smallest number of rows of each class that steps can have."""
+def _row_ranges(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the largest and the smallest number of rows of each class of steps, which are timed as one."""
     least = 2
     for most in _class_limits(shape):
         if shape.experts is None and least > max_rows:

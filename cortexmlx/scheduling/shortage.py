@@ -22,8 +22,8 @@ _MAX_LENGTH = 2**31 - 1
 @dataclass(frozen=True)
 class LengthLimits:
     """How long prompts and answers may be: within the model's `context`, and together within `max_request_tokens`
-    (None: only the context bounds them). Tokens that `keep` drops need no place in the context (None: no token is
-    dropped).
+    (None: only the context bounds them). With a policy `keep`, old tokens are dropped from a row, so that its text may
+    be longer than the context.
     """
 
     context: int

@@ -137,13 +137,13 @@ class EmbeddingEndpoints:
             raise RequestTimeout(f"not all was computed within {timeout:g} s: ask for less") from None
 
 
-async def _list_reply(size: int, parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
+async def _list_reply(size: int, make_parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
     """Return a JSON reply with a list of items, each serialized by itself so that other threads can run in between.
-    `parts` returns the body, the list's field and the items; `size` is roughly the bytes.
+    `make_parts()` returns the body without the list, the name of the list's field, and the items. `size`: bytes, about.
     """
 
     def text() -> bytes:
-        body, name, items = parts()
+        body, name, items = make_parts()
         return to_json_bytes(body)[:-1] + b',"%s":[' % name.encode() + b",".join(map(to_json_bytes, items)) + b"]}"
 
     return Response(await run_by_size(size, text), media_type="application/json")

@@ -81,7 +81,7 @@ class TranscriptMemory:
         return list(self._read.tokens)
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many tokens will stay the same in the conversation's next turn (see `PromptMemory`)."""
+        """Return how many tokens of this turn the next turn's prompt will begin with (see `PromptMemory`)."""
         if self._reader is None or self._render is None:
             return 0
         encode = partial(self._reader.encode, add_special_tokens=False)

@@ -183,7 +183,7 @@ class SuffixDrafter:
         return TokenDraft(tokens, row.kind + _LIKENESS[min(row.length, _SURE_LENGTH)])
 
     def _find_match(self, row: _MatchedRow) -> None:
-        """Find the longest match of the row's last tokens. One near the end of the last long match counts first."""
+        """Find where the row's last tokens occurred before: just after its last long match, or else the longest match."""
         row.source = None
         mine = row.text.tokens
         if len(mine) < KEY_TOKENS:
@@ -486,7 +486,7 @@ class PlaceTable:
     def add_place(self, key: HashKey, number: int, tokens: array[int], offset: int) -> None:
         """Add the place `offset` of the text `number` under the two tokens before it."""
         if offset <= _LAST_OFFSET:
-            which = _set_index(key, tokens[offset - 2], tokens[offset - 1])
+            which = _bucket_index(key, tokens[offset - 2], tokens[offset - 1])
             way = self._next_at[which]
             self._place_at[which * WAYS + way] = number << _OFFSET_BITS | offset
             self._next_at[which] = (way + 1) % WAYS
@@ -512,7 +512,7 @@ class PlaceTable:
 
     def find_places(self, key: HashKey, first: int, second: int) -> list[int]:
         """Return the places that may follow these two tokens, the newest first. A 0 is no place."""
-        which = _set_index(key, first, second)
+        which = _bucket_index(key, first, second)
         begin, way = which * WAYS, self._next_at[which]
         places = self._place_at[begin : begin + WAYS].tolist()
         return [*places[way - 1 :: -1], *places[: way - 1 : -1]] if way else places[::-1]
@@ -528,6 +528,6 @@ def place_offset(place: int) -> int:
     return place & _LAST_OFFSET
 
 
-def _set_index(key: HashKey, first: int, second: int) -> int:
-    """Return the index of the table's set for two tokens."""
+def _bucket_index(key: HashKey, first: int, second: int) -> int:
+    """Return which bucket of the hash table has the entries for two tokens."""
     return (first * key[0] + second * key[1]) >> _SHIFT & (_SETS - 1)

@@ -38,7 +38,7 @@ def test_an_interrupt_keeps_the_cases_that_are_complete(
             raise KeyboardInterrupt
         return compare(case, *arguments)
 
-    monkeypatch.setattr(session, "compare", interrupted)
+    monkeypatch.setattr(session, "compare_case", interrupted)
     arguments = ["bench", model, "--against", "mlx-lm", "-p", "24", "-n", "8", "-r", "1"]
     assert run([*arguments, "-o", "json"]) == 130
     report = json.loads(capsys.readouterr().out)

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_an_error_and_ends_all(error: Exception, monkeypa
     class Broken:
         size = 5000
 
-        def add(self, digest: Any, begin: int, end: int) -> None:
+        def hash_range(self, digest: Any, begin: int, end: int) -> None:
             if begin == 3000:
                 raise error
 

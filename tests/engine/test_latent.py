@@ -77,9 +77,11 @@ def test_logits_of_a_ragged_crowd_are_mlx_lms(kind: str, tmp_path: Path) -> None
     folder = write(tmp_path, kind)
     driver = Driver(folder, tokens=4096, max_rows=5, prefill_budget=12)
     arena = driver.core.runner.arena
-    assert {tuple(a.shape for a in arena.slab(layer)) for layer in arena.group_of} == {((1, arena.slots(0), 16 + 4),)}
+    assert {tuple(a.shape for a in arena.slab(layer)) for layer in arena.group_of} == {
+        ((1, arena.slots_per_slab(0), 16 + 4),)
+    }
     assert len(arena.group_of) == 2, "layers, or one with two leaves"
-    assert arena.nbytes == 2 * arena.slots(0) * (16 + 4) * 4
+    assert arena.nbytes == 2 * arena.slots_per_slab(0) * (16 + 4) * 4
     judge = load_model(folder)[0]
     for prompt, (answer, mine) in zip(PROMPTS, answers_with_logits(driver, PROMPTS, TOKENS), strict=True):
         np.testing.assert_allclose(mine, mlx_lms_logits(judge, prompt, answer), atol=1e-4)
@@ -110,7 +112,7 @@ def test_a_token_of_deepseek_v3_takes_576_numbers_in_each_layer(tmp_path: Path) 
     folder = write(tmp_path, "deepseek_v3", kv_lora_rank=512, qk_rope_head_dim=64)
     driver = Driver(folder, tokens=256, max_rows=4, prefix_cache=False)
     arena = driver.core.runner.arena
-    assert arena.nbytes == 576 * 4 * 2 * arena.slots(0)
+    assert arena.nbytes == 576 * 4 * 2 * arena.slots_per_slab(0)
     driver.add(PROMPTS[0], 8)
     driver.step(4)
     assert driver.core.runner.bytes.tail == 576 * 4 * 2 * 16

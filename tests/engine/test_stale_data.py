@@ -29,7 +29,9 @@ class Poison:
         self.slots = 0
         self.columns: set[int] = set()
         self._nan = mx.array(float("nan"))
-        self._written = [np.zeros(self.core.runner.arena.slots(g), bool) for g in range(len(self.core.cache.groups))]
+        self._written = [
+            np.zeros(self.core.runner.arena.slots_per_slab(g), bool) for g in range(len(self.core.cache.groups))
+        ]
         runner = self.core.runner
         self._dispatch, self._tail_write = runner.dispatch, runner.memory.write_tail
         runner.dispatch = self.dispatch  # type: ignore[method-assign]
@@ -110,7 +112,7 @@ def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pyt
     prompts = [tokens_of(n, seed=n) for n in (5, 17, 30)]
     plain = Driver(tiny("llama"), tokens=1024).answers(prompts, 90)
     monkeypatch.setattr(in_process_model, "auto_backend_name", lambda: "metal")
-    monkeypatch.setattr(in_process_model, "long_tail_rows", lambda *_: 2)
+    monkeypatch.setattr(in_process_model, "max_long_tail_rows", lambda *_: 2)
     driver = Driver(tiny("llama"), tokens=1024)
     poison = Poison(driver)
     handles = [driver.add(prompt, 90) for prompt in prompts[:2]]

@@ -35,7 +35,7 @@ def force(driver: Driver, way: DecodeMethod) -> int:
     layers = probe_layer_shapes(driver.core.loaded.model, driver.core.runner.arena)
     jobs = attention_jobs(layers, choosing, 4, 512)
     ways = {key: way for key, job in jobs.items() if way.value in job.candidate_names}
-    choosing.choices.take(ways)
+    choosing.choices.set_methods(ways)
     return len(ways)
 
 

@@ -346,7 +346,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache = self.scheduler.cache
         self.allowed = max(cache.pools.blocks) + int(share * (max(cache.pools.max_blocks) - max(cache.pools.blocks)))
 
-    @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
+    @precondition(lambda self: self.scheduler.is_idle and not self.shadow.in_flight)
     @rule()
     def compact(self) -> None:
         self.shadow.compact()

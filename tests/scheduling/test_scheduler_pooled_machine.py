@@ -175,7 +175,7 @@ class PooledMachine(RuleBasedStateMachine):
         self.scheduler.relieve_memory(critical)
         self.dropping = False
 
-    @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
+    @precondition(lambda self: self.scheduler.is_idle and not self.shadow.in_flight)
     @rule()
     def compact(self) -> None:
         self.shadow.compact()

@@ -224,6 +224,8 @@ class ChoiceChunks(ABC):
         self._info = info
         self._written: list[_ChoiceProgress] = []
         self._answers: dict[int, tuple[Completion, ...]] = {}
+        self._prompt_tokens = 0
+        """Of the prompt, once they are known: the progress of an answer that has lost its row counts its own, too."""
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
         """Return the chunks for one event of the answers to a prompt, mostly one. Progress has none; an error takes
@@ -301,8 +303,9 @@ class ChoiceChunks(ABC):
 
     def _usage_so_far(self) -> Body:
         """Return the `usage` of a chunk: the tokens of the prompt and those written so far."""
-        progress, written = self._info.progress(), sum(each.ids for each in self._written)
-        prompt = 0 if progress is None else progress.total
+        if not self._prompt_tokens and (progress := self._info.progress()) is not None:
+            self._prompt_tokens = progress.total
+        prompt, written = self._prompt_tokens, sum(each.ids for each in self._written)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     @abstractmethod

@@ -375,8 +375,8 @@ _LIMITS: tuple[tuple[str, Callable[[Any, Any], bool], tuple[type, ...]], ...] = 
 
 
 def find_misfit(value: object, schema: Schema) -> str:
-    """Return why a value does not fit a JSON schema; empty if it fits. `pattern`, `format`, `multipleOf` and `not` are
-    not checked: an expression of a stranger may take any time.
+    """Return why a value does not fit a JSON schema; empty if it fits. `pattern` is not checked, since
+    a caller's regular expression could run for ever; nor are `format`, `multipleOf` and `not`.
     """
     try:
         return _SchemaCheck(schema).find_misfit(value, schema, "the arguments")

@@ -67,7 +67,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
         def feed(self, text: str, thought: bool = False) -> None:
             told.append(text)
 
-        def note(self, event: TokenEvent) -> None:
+        def update_status(self, event: TokenEvent) -> None:
             told.append(event.dropped)
 
     handle = RequestHandle(RequestId(1), lambda request: None)

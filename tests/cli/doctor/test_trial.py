@@ -76,13 +76,13 @@ def test_both_sides_go_first_in_turn_and_time_ends_the_pairs(monkeypatch: pytest
         def __init__(self, opened: Any, seed: int) -> None:
             pass
 
-        def prompts(self, case: str, number: int) -> Any:
-            return type("PromptStream", (), {"take": lambda self, count: (number,) * count})()
+        def make_prompts(self, case: str, number: int) -> Any:
+            return type("PromptStream", (), {"next_prompt": lambda self, count: (number,) * count})()
 
-        def cortex(self) -> Side:
+        def make_cortex(self) -> Side:
             return Side("ours")
 
-        def mlx_lm(self) -> Side:
+        def make_mlx_lm(self) -> Side:
             return Side("theirs")
 
     monkeypatch.setattr("cortexmlx.bench.suites.against.Contest", Contest)

@@ -30,7 +30,7 @@ def test_what_stays_in_a_run_is_what_the_engine_has(
     (planned,) = runs_of(folder, capsys, "--context", "200", *options)
     driver = Driver(folder, max_rows=3, block_size=16, prefill_budget=64)
     way = driver.core.model._mode
-    blocks = way.blocks(10**6, ArenaDemand(3, 64, 16), 512)
+    blocks = way.count_blocks(10**6, ArenaDemand(3, 64, 16), 512)
     bytes_per_block = [16 * group.bytes_per_token for group in paged_groups(way.groups)]
     assert planned["arena_bytes"] == sum((n + 2) * size for n, size in zip(blocks, bytes_per_block, strict=True))
     assert planned["weight_bytes"] == driver.core.loaded.weight_bytes

@@ -128,7 +128,7 @@ def test_what_was_computed_before_a_preemption_does_not_count() -> None:
     """The row begins again, and a step that was in flight meanwhile brings the sums of its earlier life."""
     taken: list[Any] = []
     answer = SimpleNamespace(
-        job=SimpleNamespace(id=3, generation=1), of_request=SimpleNamespace(take_pooled=taken.append)
+        job=SimpleNamespace(id=3, generation=1), of_request=SimpleNamespace(add_pooled=taken.append)
     )
     requests: Any = SimpleNamespace(answers={3: answer})
     for generation in (0, 1):

@@ -272,7 +272,9 @@ class FakeEngine(FakeAdapters):
         begun = self.template_end.strip() == THOUGHTS.open
         thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun)
         calls = getattr(prompt, "calls", None)
-        told = TextStream(Words(), StopConditions(), thoughts, calls and calls.parser(str(handle.id), streamed=True))
+        told = TextStream(
+            Words(), StopConditions(), thoughts, calls and calls.make_parser(str(handle.id), streamed=True)
+        )
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0
         for number, word in enumerate(words[:limit]):
