@@ -37,7 +37,7 @@ _MOST_LEAVING = 1 << 16
 
 
 class PieceContent(Protocol):
-    """The arrays of one piece, which is what the disk stores under one key: a block's, or a row's states, in all layers."""
+    """The arrays of one piece (of a block or of states, in all layers): what the disk stores under one key."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...

@@ -183,7 +183,7 @@ class SuffixDrafter:
         return TokenDraft(tokens, row.kind + _LIKENESS[min(row.length, _SURE_LENGTH)])
 
     def _find_match(self, row: _MatchedRow) -> None:
-        """Find where the row's last tokens occurred before: just after its last long match, or else the longest match."""
+        """Find where the row's last tokens stood before: just after its last long match, or the longest match."""
         row.source = None
         mine = row.text.tokens
         if len(mine) < KEY_TOKENS:

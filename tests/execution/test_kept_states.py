@@ -24,7 +24,7 @@ class Plan:
     pooling: Pooling | None = None
 
     @property
-    def asks_of_prompts(self) -> bool:
+    def has_prompt_results(self) -> bool:
         return self.scoring is not None or self.pooling is not None
 
 
@@ -34,7 +34,7 @@ class Rows:
 
     projected: list[int] = field(default_factory=list)
 
-    def states(self, kept: mx.array) -> mx.array:
+    def hidden_states(self, kept: mx.array) -> mx.array:
         return 2 * kept
 
     def project(self, kept: mx.array) -> mx.array:

@@ -187,7 +187,7 @@ class SharedTokenizer:
         return ConversationFitter(partial(self._apply_template, {"add_generation_prompt": True}))
 
     def _apply_template(self, options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
-        """Render the messages by the chat template as they are: as text, or as ids if the tokenizer encodes them itself."""
+        """Render the messages by the chat template as they are, as text, or as ids if the tokenizer encodes itself."""
         if not self._takes_turns:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
             return text
