@@ -63,7 +63,7 @@ class Kept(RuleBasedStateMachine):
     @rule(target=entries, old=consumes(entries), more=TEXTS)
     def continue_one(self, old: Any, more: str) -> Any:
         client, before = old
-        each = remembered(before.read.text + "z" + more)
+        each = remembered(before.transcript.text + "z" + more)
         self.table.add(client, each, before)
         self.model = [(c, e) for c, e in self.model if e is not before]
         self._kept(client, each)
