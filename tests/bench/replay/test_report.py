@@ -55,7 +55,7 @@ def test_an_interrupt_keeps_the_kinds_that_are_complete(
         yield next(iter(own(*arguments)))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "measure", interrupted)
+    monkeypatch.setattr(report, "measure_workloads", interrupted)
     monkeypatch.setattr(report.measure_speculation, "__defaults__", (24,))
     assert run(["bench", model, "--speculate", "-r", "1", "-o", "json"]) == 130
     said = json.loads(capsys.readouterr().out)
