@@ -41,7 +41,7 @@ def test_live_answers_are_the_models_own_with_the_same_tokens_on_both_sides(mode
 def test_an_answer_that_is_not_its_script_is_an_error(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(model, max_rows=2, speculate=False) as plain, Engine(model, max_rows=2) as speculating:
         own = runs.use_scripts
-        monkeypatch.setattr(runs, "scripted", lambda scripts: own({0: scripts[0]}))
+        monkeypatch.setattr(runs, "use_scripts", lambda scripts: own({0: scripts[0]}))
         with pytest.raises(CortexError, match="an answer of prose without is not its script"):
             list(
                 measure_workloads(
