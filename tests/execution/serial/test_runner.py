@@ -74,7 +74,9 @@ def test_what_the_caches_keep_is_forgotten_when_a_step_fails(
     def broken(*_: Any) -> Any:
         raise RuntimeError("it broke")
 
-    monkeypatch.setattr(*{"start": (driver.core.runner.arena, "run"), "read": (serial_runner, "read_result")}[part], broken)
+    monkeypatch.setattr(
+        *{"start": (driver.core.runner.arena, "run"), "read": (serial_runner, "read_result")}[part], broken
+    )
     with pytest.raises(RuntimeError, match="it broke"):
         driver.finish()
     assert driver.core.runner.arena.length == driver.core.runner.arena.nbytes == 0
