@@ -61,7 +61,7 @@ def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytes
     *_, own = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     monkeypatch.setattr("cortexmlx.Engine", lambda name, **options: Engine(str(model), **options))
-    monkeypatch.setattr("cortexmlx.server.app", lambda pool, **options: (pool.take("small").name, options))
+    monkeypatch.setattr("cortexmlx.server.app", lambda pool, **options: (pool.acquire("small").name, options))
     names: dict[str, Any] = {}
     exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
     assert names["application"] == ("small", {"aliases": {"default": "small"}})
