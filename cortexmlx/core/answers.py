@@ -173,8 +173,8 @@ class OpenAnswer:
         return self.matcher.forced_tokens
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note that a step computes `segment` of its tokens. If the prompt takes several steps, push a progress
-        event.
+        """Note that a step computes `segment` of its tokens. If the prompt takes several steps, or the tokens of an
+        answer that lost its row, push a progress event.
         """
         total, first = len(self.job.tokens), segment.first
         more, beginning = first + segment.count < total, self.started is None
