@@ -125,7 +125,7 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
 def compare_with_mlx_lm(
     plan: BenchPlan, suites: Sequence[str], only: Sequence[str], shape: ComparisonSizes, block_size: int
 ) -> Report:
-    """Compare with mlx-lm in the suites "basic" and "serving". Return the report."""
+    """Compare with mlx-lm in the suites "basic" and "serving", and return the report: see `compare_sections`."""
     sections = basic_sections(shape) if "basic" in suites else []
     sections += serving_sections() if "serving" in suites else []
     return compare_sections(plan, sections, shape, only, block_size)
@@ -170,7 +170,6 @@ def compare_sections(
 
 
 def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:
-    """Return a note that the run was interrupted, or none."""
     return (INTERRUPTED,) if interrupted else ()
 
 

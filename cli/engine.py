@@ -91,9 +91,9 @@ class ReplaceableEngine:
         self.config = config
         self.undisturbed: Callable[[], AbstractContextManager[object]] = nullcontext
         self.is_open = True
-        """False after an exchange that could not open the old engine again. `engine` is closed then."""
+        """False after a replacement that could not open the old engine again. `engine` is closed then."""
         self.left_out: dict[str, Exception] = {}
-        """The adapters that the last `exchange` could not load again with the old options, with the reasons."""
+        """The adapters that the last `replace_engine` could not load again with the old options, with the reasons."""
         self._stack = ExitStack()
         self.engine = self._stack.enter_context(open_engine(config))
 
@@ -109,7 +109,7 @@ class ReplaceableEngine:
 
         If opening fails or is interrupted, an engine with the old options is opened and the error is raised. Adapters
         that cannot be loaded any more are `left_out` of it. Raises EngineClosed if the old options fail, too: then no
-        engine is open, and another exchange may open one.
+        engine is open, and another replacement may open one.
         """
         self.left_out = {}
         try:

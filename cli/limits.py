@@ -53,7 +53,9 @@ def incomplete_form_note(completion: Completion, params: SamplingParams, ended: 
 
 
 def _is_complete(answer: Completion, form: StructuredOutput) -> bool:
-    """Return whether an answer's structured output is complete: it is if a grammar ended it, or if it is valid JSON."""
+    """Return whether an answer's structured output is complete: it is if a grammar ended it, or if it is whole JSON or
+    one of the choices. An answer that was cancelled or calls a function counts as complete.
+    """
     if answer.finish_reason is FinishReason.STOP and answer.stop_string is None:
         return True
     if answer.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

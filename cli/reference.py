@@ -86,7 +86,6 @@ def _shared_options() -> _Shared:
 
 
 def _command_section(name: str, command: Callable[..., None], shared: _Shared) -> Iterator[str]:
-    """Yield the lines of a command's section."""
     arguments = [(p, info) for p, info in _annotated_parameters(command) if isinstance(info, ArgumentInfo)]
     shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
     yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
@@ -132,7 +131,9 @@ def _annotated_parameters(command: Callable[..., None]) -> Iterator[tuple[inspec
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a help text; one that begins with a `\b` keeps its lines."""
+    """Return the lines of a help text as Markdown. A paragraph that begins with a backspace, click's mark, keeps its
+    lines in a code block.
+    """
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         body = paragraph.removeprefix("\b\n").strip("\n").splitlines()

@@ -55,8 +55,8 @@ class MemoryRefused(KVCacheFull):
 
 
 class OutOfMemory(CortexError):
-    """A step was refused memory twice, the second time after everything else was freed: the request that took most of
-    it fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
+    """A step was refused memory, and again after everything that can be freed was: the request that took most of it
+    fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
     smaller KV memory, smaller pieces of prompts.
     """
 

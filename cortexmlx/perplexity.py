@@ -71,7 +71,9 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of the text, comparable between tokenizers; None if the text was given as tokens."""
+        """`bits_per_token` times the tokens per byte of the whole text, comparable between tokenizers; None if the
+        text was given as tokens.
+        """
         return None if self.text_bytes is None else self.bits_per_token * self.text_tokens / self.text_bytes
 
     @property
@@ -124,7 +126,8 @@ def measure_perplexity(
     on_window: Callable[[Perplexity], None] | None,
 ) -> Perplexity:
     """Return the perplexity of a text in windows of `context` tokens. `complete` is `Engine.as_completed`. `on_window`
-    gets the result so far after each window. Raises InvalidRequest, and the error of a window that fails.
+    gets the result so far after each window, in the order in which they end. Raises InvalidRequest, and the error
+    of a window that fails.
     """
     stride = context // 2 if stride is None else stride
     if not _is_integer(stride) or not 1 <= stride < context:

@@ -300,7 +300,7 @@ class ChoiceSource(str, Enum):
 
 @dataclass(frozen=True)
 class TimedChoice:
-    """Which implementation computes a job of attention, and why."""
+    """Which implementation computes a job (attention or a matrix product), and why."""
 
     job: str
     """What is computed."""

@@ -45,7 +45,9 @@ class PrefillVariant(AttentionShape):
 
     @cached_property
     def _layout(self) -> tuple[int, int]:
-        """The simdgroups and slice tokens of the first layout that fits the threadgroup memory."""
+        """The simdgroups and slice tokens of the first layout that fits the threadgroup memory; of the last layout if
+        none does.
+        """
         return next((cut for cut in _LAYOUTS if self._layout_bytes(*cut) <= THREADGROUP_BYTES), _LAYOUTS[-1])
 
     @property
@@ -182,7 +184,6 @@ class PrefillKernel:
 
 @cache
 def _template_arguments(variant: PrefillVariant) -> list[tuple[str, Any]]:
-    """Return the template arguments of the prefill kernel for a variant."""
     return [
         ("T", getattr(mx, variant.dtype)),
         ("KV", getattr(mx, variant.kv_dtype)),

@@ -1,7 +1,7 @@
 """Which kernel serves a shape, or why none does, and the variants that are checked one by one.
 
 If several kernels serve a shape, the one whose instructions for a token are issued in the fewest cycles is used
-(`Geometry.cycles`). That is an estimate, not a time: it compares kernels that need the same bytes from memory.
+(`KernelGeometry.cycles`). That is an estimate, not a time: it compares kernels that need the same bytes from memory.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ QUANTIZATIONS = ((None, None), (8, 32), (8, 64), (4, 32), (4, 64))
 """The quantizations of keys and values that the kernels read: (bits, numbers in a group)."""
 
 PARTITION = 256
-"""Tokens of a partition: a range of absolute positions that one threadgroup attends to (`Geometry.partition`).
+"""Tokens of a partition: a range of absolute positions that one threadgroup attends to (`KernelGeometry.partition`).
 
 It is short enough that one row of a few thousand tokens fills a GPU. It is long enough that partial results are a few
 percent of the bytes read. It is the same for all batches, so that a row's sums are always cut at the same positions.
@@ -83,8 +83,8 @@ class AttentionShape:
 
     @property
     def partial_floats(self) -> int:
-        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of the
-        shaders.
+        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of
+        paged_attention.h.
         """
         return self.value_dim + 2
 

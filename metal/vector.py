@@ -42,7 +42,7 @@ def _make_entry(sources: str) -> str:
 
 class VectorGeometry(KernelGeometry):
     """The vector kernel's threadgroup: every lane holds its numbers of `tile` query heads, and loads its numbers of
-    `ahead` tokens at a time.
+    `tokens_ahead` tokens at a time.
     """
 
     kernel = Kernel.VECTOR
@@ -116,8 +116,8 @@ class VectorGeometry(KernelGeometry):
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """Template arguments TILE (query heads of a simdgroup), AHEAD (tokens loaded ahead) and SLICES (simdgroups
-        that share the tokens).
+        """Template arguments TILE (query heads of a simdgroup), AHEAD (tokens loaded ahead), SLICES (simdgroups that
+        share the tokens), SOFTCAP and ALIBI.
         """
         return [
             ("TILE", self.tile),

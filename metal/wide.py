@@ -116,8 +116,8 @@ class WideGeometry(KernelGeometry):
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """Template arguments TOKENS (query tokens of a row), SLICE (tokens of a slice), PARTS (parts of a head) and
-        LATENT (whether values lie in their keys).
+        """Template arguments TOKENS (query tokens of a row), SLICE (tokens of a slice), PARTS (parts of a head),
+        LATENT (whether values lie in their keys) and SOFTCAP.
         """
         shape = self.shape
         return [

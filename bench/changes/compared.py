@@ -279,7 +279,6 @@ def changes_section(saved: SavedRun, now: SavedRun, found: Sequence[FigureOutcom
 
 
 def _table_row(o: FigureOutcome) -> tuple[str, ...]:
-    """Return the cells of a figure's row in the table."""
     if o.change is None:
         change = ""
     else:
@@ -336,7 +335,6 @@ def _machine_notes(saved: SavedRun, now: SavedRun) -> Iterator[str]:
 
 
 def _has_enough_samples(saved: SavedRun, now: SavedRun, name: str) -> bool:
-    """Return whether both runs have enough samples of a yardstick."""
     return min(len(saved.yardstick[name]), len(now.yardstick[name])) >= FEWEST
 
 

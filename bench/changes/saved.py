@@ -90,7 +90,9 @@ def read_run(path: Path) -> SavedRun:
 
 
 def _parse_run(found: Any) -> SavedRun:
-    """Return the run that JSON describes. Raises ValueError, TypeError or KeyError if it is damaged."""
+    """Return the run that JSON describes. Raises ValueError, OverflowError, KeyError, TypeError or AttributeError if
+    it is damaged.
+    """
     compared = found["compared"]
     machine = BenchMachine(
         **{field.name: _check_type(field, found["machine"][field.name]) for field in fields(BenchMachine)}

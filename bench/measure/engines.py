@@ -144,8 +144,6 @@ def share_weights(engine: Engine, other: Engine) -> None:
 
 
 def _set_weights(engine: Engine, weights: Any) -> None:
-    """Replace the weights of an engine's model."""
-
     def share(core: EngineCore) -> None:
         core.loaded.model.update(weights)
         mx.clear_cache()

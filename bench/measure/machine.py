@@ -65,7 +65,6 @@ class BenchMachine:
 
 
 def _chip_name() -> str:
-    """Return the name of the chip."""
     gpu = metal_device()
     if gpu is not None:
         return gpu

@@ -50,7 +50,7 @@ class ComparisonCase:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a case for one measure: the figures of both sides, pair by pair."""
+    """The result of a case for one measure: the figures of both sides, pair by pair, in the order in which they ran."""
 
     case: str
     what: str
@@ -112,7 +112,6 @@ def _make_comparison(
     same: int,
     requests: int,
 ) -> Comparison:
-    """Return the comparison of both sides' traces by one measure."""
     a, b = [measure.of(t) for t in ours], [measure.of(t) for t in theirs]
     a_cpu, b_cpu = (tuple(f.cpu for f in side if f.cpu is not None) for side in (a, b))
     complete = len(a_cpu) == len(a) and len(b_cpu) == len(b)

@@ -21,8 +21,8 @@ class PromptStream:
         return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
 
     def draw_lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """Draw `count` log-uniform lengths: as many between 64 and 128 as between 512 and 1,024. One of them is the
-        longest.
+        """Draw `count` log-uniform lengths: as many between 64 and 128 as between 512 and 1,024. One of them is
+        `longest`.
         """
         drawn = np.exp(self._random.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
         drawn[0] = longest

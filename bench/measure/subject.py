@@ -139,8 +139,6 @@ class RequestsInFlight:
         self._handles += submit_together(self._engine, listened, self._background)
 
     def _make_listener(self, request: int) -> Callable[[TokenEvent], None]:
-        """Return a listener for a request's events."""
-
         def listen(event: TokenEvent) -> None:
             if event.token_id is not None:
                 self._record_token(request, event.token_id)

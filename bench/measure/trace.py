@@ -78,7 +78,7 @@ class RequestTrace:
 
 @dataclass(frozen=True)
 class RunTrace:
-    """The record of a run: when it started, and its requests in order."""
+    """The record of a run: when it started, and its requests in the order in which they were given."""
 
     started: Timestamp
     requests: tuple[RequestTrace, ...]

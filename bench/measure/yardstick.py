@@ -79,8 +79,8 @@ class Yardstick:
         return {name: tuple(values) for name, values in self._samples.items()}
 
     def spread(self) -> float:
-        """Return how uneven the machine's speed was: the upper quartile of the compute samples over their median,
-        minus 1.
+        """Return how uneven the machine's speed was: the upper quartile of the compute samples' wall times over their
+        median, minus 1.
         """
         walls = self._samples[f"{COMPUTE}, wall"]
         return statistics.quantiles(walls, n=4)[2] / statistics.median(walls) - 1 if len(walls) > 3 else 0.0

@@ -84,7 +84,6 @@ def _workload_name(found: WorkloadResult) -> str:
 
 
 def _table_row(found: WorkloadResult) -> tuple[str, ...]:
-    """Return the cells of a workload's row in the table."""
     figures = _json_record(found)
     return (
         found.workload.kind.value,

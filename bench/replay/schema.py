@@ -43,7 +43,7 @@ RECORD = {
 """A customer of a shop. Its keys are half of its text."""
 
 RECORDS = StructuredOutput.json({"type": "array", "items": RECORD}, compact=True)
-"""What the answers of `Kind.SCHEMA` follow."""
+"""What the answers of `AnswerKind.SCHEMA` follow."""
 
 _AHEAD = 200
 """The first token of so many characters is that of the whole text."""

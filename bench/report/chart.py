@@ -17,7 +17,6 @@ def bar_chart(bars: Sequence[ChartBar], width: int = WIDTH) -> str:
 
 
 def _draw_group(name: str, bars: Sequence[ChartBar], width: int) -> str:
-    """Return the lines of one group of bars."""
     most = max(bar.value for bar in bars) or 1.0
     labels = max(len(bar.label) for bar in bars)
     figures = max(len(f"{bar.value:,.1f}") for bar in bars)

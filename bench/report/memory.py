@@ -95,7 +95,6 @@ def allocator_section(found: Sequence[ReplayResult]) -> ReportSection:
 
 
 def _min_max(values: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and the highest value."""
     return min(values), max(values)
 
 

@@ -39,7 +39,6 @@ def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
 
 
 def _table_row(c: Comparison) -> tuple[str, ...]:
-    """Return the cells of a comparison's row in the table."""
     return (
         c.case,
         f"{c.measure}, {c.unit}",
@@ -54,7 +53,6 @@ def _table_row(c: Comparison) -> tuple[str, ...]:
 
 
 def _json_record(c: Comparison) -> dict[str, Any]:
-    """Return a comparison for JSON."""
     derived = {"ratio": c.ratio, "ratios": c.ratios, "cpu_ratio": c.cpu_ratio, "met": c.meets_target}
     return {**asdict(c), "better": c.better.value, **derived}
 

@@ -69,7 +69,6 @@ def _format_count(parameters: int) -> str:
 
 
 def _json_record(row: TestResult) -> dict[str, Any]:
-    """Return the result of a test for JSON."""
     return {
         "test": row.test.name,
         "prompt": row.test.prompt,
@@ -89,7 +88,6 @@ def _json_record(row: TestResult) -> dict[str, Any]:
 
 
 def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
-    """Return a bar for each test."""
     sizes = len({row.block_size for row in rows}) > 1
     return tuple(
         ChartBar(

@@ -66,7 +66,6 @@ def _table_width(shown: ReportTable) -> int:
 
 
 def _drop_column(shown: ReportTable, heading: str) -> ReportTable:
-    """Return a table without one column."""
     at = shown.headings.index(heading)
 
     def cut(cells: tuple[str, ...]) -> tuple[str, ...]:

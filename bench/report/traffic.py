@@ -86,7 +86,6 @@ def _side_figures(side: TrafficResult) -> dict[str, float]:
 
 
 def _json_record(side: TrafficResult, figures: dict[str, float]) -> dict[str, Any]:
-    """Return the figures of one side for JSON."""
     return {
         "side": side.name,
         "requests": len(side.requests),

@@ -1,7 +1,7 @@
 """Measures the cost of a call to the KV block allocator: by the size of the arena, and compared with scans of it.
 
-`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure()` returns them as data. Only calls to the
-allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
+`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure_costs()` returns them as data. Only calls to
+the allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: i
 
 
 def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
-    """Measure each allocator in an arena where only the last 64 blocks are contiguous: it allocates those and frees
-    them again.
+    """Measure each allocator in an arena where every second block is free, and so are the last 64. It allocates those
+    64 and frees them again.
     """
     results = []
     for name, make in SCANS:

@@ -167,7 +167,7 @@ def measure_text_costs() -> list[TextCost]:
 
 
 def _unminified_texts() -> dict[str, tuple[str, str]]:
-    """Return the header and the entry of each kernel before they are minified."""
+    """Return the header, with all of our headers in it, and the entry of each kernel before they are minified."""
     texts = {"cortex_paged_reduce": (kernel_text("paged_reduce.metal"), REDUCE_ENTRY)}
     for geometry in GEOMETRIES.values():
         text = kernel_text(geometry.file)

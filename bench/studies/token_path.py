@@ -51,7 +51,7 @@ class TokenPath:
 
 
 def count_step_calls(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
-    """Count the calls of one decode step with `rows` rows. With `drafts`, speculation is on."""
+    """Count the calls of one decode step with `rows` rows. With `drafts`, speculation and forced tokens are on."""
     options = {"max_rows": rows, "prefill_budget": 4096, "speculate": drafts, "forced_tokens": drafts}
     core = EngineCore(EngineConfig(model, attention="reference", **options))  # type: ignore[arg-type]
     try:

@@ -168,7 +168,6 @@ class RandomClient:
             self._chats.pop(model, None)
 
     def _random_text(self, words: int) -> str:
-        """Return a text of random words."""
         return " ".join(self._dice.choice(WORDS) for _ in range(words))
 
     def _post(self, path: str, expected: int = 200, **body: Any) -> Any:

@@ -159,7 +159,6 @@ def _prefill_row_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
-    """Return a case that computes the prompts of a row's test."""
     many = test.batch > 1
     what = f"{test.batch} prompts of {test.prompt} tokens to all first tokens"
     return contest.make_case(

@@ -62,7 +62,6 @@ class RecordingAllocator:
         return getattr(self._allocator, name)
 
     def allocate(self, n: int) -> KVHandle:
-        """Allocate `n` blocks, and record the call."""
         run = self._allocator.allocate(n)
         self.calls.append(AllocatorCall("allocate", run))
         return run
@@ -75,7 +74,6 @@ class RecordingAllocator:
         return grown
 
     def free(self, handle: KVHandle) -> None:
-        """Free a run, and record the call."""
         self._allocator.free(handle)
         self.calls.append(AllocatorCall("free", handle))
 

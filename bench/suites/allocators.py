@@ -25,7 +25,6 @@ class LoopScan:
         self._is_free = [True] * total_blocks
 
     def allocate(self, n: int) -> KVHandle:
-        """Return the first run of `n` free blocks, found by a loop."""
         length = 0
         for block, free in enumerate(self._is_free):
             if not free:
@@ -50,7 +49,6 @@ class NumpyScan:
         self._used[1:-1] = 0
 
     def allocate(self, n: int) -> KVHandle:
-        """Return the first run of `n` free blocks, found by NumPy."""
         edges = np.diff(self._used)
         starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         long_enough = np.flatnonzero(stops - starts >= n)
@@ -71,7 +69,6 @@ class SubstringScan:
         self._used = bytearray(total_blocks)
 
     def allocate(self, n: int) -> KVHandle:
-        """Return the first run of `n` free blocks, found by a substring search."""
         start = self._used.find(bytes(n))
         if start == -1:
             raise KVCacheFull(f"no run of {n} blocks: free some first")

@@ -127,11 +127,9 @@ class BlockBufferWriter:
                 self._newest += blocks[-1]
 
     def evaluate(self) -> None:
-        """Wait until the newest blocks are written."""
         mx.eval(self._newest)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return a layer's keys and values, joined from all blocks."""
         rows = [self._blocks[layer, row] for row in range(self._sizes.rows)]
         keys, values = (mx.stack([mx.concatenate([b[i] for b in row], axis=1) for row in rows]) for i in (0, 1))
         return keys[:, :, : self._sizes.tokens], values[:, :, : self._sizes.tokens]
@@ -154,11 +152,9 @@ class GrowingArrayWriter:
                 )
 
     def evaluate(self) -> None:
-        """Wait until the longer arrays are written."""
         mx.eval(self._layers)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return a layer's keys and values."""
         kept = self._layers[layer]
         assert kept is not None
         return kept
@@ -171,16 +167,13 @@ class MlxLmCacheWriter:
         self._caches = [MlxLmCache() for _ in range(sizes.layers)]
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None:
-        """Add a token's keys and values to the cache of every layer."""
         for cache in self._caches:
             cache.update_and_fetch(keys, values)
 
     def evaluate(self) -> None:
-        """Wait until the caches are written."""
         mx.eval([(cache.keys, cache.values) for cache in self._caches])
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return a layer's keys and values from its cache."""
         cache = self._caches[layer]
         return cache.keys[:, :, : cache.offset], cache.values[:, :, : cache.offset]
 

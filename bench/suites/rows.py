@@ -175,7 +175,6 @@ class TestRuns:
 
 
 def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun], yardstick: Yardstick) -> TestResult:
-    """Return the result of a test from its runs."""
     around = [yardstick.seconds_around(run.sample) for run in runs]
     return TestResult(
         test=test,

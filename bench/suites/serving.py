@@ -152,10 +152,8 @@ def _ragged_requests(generate: int) -> Callable[[PromptStream], list[BenchReques
 
 
 def _total_measure(target: float) -> Measure:
-    """Return the measure of the total time."""
     return Measure("total time", "s", RunTrace.total_seconds, BetterDirection.LOWER, target)
 
 
 def _ttft_measure(request: int, name: str, target: float) -> Measure:
-    """Return the measure of a request's time to its first token."""
     return Measure(name, "s", partial(RunTrace.ttft, request=request), BetterDirection.LOWER, target)

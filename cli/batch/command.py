@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class BatchStatusLine(StatusLine):
-    """The live status line of a batch run on stderr: done, failed, running and waiting requests.
+    """The status line of a batch run on stderr: done, failed, running and waiting requests.
 
     - `before`: requests of the `total` that an earlier run finished. They count as done, but not for the time left.
     - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
@@ -175,7 +175,9 @@ def batch(
 def finish_complete_run(
     files: BatchFiles, ids: RequestIds, source: str, *, ordered: bool, identity: RunIdentity
 ) -> None:
-    """Put a run in order and report it if every request already has a record; load no model."""
+    """Finish a run whose requests all have a record already, without loading a model: sort the records if `ordered`,
+    and report them.
+    """
     files.open(identity, ids.digests)
     if ordered:
         files.sort_records(ids.lines)

@@ -61,8 +61,8 @@ class RecordFile:
         self._left_out = self._index_records(keep) if self.path.exists() and not anew else False
 
     def open(self) -> None:
-        """Lock the file, create it if missing, and remove incomplete or superseded records. Raises CortexError if it
-        cannot be written, InvalidRequest if another batch writes it.
+        """Lock the file, create it if missing, and remove an incomplete last line and the records that `keep` refuses.
+        Raises CortexError if it cannot be written, InvalidRequest if another batch writes it.
         """
         try:
             self._file = open_locked(self._name)
@@ -248,8 +248,8 @@ class BatchFiles:
             self._run.close()
 
     def check(self, identity: RunIdentity, digests: Mapping[str, str]) -> None:
-        """Check the run to resume against its files; do nothing for a new run. `digests` has a digest of each input
-        line.
+        """Read the records of the run to resume, and check its settings and input lines; do nothing for a new run.
+        `digests` has a digest of each input line.
 
         Raises InvalidRequest if that run had other settings, or if a line has changed since its record was written.
         """

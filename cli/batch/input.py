@@ -30,10 +30,10 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 
 class RequestIds:
-    """The request ids of a batch input, each with its line number. Rejects duplicates.
+    """The request ids of a batch input, in input order, each with its line number. Rejects duplicates.
 
-    `lines` and `digests` are by the key of `key_of`. `digests` has a digest of each line's text, for an input that was
-    read ahead.
+    `lines` and `digests` are by the key of `request_key`. `digests` has a digest of each line's text, for an input that
+    was read ahead.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,9 @@ class BatchReader:
         self._ids = ids
 
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
-        """Drop template variables that the chat template does not read from the lines' requests; None: drop none."""
+        """Leave out template variables that lines set but that are not in `variables`, which the chat template reads;
+        None: leave out none.
+        """
         self._defaults = replace(self._defaults, known_vars=variables)
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:

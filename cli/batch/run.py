@@ -109,7 +109,7 @@ class BatchRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the run was made."""
         return time.monotonic() - self._started
 
     def run(self) -> None:
@@ -165,7 +165,6 @@ class BatchRun:
                 yield self._prepare_prompt(opened, item.request, asked), item.request.params, item.request.adapter
 
     def _embed(self, asked: EmbeddingRequest) -> Embeddings:
-        """Compute the embeddings that a request asks for."""
         return self._engine.embed(
             asked.inputs, prompt=asked.prompt, dimensions=asked.dimensions, truncate=asked.truncate
         )
@@ -195,7 +194,6 @@ class BatchRun:
                 self.last = self.seconds
 
     def _make_record(self, opened: _PendingItem) -> Body:
-        """Return the output record of a finished item."""
         item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]
         if isinstance(item, InvalidLine):
             return error_record(item, item.message)

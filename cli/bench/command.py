@@ -414,8 +414,9 @@ def _output_report(
     plot: Path | None,
     before: SavedRun | None,
 ) -> None:
-    """Compare, save, plot and print the report; return the exit code. Measurements are saved even if nobody reads the
-    output, and printed if they cannot be saved.
+    """Compare, save, plot and print the report. Raises typer.Exit if it was interrupted or a figure is slower, and the
+    errors of comparing and saving at the end. Measurements are saved even if nobody reads the output, and printed
+    if they cannot be saved.
     """
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text

@@ -80,7 +80,7 @@ def read_mentions(message: str) -> tuple[list[AttachedFile], list[str]]:
 
 
 def _resolve_mention(name: str) -> Path | None:
-    """Return the path of a mentioned file, without the punctuation after its name; None if there is no such file."""
+    """Return the path of a mentioned file, also if punctuation follows its name; None if there is no such file."""
     for each in dict.fromkeys((name, name.rstrip(_TRAILING_PUNCTUATION))):
         path = Path(os.path.expanduser(each))
         try:

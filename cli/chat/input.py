@@ -117,7 +117,7 @@ class Typeahead:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, quiet)
 
     def restore_echo(self) -> None:
-        """Restore the terminal's echo."""
+        """Restore the terminal as it was before."""
         self._output.disable_bracketed_paste()
         self._output.flush()
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
@@ -238,7 +238,6 @@ class PlainInput:
             self._echoing = None
 
     def _disable_echo(self) -> None:
-        """Turn the terminal's echo off."""
         terminal = sys.stdin.fileno()
         self._echoing = termios.tcgetattr(terminal)
         quiet = termios.tcgetattr(terminal)
@@ -357,7 +356,7 @@ def history_path() -> Path:
 
 
 def ensure_private_file(path: Path) -> bool:
-    """Create `path` if missing, readable only by this user; return False if that fails."""
+    """Create `path` if missing, and let only this user read it; return False if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))

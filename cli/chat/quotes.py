@@ -48,8 +48,8 @@ def _without_command(text: str) -> str:
 
 
 class TypedQuotes:
-    """Tells typed quotes from pasted, recalled or drafted ones in the input line. Only typed quotes begin and end a
-    block.
+    """Tells typed quotes in the input line from those that were pasted, loaded by an editor or part of a draft. Only
+    typed quotes begin and end a block.
     """
 
     def __init__(self) -> None:

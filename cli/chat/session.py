@@ -31,7 +31,7 @@ NOT_BEGUN = "stopped before the first word"
 
 
 class TurnStopped(CortexError):
-    """The user stopped a turn before the model wrote anything."""
+    """The user stopped a turn before there was anything to keep."""
 
 
 class FigureDisplay(Enum):
@@ -96,7 +96,7 @@ class ChatHost(Protocol):
         """
 
     def replace_engine(self, config: EngineConfig) -> None:
-        """Close the engine and open another one with these options."""
+        """Close the engine and open another one with these options: see `ReplaceableEngine.replace_engine`."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ class ChatSession:
         """Answer a question and store the turn, even if the answer was stopped. `follow` reads the answer to its end,
         in place of the usual view. Oldest turns that no longer fit are not sent.
 
-        Raises CortexError if the turn failed, Stopped if it was stopped before the first word. The conversation is
+        Raises CortexError if the turn failed, TurnStopped if it was stopped before the first word. The conversation is
         unchanged then.
         """
         if not self.has_model:
@@ -173,7 +173,7 @@ class ChatSession:
             raise
 
     def answer_tool_results(self, results: Sequence[Message], params: SamplingParams) -> Completion:
-        """Give the model the results of its tool calls, and return its next answer."""
+        """Give the model the results of its tool calls, and return its next answer: see `ask`."""
         return self._answer(self.conversation, results, params, self._display_reply)
 
     def set_tools(self, tools: tuple[Tool, ...]) -> None:

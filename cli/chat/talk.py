@@ -82,8 +82,8 @@ class ChatLoop:
                 continue
 
     def _read_and_respond(self, draft: QuestionDraft | None) -> Question | QuestionDraft | None:
-        """Read a line that begins with a draft, and carry it out. Raises Leave at the end of the input, LineCleared if
-        Ctrl-C comes twice.
+        """Read a line that begins with a draft, and carry it out. Raises LeaveChat at the end of the input,
+        LineCleared if Ctrl-C comes twice.
         """
         try:
             typed = self._source.ask(draft=draft.text if draft is not None else "")
@@ -210,7 +210,7 @@ class ChatLoop:
             self._reattach(question.attached)
 
     def _answer_or_none(self, question: Question) -> Completion | None:
-        """Answer a question. If that fails, print why and return None."""
+        """Answer a question. If that fails, print why and return None; only EngineClosed is raised."""
         before = self._session.conversation.messages
         try:
             return self.answer(question)

@@ -84,7 +84,9 @@ def newest_names_phrase() -> str:
 
 
 def _match_name(name: str) -> Path | None:
-    """Return the only saved chat for a name, the beginning of a name, or `last`; None if there is none."""
+    """Return the only saved chat for a name or the beginning of one, or the newest for `last`; None if there is none,
+    or several.
+    """
     kept = saved_paths()
     if name == LAST and kept:
         return kept[0]
@@ -210,7 +212,7 @@ class ChatSaver:
 
 
 def _new_chat_path(conversation: Conversation, typed: Mapping[str, str]) -> Path:
-    """Return the file of a new chat; a name in use gets a number."""
+    """Return the file of a new chat, if no other chat has that name."""
     first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
     words = first if isinstance(first, str) else ""
     return chats_folder() / f"{make_name(typed.get(words, words), date.today())}.json"

@@ -33,7 +33,7 @@ def run_checks() -> Iterator[DoctorCheck]:
 
 
 def _check_version() -> Iterator[DoctorCheck]:
-    """Check the versions of cortexmlx and Python."""
+    """Report the versions of cortexmlx and Python."""
     yield DoctorCheck("cortexmlx", CheckStatus.OK, f"{__version__}, Python {platform.python_version()}")
 
 

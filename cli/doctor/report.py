@@ -81,7 +81,9 @@ def _personal_names() -> Iterator[str]:
 
 
 def safe_environment() -> dict[str, str]:
-    """Return the environment variables that affect a run and whose values are numbers or single words."""
+    """Return the environment variables that affect a run. Values that are not numbers or single words, or that may be
+    secret, become `<set>`.
+    """
     wanted = ("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")
     hidden = ("KEY", "TOKEN", "SECRET")
     return {

@@ -90,7 +90,6 @@ def _open_trial_engine(stack: ExitStack) -> tuple[str, Engine]:
 
 
 def _error_section(error: Exception) -> dict[str, str]:
-    """Return a report section that holds an error."""
     return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -125,7 +125,7 @@ def embed(
 
 
 def finish_complete_run(files: EmbedFiles, texts: Iterator[TextLine | None], settings: EmbedSettings) -> None:
-    """Check and report a run whose rows all exist already; load no model."""
+    """Check, finish and report a run whose rows all exist already, without loading a model."""
     for _ in _skip_done(texts, files):
         pass
     files.open_rows(None)

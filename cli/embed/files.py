@@ -48,8 +48,8 @@ class EmbedSettings:
 
 
 class EmbedFiles:
-    """OUT and OUT.run of one embed run. Both are checked before a model is loaded. Raises InvalidRequest or
-    CortexError, each with the next step.
+    """The files of an embed run: OUT, OUT.run and, for Parquet, OUT.rows. All are checked before a model is loaded.
+    Raises InvalidRequest or CortexError, each with the next step.
 
     Regular files are synced and resumed. Stdout, pipes and devices are only written.
     """
@@ -154,7 +154,7 @@ class EmbedFiles:
 
 
 def _is_set_on_load(name: str, settings: EmbedSettings) -> bool:
-    """Return whether a setting is known only after the model is loaded."""
+    """Return whether a setting is still unknown because the model is not loaded yet."""
     return name in ("weights", "instruction", "longest_text") and settings.weights is None
 
 

@@ -36,7 +36,7 @@ class JsonlRowFile:
             self._count_records()
 
     def open(self, dimensions: int | None) -> None:
-        """Lock the file, create it if missing, and cut off an incomplete last record."""
+        """Lock the file, create it if missing, and cut off what is no whole record at its end. Raises CortexError."""
         try:
             self._file = open_locked(self._path, "embed")
             self._file.truncate(self._size)
@@ -44,7 +44,7 @@ class JsonlRowFile:
             raise write_error(str(self._path), error, "it is as it was") from error
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
-        """Write rows and flush them to the disk."""
+        """Write rows and flush them to the disk. Raises CortexError."""
         data = b"".join(to_json(row_record(row, packed=self._packed)).encode() + b"\n" for row in rows)
         try:
             written = self._file.write(data)
@@ -75,7 +75,7 @@ class JsonlRowFile:
                 yield json.loads(line)
 
     def _count_records(self) -> None:
-        """Count the records of the existing file. Raises InvalidRequest for a line that is none."""
+        """Count the whole records of the existing file. Raises InvalidRequest for any other line before one."""
         broken = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -101,7 +101,7 @@ class RowStream:
         """Do nothing: the stream is open already."""
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
-        """Write rows as JSON lines."""
+        """Write rows as JSON lines. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
         for row in rows:
             self._stream.append(row_record(row, packed=False))
         self.count += len(rows)

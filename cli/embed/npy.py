@@ -1,4 +1,4 @@
-"""A NumPy .npy file of one array, `[texts, dimensions] float32`, which is valid after every write."""
+"""A NumPy .npy file of one array, `[texts, dimensions] float32`, which is valid at every moment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class NpyRowFile:
             self._read_existing()
 
     def open(self, dimensions: int | None) -> None:
-        """Lock the file, create it if missing, and cut off an incomplete last row."""
+        """Lock the file, create it if missing, and cut off what comes after the rows that its header counts. Raises
+        CortexError, InvalidRequest if its vectors have another length.
+        """
         if None not in (self._dimensions, dimensions) and self._dimensions != dimensions:
             raise InvalidRequest(
                 f"{self._path} has vectors of {self._dimensions} numbers, and not {dimensions}: --force starts again"
@@ -49,7 +51,7 @@ class NpyRowFile:
             raise write_error(str(self._path), error, "it is as it was") from error
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
-        """Write rows and flush them to the disk."""
+        """Write rows and flush them to the disk. Raises CortexError."""
         assert self._dimensions is not None
         nothing = np.full(self._dimensions, np.nan, "<f4")
         data = memoryview(b"".join((nothing if r.vector is None else r.vector.astype("<f4")).tobytes() for r in rows))
@@ -68,7 +70,7 @@ class NpyRowFile:
         self.failed += sum(row.vector is None for row in rows)
 
     def finish(self) -> None:
-        """Do nothing: the array is valid after every write."""
+        """Do nothing: the array is valid at every moment."""
 
     def close(self) -> None:
         """Close the file."""

@@ -66,13 +66,17 @@ class ParquetRowFile:
         return self._finished_failed if self._rows is None else self._rows.failed
 
     def open(self, dimensions: int | None) -> None:
-        """Lock OUT.rows, and create it if missing."""
+        """Lock OUT.rows, create it if missing, and cut off an incomplete end; do nothing if the Parquet file is
+        finished. Raises CortexError.
+        """
         self._dimensions = dimensions
         if self._rows is not None:
             self._rows.open(dimensions)
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
-        """Write rows to OUT.rows and flush them to the disk."""
+        """Write rows to OUT.rows and flush them to the disk. Raises CortexError, InvalidRequest if the Parquet file is
+        finished.
+        """
         if self._rows is None:
             raise InvalidRequest(
                 f"{self._path} is finished, with {self.count:,} rows, and the input has more: a Parquet file cannot be "
@@ -81,7 +85,7 @@ class ParquetRowFile:
         self._rows.append(rows)
 
     def finish(self) -> None:
-        """Write the Parquet file and remove OUT.rows. Raises CortexError."""
+        """Write the Parquet file and remove OUT.rows; do nothing if it is finished already. Raises CortexError."""
         if self._rows is None:
             return
         try:
@@ -114,7 +118,6 @@ class ParquetRowFile:
 
 
 def _write_parquet(file: Any, rows: JsonlRowFile, dimensions: int | None) -> None:
-    """Write all collected rows to a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -42,8 +42,8 @@ class RowFile(Protocol):
         """The number of rows without a vector."""
 
     def open(self, dimensions: int | None) -> None:
-        """Lock the file, create it if missing, and cut off an incomplete last row. `dimensions` is the length of a
-        vector; None: as its rows have. Raises CortexError.
+        """Lock the file, create it if missing, and cut off what is no whole row at its end. `dimensions` is the length
+        of a vector; None: as its rows have. Raises CortexError.
         """
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:

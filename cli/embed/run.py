@@ -48,7 +48,7 @@ class EmbedRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the run was made."""
         return time.monotonic() - self._started
 
     def run(self, lines: Iterable[TextLine | None]) -> None:

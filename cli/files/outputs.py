@@ -76,7 +76,9 @@ def open_locked(path: Path, what: str = "batch") -> FileIO:
 
 
 def descriptor_of(path: Path) -> int | None:
-    """Return the open descriptor of this process that a path such as `/dev/fd/3` names, or None."""
+    """Return the descriptor of this process that a path such as `/dev/fd/3` names, open or not; None for any other
+    path.
+    """
     found = _DESCRIPTOR.fullmatch(str(path.absolute()))
     return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
 

@@ -147,8 +147,8 @@ def open_ahead(source: str) -> Iterator[BinaryIO | None]:
 
 
 def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, reads: InputKind) -> None:
-    """Raise InvalidRequest if the first bytes show that the input is not a list of lines. The message says how to
-    convert it, if possible.
+    """Raise InvalidRequest if the first bytes or the name of the input show that it is neither JSONL nor plain lines.
+    The message says how to convert it, if possible.
     """
     again = f"cortexmlx {reads.command} ... -"
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")

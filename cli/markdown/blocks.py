@@ -131,7 +131,6 @@ def parse_blocks(text: str) -> list[MarkdownBlock]:
 
 
 def _make_block(tokens: Sequence[Token]) -> MarkdownBlock:
-    """Return the block of these tokens."""
     begin, end = tokens[0].map or (0, 0)
     return MarkdownBlock(tokens[0].type, tuple(tokens), begin, end)
 

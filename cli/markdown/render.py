@@ -59,7 +59,6 @@ class _BlockRenderer:
     heading: Style | None = None
 
     def render(self, tokens: Sequence[Token]) -> list[LogicalLine]:
-        """Render the tokens and return the lines."""
         at = 0
         while at < len(tokens):
             token = tokens[at]
@@ -141,7 +140,6 @@ class _BlockRenderer:
         self.prefixes = [(own_rest, own_rest) for _, own_rest in self.prefixes]
 
     def _add_table(self, tokens: Sequence[Token], *, last: bool) -> None:
-        """Add the rows of a table."""
         rows: list[tuple[Text, ...]] = []
         alignments: list[str] = []
         for number, token in enumerate(tokens):

@@ -32,7 +32,7 @@ class ParseBudget:
     """How many characters the Markdown parser may still read, so that its work grows linearly with the answer.
 
     One reading may overdraw the budget, and the next then waits for more text. So all readings of `n` characters of
-    text are at most `RATE * n + BURST` and one reading.
+    text are at most `PARSE_RATE * n + PARSE_BURST` and one reading.
     """
 
     def __init__(self) -> None:
@@ -288,8 +288,8 @@ class MarkdownStream:
     def _take_rows_before(
         self, block: MarkdownBlock, lines: Sequence[LogicalLine], mark: Place, width: int
     ) -> Iterator[Text]:
-        """Yield the rows before `mark`. After it, later text may change the last paragraph, code or table. The last
-        row of words is held back, since more words may join it.
+        """Yield the rows before `mark`. From there on, later text may change the last paragraph, code or table. The
+        last row of words is held back, since more words may join it.
         """
         for (number, row), (following, after) in pairwise(self._unprinted_rows(lines, width)):
             words = isinstance(lines[number], WrappedLine)
@@ -373,7 +373,7 @@ def render_markdown(text: str, width: int) -> list[Text]:
 
 
 def _first_open_place(lines: Sequence[LogicalLine], text: str) -> Place:
-    """Return the place in the last paragraph, code or table after which later text can change it."""
+    """Return the place in the last paragraph, code or table from which on later text can change it."""
     numbers = [number for number, line in enumerate(lines) if line.group == lines[-1].group]
     if isinstance(lines[-1], TableRow) or text.endswith(MARKS):  # the next letter decides what the sign is
         return numbers[0], -1

@@ -54,7 +54,7 @@ def plan_runs(
     load: sizing.ArenaDemand,
     lengths: Sequence[int],
 ) -> tuple[RunFigures, ...]:
-    """Return the memory of runs of such sequences on this machine, one for each length.
+    """Return the memory of runs of sequences of these lengths on this machine.
 
     Lengths that do not fit the context or the cache have no run. Models that are not paged have none either, and
     neither has a cache of the default size without room.

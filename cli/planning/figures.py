@@ -150,7 +150,6 @@ def _machine_figures(
     lengths: tuple[int, ...],
     draft: Skeleton | None,
 ) -> MachineFigures:
-    """Compute the figures of a model on a machine."""
     groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     context = skeleton.context_length
     row = None if keep is None else keep.max_row_tokens
@@ -233,7 +232,6 @@ def _length_figures(
     most: int | None,
     blocks: GroupCounts | None,
 ) -> LengthFigures:
-    """Compute the KV memory of one context length."""
     kept = tokens if row is None else min(tokens, row)
     if most is None:
         needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)

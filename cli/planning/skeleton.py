@@ -110,8 +110,8 @@ def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
 
 
 def build_draft_skeleton(name: str) -> Skeleton:
-    """Build the skeleton of a draft model, by its name. Raises what `find` and `build` raise, and ModelUnsupported for
-    a model that the engine does not accept as a draft.
+    """Build the skeleton of a draft model, by its name. Raises what `find_source` and `build_skeleton` raise, and
+    ModelUnsupported for a model that the engine does not accept as a draft.
     """
     from cortexmlx.cli.planning.source import find_source
 
@@ -154,7 +154,7 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
 
 
 def _config_dtype(config: Mapping[str, Any]) -> str:
-    """Return the dtype that the configuration names; bfloat16 if it names none."""
+    """Return the dtype that the configuration names; bfloat16 if it names none that is known."""
     stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
     named = next(filter(None, stated), None)
     return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"

@@ -60,7 +60,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
-    """Return the source of a model's folder."""
     try:
         check_weights(folder)
     except ModelCorrupt as damage:  # the plan does not need the damaged files

@@ -50,7 +50,7 @@ class PlannedModel:
 def plan_memory(
     configs: Mapping[str, EngineConfig], budget: int, keep: Collection[str] = ()
 ) -> dict[str, PlannedModel]:
-    """Divide `budget` bytes among the models. No weights are loaded.
+    """Return what each model gets of `budget` bytes. No weights are loaded.
 
     The models share half of what their weights leave, if that holds a text of 32k tokens, or of its context, for each.
     Otherwise each gets what it would have alone, beside the models in `keep`. Raises InvalidRequest with the numbers

@@ -110,7 +110,6 @@ def _cell_rows(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
 
 
 def _draw_row(cells: Iterable[bytes], plain: bool) -> Text:
-    """Return a row of cells as text."""
     row = Text()
     for (look, dim), alike in groupby(map(_cell_style, cells)):
         row.append((look.plain if plain else look.cell) * len(list(alike)), f"dim {look.style}" if dim else look.style)

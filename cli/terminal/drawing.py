@@ -26,7 +26,7 @@ SuspensionGuard = Callable[[AbstractContextManager[object]], AbstractContextMana
 
 
 class LiveDrawing:
-    """Redraws a region of the terminal from a thread: `draw` returns its rows. For use in a `with`.
+    """Draws what `draw` returns above and into a live region, a few times a second from a thread. For use in a `with`.
 
     `draw` returns the lines that are final now, and the rows below them. `lock` is held during `draw` and protects what
     it reads.

@@ -1,4 +1,5 @@
-"""Remove terminal control sequences from texts of any origin: models, files, folders, servers.
+"""Make texts of any origin harmless for a terminal: models, files, folders, servers. Control characters become visible
+symbols.
 
 On a terminal, stdout and stderr of a command write harmless text. Only `cortexmlx.cli.terminal` writes control
 sequences, past the guard (`unfiltered`).
@@ -51,8 +52,8 @@ def to_single_line(name: str) -> str:
 
 
 class ControlFilter(io.TextIOBase):
-    """A text stream that removes control characters and writes to the stream `below`. It has no `buffer`, because
-    bytes would bypass it.
+    """A text stream that writes to the stream `below`, with control characters replaced by visible symbols. It has no
+    `buffer`, because bytes would bypass it.
     """
 
     def __init__(self, below: TextIO) -> None:
@@ -100,8 +101,8 @@ def unfiltered(stream: TextIO) -> TextIO:
 
 @contextmanager
 def filter_streams() -> Iterator[None]:
-    """Remove control characters from stdout and stderr in this context if they are terminals. Files and pipes get all
-    text unchanged.
+    """Replace control characters in what is written to stdout and stderr in this context, if they are terminals. Files
+    and pipes get all text unchanged.
     """
     before = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
@@ -122,7 +123,7 @@ rows with CR LF.
 
 def make_prompt_output() -> Output:
     """Return stdout's terminal as prompt_toolkit's output. Control characters in what is typed, pasted or completed
-    are removed.
+    become visible symbols or are left out.
     """
     from prompt_toolkit.output.vt100 import Vt100_Output
 

@@ -53,7 +53,6 @@ def loading_progress(model: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def _loading_bar(model: str) -> Iterator[OnProgress]:
-    """Show a progress bar on a terminal."""
     from rich import progress as rich
 
     figures = rich.TextColumn("{task.fields[figures]}", markup=False)
@@ -156,7 +155,6 @@ class PrefillProgress:
             self._bar.refresh()
 
     def _open_bar(self) -> Bar:
-        """Show the bar and return it."""
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
@@ -171,7 +169,6 @@ class PrefillProgress:
         return bar
 
     def _close_bar(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -65,7 +65,6 @@ class LiveRegion:
         return NO_WRAP + "\n".join(drawn) + ERASE_BELOW + WRAP + up + "\r"
 
     def _to_ansi(self, text: Text) -> str:
-        """Return a styled text with its ANSI sequences."""
         with self._console.capture() as written:
             self._console.print(text, end="", soft_wrap=True)
         return written.get()

@@ -84,7 +84,6 @@ class SuspendHandler:
 
     @staticmethod
     def _set_modes(modes: list[Any] | None) -> None:
-        """Set the terminal's modes."""
         if modes is not None:
             with suppress(termios.error):  # the terminal may have gone
                 termios.tcsetattr(0, termios.TCSADRAIN, modes)

@@ -72,7 +72,7 @@ def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Auto
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
     """Return one untimed job per layer, with the reproducible method as its only candidate, for
-    `Chooser.choose_default`.
+    `Autotuner.choose_default`.
     """
     return [
         TuningJob(

@@ -414,8 +414,8 @@ class SelectableBackend(Protocol):
 
 
 def reproducible_mlx_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
-    """Return the MLX method that gives a row the same bits alone and in any batch: row by row, or the reference path
-    where a CPU rounds coarsely.
+    """Return the MLX method that gives a row the same bits alone and in any batch: row by row, or, where a CPU rounds
+    coarsely, the reference path, unless no mlx-lm model has these options.
     """
     of_no_model = slopes or (softcap and sinks)
     return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
@@ -486,7 +486,8 @@ class KernelSelector:
 
     def select(self, variant: Variant, method: DecodeMethod | None) -> Variant | Attend:
         """Return what computes a layer shape: a kernel variant or an MLX method. `method` is the chosen one. For None,
-        or if its kernel is disabled, the rules choose: `variant`, or the reference path if that is not allowed.
+        or if its kernel is disabled, the rules choose: `variant`, or, if that is not allowed, the reference path
+        (the reproducible MLX method with `choices.reproducible`).
         """
         if method in MLX_METHODS:
             return MLX_METHODS[method]

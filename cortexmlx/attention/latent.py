@@ -1,5 +1,6 @@
 """Latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024) over the paged cache. The cache holds only each token's
-latent, from which matrices of each head make its keys and values.
+latent, from which matrices of each head make its keys and values, and a rotary part of the key that all heads
+share.
 
 The matrices can be applied to the queries and to the result instead (*absorbed*). Then all heads attend to one key, the
 latent followed by the rotary part, and its value is the latent itself. mlx-lm's classes do so with one token of each

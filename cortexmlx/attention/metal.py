@@ -221,7 +221,7 @@ class MetalAttention:
     def _placeholder_tail(self, dim: int, dtype: mx.Dtype) -> mx.array:
         """Return a zero array that stands for a missing tail, made once per shape."""
         if (dim, dtype) not in self._no_tail:
-            columns = -(-SMALL // dim)  # as for `_heads`
+            columns = -(-SMALL // dim)  # as for `_per_head_input`
             self._no_tail[dim, dtype] = mx.zeros((1, 1, columns, dim), dtype)
         return self._no_tail[dim, dtype]
 

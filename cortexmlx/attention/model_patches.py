@@ -1,5 +1,5 @@
 """Replacement methods for mlx-lm model classes that do not work with a paged cache as they are. Each computes what the
-original does.
+original does, from a handle instead of from arrays. With any other cache the original runs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[
     """Return a replacement for Baichuan-M1's `Attention.__call__` with the paged cache.
 
     Baichuan M1 mixes each key and value with the one before it, and keeps the last ones as a state beside its cache.
-    Its attention needs a whole step, so only the mixing is done by rows (`RecurrentCache.shifted`).
+    Its attention needs a whole step, so only the mixing is done by rows (`RecurrentCache.shift_by_token`).
     """
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:

@@ -54,7 +54,7 @@ class _ProbeCache(LayerCache):
 
     @property
     def is_unused(self) -> bool:
-        """Whether the model has put nothing into it. (It may have asked for a mask, or for a row's position.)."""
+        """Whether the model has put nothing into it. It may have asked for a mask, or for a row's position."""
         apart = ("_begun", "mask_window", "sends", "sent")
         now = {name: value for name, value in vars(self).items() if name not in apart}
         return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())

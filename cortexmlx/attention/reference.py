@@ -146,8 +146,8 @@ def _split_kv(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array,
 
 
 def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
-    """Attend with the rows of an index without copying: blocks by `gather_mm`, the tail by an ordinary product, and
-    one softmax over both.
+    """Attend with the rows of an index: blocks by `gather_mm`, the tail by an ordinary product, and one softmax over
+    both.
     """
     rows, query_heads, count, dim = queries.shape
     heads, block_size = index.block.shape[1], kv.arena.block_size
@@ -186,9 +186,7 @@ def _softmax_weights(
 
 
 def multiplies_quantized() -> bool:
-    """Return whether quantized keys and values are multiplied without dequantizing them in the arena (`quantized.py`):
-    on a CPU.
-    """
+    """Return whether quantized keys and values are multiplied in float32, as in `quantized.py`: on a CPU."""
     return bool(mx.default_device() == mx.cpu)
 
 
@@ -253,8 +251,8 @@ def _block_products(
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
-    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. `softmax` None:
-    by MLX's fused attention, which knows scores that are only scaled (no soft cap, slopes or sinks).
+    """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. `softmax` None: by
+    `mx.softmax`, for scores that are only scaled (no soft cap, slopes or sinks).
     """
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = 0 if kv.step.attention_window.tokens is None else kv.step.attention_window.oldest_visible(length + tail - 1)

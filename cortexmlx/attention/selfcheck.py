@@ -1,4 +1,6 @@
-"""Checks each kernel variant on the GPU against attention in float64: at its first use, and for `cortexmlx doctor`."""
+"""Checks each kernel variant on the GPU against attention in float64: at its first use, and for `cortexmlx doctor`.
+Failures are described in words, since they happen on machines that we do not have.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """Check a prefill kernel variant on pieces that begin and end anywhere."""
+    """Check a prefill kernel variant on pieces that begin and end anywhere, with a window and without. Errors are as
+    in `check_decode`.
+    """
 
     def compared() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
@@ -193,7 +197,7 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
 
 
 def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> VariantCheck:
-    """Check a tail-write kernel variant: its rotated queries, and the tails."""
+    """Check a tail-write kernel variant: its rotated queries, and the tails. Errors are as in `check_decode`."""
 
     def compared() -> float:
         problem = make_tail_problem(variant)

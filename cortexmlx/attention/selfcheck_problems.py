@@ -194,7 +194,7 @@ def _draw_quantized(
     random: np.random.Generator, tokens: int, dim: int, bits: int, group: int
 ) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
     """Return random keys or values of a row `[kv_heads, tokens, dim]` between -2 and 3, and the codes (32-bit words,
-    as floats of the same bits), scales and biases that stand for them exactly.
+    as floats of the same bits), scales and biases that stand for them exactly, in every dtype.
     """
     codes = random.integers(0, 1 << bits, (_KV_HEADS, tokens, dim), np.uint32)
     groups = (_KV_HEADS, tokens, dim // group)
@@ -232,7 +232,6 @@ def _draw_numbers(random: np.random.Generator, *shape: int) -> Floats:
 
 
 def _to_mlx(numbers: Floats, dtype: str) -> mx.array:
-    """Return an MLX array of a dtype."""
     return mx.array(numbers).astype(getattr(mx, dtype))
 
 
@@ -261,8 +260,8 @@ def _reference_attention(
     sinks: Floats | None,
     slopes: Floats | None,
 ) -> npt.NDArray[np.float64]:
-    """Return the softmax attention of one query per head over all tokens in float64: queries `[query_heads, dim]`,
-    keys and values `[kv_heads, tokens, dim]`.
+    """Return the softmax attention `[query_heads, value_dim]` in float64 of one query per head over all tokens, of
+    which the last is the query's own: queries `[query_heads, key_dim]`, keys and values `[kv_heads, tokens, dim]`.
     """
     heads, group = len(queries), len(queries) // len(keys)
     grouped = queries.astype(np.float64).reshape(len(keys), group, -1)
@@ -356,7 +355,8 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """Return the ALiBi slope of each query head, `[heads]`: `2 ** (-8 * h / heads)` for head h from 1.
+    """Return the ALiBi slope of each query head, `[heads]`, which it subtracts from a logit per token of distance: for
+    powers of 2, `2 ** (-8 * h / heads)` for head h from 1 (section 3 of the paper).
 
     Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
     next larger one, as in the authors' code and the BLOOM and MPT models.

@@ -54,8 +54,8 @@ class Softmax:
     def add_alibi(
         self, scores: mx.array, heads_and_group: tuple[int, ...], distance: Callable[[], mx.array]
     ) -> mx.array:
-        """Return the scores with the ALiBi term: each head's slope times `distance()`, a token's position minus that
-        of the query.
+        """Return the base-2 scores of `scores_from_products` with the ALiBi term: each head's slope times
+        `distance()`, a token's position minus that of the query. `heads_and_group` is as in `weights`.
         """
         if self.slopes is None:
             return scores

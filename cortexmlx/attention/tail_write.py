@@ -78,7 +78,6 @@ class TrackedArray(mx.array):
 
 
 def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
-    """Return a tracked array with an origin."""
     tracked = TrackedArray(array)
     tracked.origin = origin
     return tracked

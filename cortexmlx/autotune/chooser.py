@@ -88,7 +88,7 @@ class Autotuner:
         return tuple(self._choices.values())
 
     def _record_choice(self, job: TuningJob, source: ChoiceSource, timing: Timing) -> None:
-        """Record which candidate computes a job, and where the timing came from."""
+        """Pick the candidate that computes a job, and record it with the source of the choice."""
         name = pick_candidate(timing, job.default_candidate)
         if name != job.default_candidate:
             _log.info("%s, %s: %s serves instead of %s", job.label, job.batch, name, job.default_candidate)

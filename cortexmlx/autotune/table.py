@@ -51,11 +51,11 @@ class TimedJob:
     """The stored timing of one job."""
 
     label: str
-    """As `Job.label`."""
+    """As `TuningJob.label`."""
     batch: str
-    """As `Job.batch`."""
+    """As `TuningJob.batch`."""
     usual: str
-    """As `Job.default_candidate`."""
+    """As `TuningJob.default_candidate`."""
     timing: Timing
 
 

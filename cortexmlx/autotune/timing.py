@@ -120,7 +120,9 @@ def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Ti
 
 
 def _describe_error(error: Exception) -> str:
-    """Return an exception's type and the first line of its message, at most 300 characters."""
+    """Return an exception's type (unless it is CannotServe) and the first line of its message, at most 300
+    characters.
+    """
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     kind = "" if type(error).__name__ == "CannotServe" else f"{type(error).__name__}: "
     return f"{kind}{first}"[:300] or type(error).__name__

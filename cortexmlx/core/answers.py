@@ -276,7 +276,6 @@ class OpenAnswer:
         return (*free, *own)
 
     def _timings(self) -> Timings:
-        """Return the answer's timings up to now."""
         now = time.perf_counter()
         submitted, computed = self.request.submitted, self.job.kept_prompt_length - self.job.cached
         started, first = self.started or now, self.first or now

@@ -203,7 +203,9 @@ class EngineConfig:
 
     @property
     def active_draft(self) -> str | Path | None:
-        """The draft model to load; None if drafting is off (`speculate=False` or `reproducible=True`)."""
+        """The draft model to load; None if there is none, or if drafting is off (`speculate=False` or
+        `reproducible=True`).
+        """
         return self.draft if self.speculate and not self.reproducible else None
 
     @property

@@ -84,7 +84,6 @@ class EngineCore:
             raise
 
     def _make_draft_model(self, opened: EngineModel) -> DraftModel:
-        """Return the DraftModel of an opened draft model."""
         rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
         return DraftModel(opened, rows, budget, vocabulary, self.config.prefix_cache)
 

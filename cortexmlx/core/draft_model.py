@@ -113,7 +113,7 @@ class DraftModel:
     @property
     def needs_drained_pipeline(self) -> bool:
         """Whether `propose` needs all steps collected first, since it must know each row's newest token. False while
-        paused.
+        paused, and after a failure.
         """
         return not self.failed and self._clock() >= self._paused_until
 
@@ -132,8 +132,8 @@ class DraftModel:
             return [None] * len(jobs)
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
-        """Return about how long drafting `tokens` tokens for each of `rows` rows takes; None if that is not known
-        yet.
+        """Return about how long drafting `tokens` tokens for each of `rows` rows takes if their texts are computed
+        already; None if that is not known yet.
         """
         further = _nearest_mean(self._further, rows.bit_length())
         first = _nearest_mean(self._first, rows.bit_length()) or further

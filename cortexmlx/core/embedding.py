@@ -221,9 +221,7 @@ def run_pooling(
     tokens_ahead: int,
 ) -> Iterator[PoolingResult]:
     """Run prompts for their pooled hidden states or logits, and yield the results in order. `submit` is that of
-    `Worker`; the requests keep `owner` alive. Requests of about `tokens_ahead` tokens are computed ahead of the one
-    that is returned next. Whatever ends the iteration early cancels the rest. Raises what `asked` raises, and what
-    ends a request.
+    `Worker`; the requests keep `owner` alive.
 
     Requests of about `tokens_ahead` tokens are computed ahead of the one that is returned next. Whatever ends the
     iteration early cancels the rest. Raises what `asked` raises, and what ends a request.
@@ -443,8 +441,8 @@ Encode = Callable[[str], list[int]]
 
 
 def first_tokens(encode: Encode, text: str, most: int) -> list[int]:
-    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return the first `most + 1`
-    tokens, without tokenizing the rest.
+    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return more than `most` tokens,
+    with which the text begins.
     """
     size, tries = max(LONG, _CHARACTERS * (most + 1)), 0
     while size < len(text):

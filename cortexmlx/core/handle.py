@@ -104,7 +104,9 @@ class RequestHandle(NotCopyable):
             self._cancel(self.id)
 
     def check_waiting(self) -> None:
-        """Raise CortexError on the engine's own thread, which would wait for itself for ever."""
+        """Raise CortexError on the engine's own thread if the request has not ended: it would wait for itself for
+        ever.
+        """
         if not self.ended:
             self._may_wait()
 

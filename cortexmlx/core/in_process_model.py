@@ -108,7 +108,7 @@ class InProcessModel:
         config = self._config
         attention = auto_backend_name() if config.attention == "auto" else config.attention
         if attention == "metal" and config.adapter is None and not config.dequantize:
-            with suppress(Exception):  # `_open` chooses again, and raises it
+            with suppress(Exception):  # `_open_parts` chooses again, and raises it
                 self._choose_mode(model)
 
     def _choose_mode(self, model: Any) -> None:
@@ -209,7 +209,9 @@ class InProcessModel:
     def choose_attention(
         self, *, seconds: float = SECONDS, again: bool = False, waiting: Callable[[], bool] = lambda: False
     ) -> None:
-        """Time the ways to compute attention, and choose the fastest: see `execution/autotuning.py`."""
+        """Choose what computes attention and quantized products: by timing the candidates, or by fixed rules if the
+        engine is reproducible. See `execution/autotuning.py`.
+        """
         config, context = self._config, self.loaded.context_length
         self.choices = choose_kernels(
             self.runner,
@@ -309,8 +311,8 @@ class InProcessModel:
         check_prefix_cache(self._config)
 
     def release(self) -> None:
-        """Free all memory at once, even if an app still refers to a closed engine or its handles: the parts are
-        emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
+        """Free all memory at once, even if an app still refers to a closed engine, its handles, or an error with a
+        traceback: the parts are emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
         """
         parts = vars(self)
         self._warm_up.stop()
@@ -452,7 +454,6 @@ def _token_table(model: LoadedModel, size: int) -> TokenTable:
 
 
 def _quoted_token(table: TokenTable, token: int) -> str:
-    """Return the text of a token, quoted, for an error."""
     return repr(table.pieces[token].decode("utf-8", "backslashreplace")[:40])
 
 

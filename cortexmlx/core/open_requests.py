@@ -37,7 +37,9 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class OpenRequests:
-    """The requests that have not ended, and their answers. Every answer ends through `_complete` or `fail`."""
+    """The requests that have not ended, and their answers. Single answers and requests end through `_complete` or
+    `fail`, all at once through `fail_all` or `forget`.
+    """
 
     def __init__(
         self,
@@ -247,8 +249,8 @@ class OpenRequests:
             self.fail(answers, timeout_error(answers.request, answers.handle.state, answers.generated_tokens))
 
     def end_jobs_without_memory(self) -> None:
-        """End the answers whose jobs the scheduler ended for lack of memory: those with tokens finish with them, the
-        others fail.
+        """End the answers whose jobs the scheduler ended because the system refuses memory. An answer that has tokens
+        finishes with them; otherwise its whole request fails.
         """
         while self._scheduler.ended:
             job = self._scheduler.ended.pop()

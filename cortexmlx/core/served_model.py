@@ -92,7 +92,7 @@ class EngineModel(Protocol):
         """Raise InvalidRequest if this model cannot keep pinned texts."""
 
     def release(self) -> None:
-        """Free all memory. Safe to call again."""
+        """Free everything, or end the workers. Safe to call again."""
 
 
 def scheduler_config(config: EngineConfig, context: int, vocab_size: int) -> SchedulerConfig:

@@ -40,8 +40,8 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Submitter:
-    """Makes requests of an engine's callers and queues them. Work that takes time runs on the caller's thread, not the
-    engine's.
+    """Turns the calls of an engine's users into requests, and queues them. Work that takes time runs on the caller's
+    thread, not the engine's.
     """
 
     def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, hosted: bool = False) -> None:

@@ -12,6 +12,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from cortexmlx.models.tokenizers.detokenize import TextBuffer
 from cortexmlx.structured.calls.format import AllowedCalls, CallParser
 from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS, partial_tag_length, strip_blanks
 from cortexmlx.structured.matcher import Mask, single_token_mask
@@ -72,10 +73,10 @@ class TextStream:
         self._thought_tokens = ThinkingTokenCounter()
         self._calls = calls
         self._calls_in_thoughts = in_thoughts
-        self._text = _TextBuffer()
-        self._thinking = _TextBuffer()
-        self._before = _TextBuffer()
-        self._with_calls = _TextBuffer()
+        self._text = TextBuffer()
+        self._thinking = TextBuffer()
+        self._before = TextBuffer()
+        self._with_calls = TextBuffer()
 
     @property
     def text(self) -> str:
@@ -267,24 +268,6 @@ class ThoughtCallReader:
         """Return the text that was held back: it is no call."""
         held, self._parser, self._held = "".join(self._held), None, []
         return held
-
-
-class _TextBuffer:
-    """A text that grows piece by piece."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-
-    def add(self, piece: str) -> None:
-        """Append a piece."""
-        if piece:
-            self._pieces.append(piece)
-
-    def getvalue(self) -> str:
-        """Return the whole text."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
 
 # Stop conditions: stop strings in a growing text, and stop token ids.
@@ -497,8 +480,8 @@ class ThoughtSplitter:
         return TextPart(self._held, TextKind.ANSWER)
 
     def _part_before_thoughts(self, final: bool) -> TextPart | None:
-        """Return the thinking tag that the text begins with, if any, and go to the state after it. Without one, the
-        answer has begun.
+        """Return the thinking tag that the text begins with, and go to the state after it. None while the text may
+        still become a tag, or if the answer has begun.
         """
         body = self._held.lstrip()
         blanks = len(self._held) - len(body)

@@ -139,7 +139,6 @@ class _MlxThread(threading.Thread):
             return parked
 
     def run(self) -> None:
-        """Carry out tasks for ever."""
         self._run_for_ever(_LEVELS)
 
     def _run_for_ever(self, levels: int) -> None:

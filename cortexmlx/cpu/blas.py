@@ -159,8 +159,8 @@ def _load_packaged(missing: list[str], threads: int | None) -> BlasStatus | None
 
 
 def _load_installed(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """Load a libopenblas of the system that has the CBLAS functions. Return None and extend `missing` if there is
-    none.
+    """Load a libopenblas of the system that has the CBLAS functions. Return None if there is none, and add to
+    `missing` each that lacks them.
     """
     for name in SYSTEM_LIBRARIES:
         try:

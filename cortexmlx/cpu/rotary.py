@@ -21,7 +21,7 @@ class StepAngles:
     def __init__(self) -> None:
         self.positions: mx.array | None = None
         self.tables: dict[RopeKind, tuple[mx.array, mx.array]] = {}
-        """What `turned` has returned in this step."""
+        """What `make_table` has returned in this step."""
 
     def begin(self, positions: mx.array) -> None:
         """Begin a step whose tokens are at `positions` `[T]`. Models get this very array as their offset."""

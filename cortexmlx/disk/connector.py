@@ -52,8 +52,8 @@ class StoreConnector:
     """Copies cached blocks to the store on disk between steps, and requests disk loads for prompts.
 
     Only the engine's thread may use it. `identity` is the model's identity in this store, and part of each piece's key.
-    While it is None, nothing is read or written: `join` sets it, or `leave` says that there is none. `hashed` returns
-    which part of the weights is hashed so far, from 0 to 1.
+    While it is None, nothing is read or written: `enable` sets it, or `disable` says that there is none. `hashed`
+    returns which part of the weights is hashed so far, from 0 to 1.
     """
 
     def __init__(

@@ -58,8 +58,8 @@ class SegmentStore:
         self._version = -1
 
     def open(self) -> None:
-        """Open the index, and bring it up to date with the segment files. It may take a while, so the constructor does
-        not do it.
+        """Open the index, and bring it up to date with the segment files: it may be lost or old, and writers may have
+        died. It may take a while, so the constructor does not do it.
         """
         try:
             with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class SegmentStore:
         self._opened_once.wait()
 
     def stop_opening(self) -> bool:
-        """Abort `open` if it is still running. Return whether it was."""
+        """Abort `open` if it is still running; the next process does the rest. Return whether it was running."""
         self._closed = self._closed or self._opening
         return self._opening
 
@@ -194,8 +194,8 @@ class SegmentStore:
         return {}
 
     def read(self, place: RecordLocation, tokens: Sequence[int]) -> Record | None:
-        """Return the record at a place, or None if it is missing, damaged or belongs to other tokens; then remove it
-        from the index.
+        """Return the record at a place. None if it is missing, damaged or belongs to other tokens, which removes it
+        from the index, or if it cannot be read now, which does not.
         """
         try:
             with open_regular_file(self.path / place.segment) as file:

@@ -189,8 +189,8 @@ _MOST_BYTES = 1 << 34
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """The arrays of a KV block under a key of 16 bytes, with the tokens that they belong to. Readers compare the
-    tokens.
+    """The arrays of a KV block or a state snapshot under a key of 16 bytes, with the tokens that they belong to.
+    Readers compare the tokens.
     """
 
     key: bytes

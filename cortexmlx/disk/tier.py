@@ -59,7 +59,7 @@ class DiskLoad:
     """A load of a prompt's blocks from disk, from the request to its result.
 
     `DiskTier.make_load` makes it. Its owner sets `pieces` when they are read. All other fields stay as they are, so
-    another thread may call `wanted`, `groups` and `choose` meanwhile.
+    another thread may call `requested_pieces`, `piece_groups` and `choose_pieces` meanwhile.
     """
 
     tier: DiskTier = field(repr=False)
@@ -118,8 +118,10 @@ class DiskLoad:
         return self._compute_time(self.begin + len(self.keys))
 
     @cached_property
-    def loaded_blocks(self) -> int:
-        """The number of blocks of the text that need not be computed, with the pieces that were read."""
+    def blocks_after_load(self) -> int:
+        """The number of blocks of the text, from its beginning, that need not be computed: those in memory and those
+        whose pieces were read.
+        """
         assert self.pieces is not None
         return self.reusable_blocks(self.pieces)
 
@@ -129,17 +131,17 @@ class DiskLoad:
         return self.pieces[self._piece_key(place, group)]
 
     def can_continue(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
-        """Return whether the pieces that were read continue another text after its first `blocks` blocks. They must
-        have the `tokens` and `keys` of that text, and end within its first `most` tokens.
+        """Return whether the pieces that were read continue a text after its first `blocks` blocks. They must have the
+        `tokens` and `keys` of that text, and end within its first `most` tokens.
         """
         size = self.tier.block_size
         if (
             self.pieces is None
-            or not self.begin <= blocks < self.loaded_blocks <= min(len(keys), most // size)
-            or keys[self.loaded_blocks - 1] != self.keys[self.loaded_blocks - 1 - self.begin]
+            or not self.begin <= blocks < self.blocks_after_load <= min(len(keys), most // size)
+            or keys[self.blocks_after_load - 1] != self.keys[self.blocks_after_load - 1 - self.begin]
         ):
             return False
-        begin, count = self.begin * size, (self.loaded_blocks - self.begin) * size
+        begin, count = self.begin * size, (self.blocks_after_load - self.begin) * size
         return tuple(tokens[begin : begin + count]) == self.tokens[:count]
 
     def is_reading_block(self, keys: Sequence[Key], place: int) -> bool:
@@ -164,7 +166,6 @@ class DiskLoad:
         return all(self._piece_key(place, group) in there for group in groups)
 
     def _piece_key(self, place: int, group: int) -> Key:
-        """Return the key of the piece of a block in a group."""
         return self.tier.piece_key(self.keys[place - self.begin], group)
 
 
@@ -257,7 +258,6 @@ class DiskTier:
         return len(self._leaving)
 
     def _pop_oldest(self) -> PrefixEntry:
-        """Take the oldest entry from the queue."""
         entry = next(iter(self._leaving))
         del self._leaving[entry]
         return entry

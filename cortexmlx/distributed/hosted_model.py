@@ -45,7 +45,7 @@ NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed ane
 
 class HostedModel:
     """A model that is served by a group of workers. No weights and no keys and values are in this process. See
-    `ServedModel`.
+    `EngineModel`.
     """
 
     draft: EngineModel | None = None
@@ -90,7 +90,7 @@ class HostedModel:
         return parts, self._group.make_runners(parts)
 
     def _describe_whole(self, files: LoadedModel) -> LoadedModel:
-        """Return the description of the whole model, with sizes and notes from all workers."""
+        """Return the description of the whole model, with its sizes and the notes of all workers."""
         infos = self._group.infos
         return replace(
             files,
@@ -174,7 +174,7 @@ class HostedModel:
             _, self._reopened = self._make_runners()
 
     def reset(self) -> None:
-        """Continue with the workers that `reopen` started: `runner` is another one, without an arena."""
+        """Continue with the workers that `restart_workers` started: `runner` is another one, without an arena."""
         self.runner = self._reopened
 
     def adapter_tables(self) -> AdapterTables:

@@ -477,7 +477,9 @@ def _raise_unreadable(why: str) -> NoReturn:
 
 
 def _simplify(value: Any) -> Any:
-    """Convert a value that MessagePack does not know into lists, dicts and bytes."""
+    """Convert a value that MessagePack does not know into values that it does. Raises TypeError for a value that
+    cannot be sent.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype not in _DTYPES:
             raise TypeError(f"an array of {value.dtype} cannot be sent to a host")

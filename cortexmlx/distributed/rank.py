@@ -1,7 +1,7 @@
 """One rank's part of a model, and the runner that computes its share of every step.
 
 All ranks do the same in the same order. `open_rank` enters no collective, so a rank that cannot load its part leaves no
-other waiting. `arrange` enters the first ones, when all parts are known to be loaded.
+other waiting. `make_runner` enters the first ones, when all parts are known to be loaded.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class OpenedRank:
         self._options, self._group = options, group
 
     def make_runner(self, groups: Sequence[LayerGroup]) -> ModelRunner:
-        """Check the model and make the runner of this part, with an empty arena. `groups` are those of all ranks, in
-        one order, with this rank's layers in each: it may have none of some group. Every rank must call it: it
-        computes one token to check the model. Raises ModelCorrupt for NaN logits.
+        """Check the model and make the runner of this part, whose arena has no blocks yet. `groups` are those of all
+        ranks, in one order, with this rank's layers in each: it may have none of some group. Every rank must call
+        it: it computes one token to check the model. Raises ModelCorrupt for NaN logits.
         """
         loaded, options, backend = self._loaded, self._options, self._backend
         check_logits(loaded)

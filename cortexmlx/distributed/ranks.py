@@ -87,7 +87,7 @@ class RankChannels:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the group has ended, by a failure or by `close`."""
+        """Whether the group has ended: by a failure, by an interrupted call, or by `close`."""
         return self._lost is not None or self._sending
 
     def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:

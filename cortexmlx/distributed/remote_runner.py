@@ -274,6 +274,8 @@ def _check_answer_types(answers: Sequence[Value], kind: type[T]) -> list[T]:
 
 
 def _first_refusal(answers: Sequence[Value]) -> Refusal | None:
-    """Return the refusal of a rank, first one that changed an arena; None if there is none."""
+    """Return the refusal of some rank, one that may have left an arena half written if there is one; None if no rank
+    refused. An arena is as it was only if it is so on all ranks.
+    """
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)

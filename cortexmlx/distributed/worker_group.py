@@ -77,7 +77,7 @@ class WorkerGroup:
         """End the workers, if there are any, and start new ones as another epoch. `channels` are new. After an error
         nothing runs, and it may be called again.
 
-        Raises HostRefused if the hosts do not fit join_groups, HostLost if a worker ended or did not come in time.
+        Raises HostRefused if the hosts do not fit together, HostLost if a worker ended or did not come in time.
         """
         self.close()
         self.epoch += 1
@@ -188,7 +188,7 @@ class WorkerChannel:
             raise self._explain(lost) from lost
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
-        """As `Link.when_lost`."""
+        """As `WorkerLink.when_lost`."""
         self._link.when_lost(lambda lost: action(self._explain(lost)))
 
     def close(self) -> None:
@@ -206,8 +206,8 @@ def explain_loss(
     names: Sequence[str],
     ended_there: Callable[[int], bool] = lambda rank: True,
 ) -> HostLost:
-    """Add to a HostLost which worker ended first, how, and the last lines of output. `ended_there` says whether the
-    worker of a rank ended its link.
+    """Return a HostLost that also says which worker ended first, how, and the last lines of output. `ended_there` says
+    whether the worker of a rank ended its link.
 
     The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
     of another. The launcher's order tells less: it looks at each worker ten times a second.

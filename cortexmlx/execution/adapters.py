@@ -1,8 +1,9 @@
 """ServedAdapters: the adapters of a model that runs on paged attention. Only the engine's thread may use it.
 
 A step without adapters runs the model's own modules. For a step with some, the layers that these change become
-instances of a class that also adds what the adapters say (`adapted`), until the step's graph is built. Weights
-are never changed, so quantized layers stay quantized, and rows with other adapters or none are in the same step.
+instances of a class that also adds what the adapters say (`make_adapted_class`), until the step's graph is built.
+Weights are never changed, so quantized layers stay quantized, and rows with other adapters or none are in the same
+step.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ def choose_kernels(
     again: bool = False,
     waiting: Callable[[], bool] = lambda: False,
 ) -> tuple[TimedChoice, ...]:
-    """Choose what computes a model's attention and quantized products, by timing the candidates. Return the choices.
-    Attention is timed for single tokens in steps of up to `max_rows` rows that see up to `longest` tokens. See
-    `Autotuner.choose` for the other arguments.
+    """Choose what computes a model's attention and quantized products, by timing the candidates, and return the
+    choices. With `reproducible`, nothing is timed: attention gets its defaults. Attention is timed for single
+    tokens in steps of up to `max_rows` rows that see up to `longest` tokens. See `Autotuner.choose` for the other
+    arguments.
 
     If anything fails, the rules choose. They also do for a model that runs on mlx-lm's own caches.
     """

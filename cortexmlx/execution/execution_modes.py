@@ -65,7 +65,9 @@ class ExecutionMode(Protocol):
         """Return the attention backend with this name: see `attention.backends.choose_backend`."""
 
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
-        """Return the checks that compile and test the attention kernels before the first step: see `Backend.checks`."""
+        """Return the checks that compile and test the attention kernels before the first step: see
+        `AttentionBackend.checks`.
+        """
 
     def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
         """Return the checks of the kernel that writes the tail, which need a runner."""
@@ -103,7 +105,6 @@ class PagedMode:
         return (load.rows * -(-context // load.block_size),)
 
     def choose_backend(self, name: str) -> AttentionBackend:
-        """Return the attention backend with this name: see `attention.backends.choose_backend`."""
         return choose_backend(name)
 
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
@@ -200,7 +201,9 @@ class SerialMode:
         return (most if fit is None else min(most, fit // block_size),)
 
     def choose_backend(self, name: str) -> AttentionBackend:
-        """Return the backend of mlx-lm's own attention, whatever the name."""
+        """Return a backend that stands for mlx-lm's own attention. The name is only checked: see
+        `attention.backends.choose_backend`.
+        """
         return AttentionBackend("mlx-lm's own", choose_backend(name).attend)
 
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
@@ -248,8 +251,8 @@ def choose_execution_mode(
     model: nn.Module, kv_bits: int | None = None, kv_group_size: int | None = None
 ) -> ExecutionMode:
     """Return the paged mode if the model can be paged, else the serial mode. Keys and values have `kv_bits` bits
-    (`quantized`). Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend on
-    how its prompts are cut, or whose keys and values cannot be quantized.
+    (`quantize_groups`). Raises ModelUnsupported for a model that mlx-lm cannot run here, or whose answers would depend
+    on how its prompts are cut, or whose keys and values cannot be quantized.
     """
     try:
         return PagedMode(model, quantize_groups(group_layers(probe_kv_specs(model)), kv_bits, kv_group_size))
@@ -260,7 +263,9 @@ def choose_execution_mode(
 
 
 def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
-    """Return the products with quantized weights for a GPU, with nothing chosen yet; None on a CPU."""
+    """Return the products with quantized weights for the Metal backend, with nothing chosen yet; None for any other
+    backend.
+    """
     if backend.name != "metal":
         return None
     return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())

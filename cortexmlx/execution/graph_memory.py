@@ -1,10 +1,10 @@
 """Predicts the memory that MLX takes to evaluate a computation graph, from the graph alone: nothing is computed.
 
 Read in MLX's source (`transforms.cpp`, `backend/cpu/eval.cpp` and `encoder.h`, 0.32): the graph becomes a tape in
-breadth-first order of at most `WIDTH` arrays, which is computed from its end; of a graph that is handed over in parts,
-each part becomes one. The thread that walks the tape allocates the results; another one computes them, at most ten
-tasks of ten calls later, and only then what they were made of is given back. An array that nobody else holds becomes
-the result of an elementwise operation on it.
+breadth-first order of at most `MAX_TAPE_WIDTH` arrays, which is computed from its end; of a graph that is handed over
+in parts, each part becomes one. The thread that walks the tape allocates the results; another one computes them, at
+most ten tasks of ten calls later, and only then what they were made of is given back. An array that nobody else holds
+becomes the result of an elementwise operation on it.
 
 No formula takes its place. What is alive between two operations is 0.22 to 1.4 times the peak of this replay, and with
 all results of the last 50 operations 0.5 to 2.7 times, for the models and steps of `bench/studies/plan_accuracy.py`.

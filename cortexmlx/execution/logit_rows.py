@@ -51,13 +51,13 @@ class LogitRows:
     def run_keeping(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: npt.NDArray[np.int32]
     ) -> tuple[mx.array, mx.array]:
-        """Run a pass as `run` does, and also return the hidden states of the tokens `kept`, for `project`. They are
-        `[len(kept), ...]`.
+        """Run a pass as `run` does, and also return what `project` needs for the tokens `kept`, `[len(kept), ...]`:
+        their hidden states, or their logits if nothing is wrapped.
         """
         return self._run(tokens, caches, rows, mx.array(kept))
 
     def project(self, kept: mx.array) -> mx.array:
-        """Return the logits `[n, vocab]` of `n` of the hidden states that `run_keeping` returned."""
+        """Return the logits `[n, vocab]` of `n` rows of what `run_keeping` returned."""
         if self._pick is None:
             return kept
         with self._pick.replace_input(kept):
@@ -105,7 +105,7 @@ class LogitRows:
     def _run(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
     ) -> tuple[mx.array, mx.array]:
-        """Return the logits of the tokens `rows`, and the hidden states of the tokens `kept`."""
+        """Return the logits of the tokens `rows`, and what `project` needs for the tokens `kept`."""
         everything = len(rows) in (0, tokens.shape[0])
         picked = None if everything else mx.array(rows)
         if self._pick is None or (picked is None and kept is None):

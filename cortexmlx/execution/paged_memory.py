@@ -99,7 +99,9 @@ class PagedMemory:
         return [None if batch is None else copy_out_state(batch) for batch in batches]
 
     def flush(self, flush: Flush) -> None:
-        """Write the tail's columns to their slots in the arena, with one update per slab."""
+        """Write the tail's first `flush.columns` columns to their slots in the arena, with one update per slab, and
+        drop the tail.
+        """
         writes = [ArenaWriteIndex(write, self.arena, group) for group, write in enumerate(flush.writes)]
         moved = max((array.nbytes for tail in self.tail.values() for array in tail), default=0)
         for layer, tail in self.tail.items():
@@ -283,7 +285,6 @@ class _MemoryCounts:
 
     @classmethod
     def now(cls) -> _MemoryCounts:
-        """Return the counts at this moment."""
         return cls(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
     def was_copied(self, before: _MemoryCounts, size: int, allowed: int) -> bool | None:

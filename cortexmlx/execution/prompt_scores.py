@@ -118,5 +118,4 @@ def _score_rows(logits: mx.array, tokens: IntArray, top: int) -> TokenScores:
 
 
 def _to_numpy(array: mx.array) -> Any:
-    """Return an array as a NumPy array on the host."""
     return np.array(array)

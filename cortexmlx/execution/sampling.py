@@ -5,7 +5,7 @@ rows of a batch are known, they are sorted by three ways to choose (greedy, from
 vocabulary). Each step then pays only for the ways and options that some row asked for. A row's token depends on its own
 logits, seed, history and token index alone, never on its neighbours.
 
-`Pending` is a step in flight. `read` brings its results to the host.
+`PendingStep` is a step in flight. `read_result` brings its results to the host.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ def read_result(pending: PendingStep) -> StepResult:
 
 
 def _to_list(array: mx.array) -> Any:
-    """Return an array as a Python list on the host."""
     return array.tolist()
 
 

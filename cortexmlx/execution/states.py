@@ -192,8 +192,9 @@ class StateStore:
     # -- what is kept -------------------------------------------------------------------------------------------------
 
     def carry_out(self, ops: StateOps) -> None:
-        """Carry out the saves, restores and drops that come before a step. A pipeline's part without recurrent layers
-        has none to carry out: what is planned is for other ranks.
+        """Carry out what `ops` plan before a step: save snapshots, begin rows with snapshots, and drop snapshots and
+        rows' states. A pipeline's part without recurrent layers has none to carry out: what is planned is for other
+        ranks.
         """
         if not self.leaves:
             return
@@ -218,7 +219,9 @@ class StateStore:
         )
 
     def _make_snapshot(self, snapshot: int, place: StatePlace) -> list[mx.array]:
-        """Make a snapshot of one row's state. Return its arrays. A slice would hold the memory of the whole batch."""
+        """Make a snapshot of one row's state, as a copy, and return its arrays. A slice would hold the memory of the
+        whole batch.
+        """
         batch = self._snapshots[snapshot] = place.batch.take_rows([place.row])
         return list(batch.arrays())
 

@@ -1,6 +1,6 @@
 """The free-block index of the KV arena: contiguous runs of blocks, allocated and freed in constant time.
 
-Two ideas make it fast. The free runs are sorted by length (`freeruns`), so that the shortest run that fits is found
+Two ideas make it fast. The free runs are sorted by length (`FreeRunIndex`), so that the shortest run that fits is found
 without a scan. Neighbouring free runs are always merged. For that, each free run carries its length at both ends
 (boundary tags, Knuth, TAOCP vol. 1, 2.5), so a run that is given back finds its neighbours without a search.
 """
@@ -334,8 +334,8 @@ class FreeRunIndex:
         return (group << _GROUP_BITS) + self._fine[group].bit_length() - 1
 
     def find_best_fit(self, n: int) -> int:
-        """Return the first block of the shortest free run of at least n blocks; NO_RUN if none is that long. n is at
-        most the arena's number of blocks.
+        """Return the first block of the shortest free run of at least n blocks, the newest of equals; NO_RUN if none
+        is that long. n is at most the arena's number of blocks.
         """
         group = n >> _GROUP_BITS
         fine = self._fine[group] >> (n & _GROUP_MASK)
@@ -348,7 +348,6 @@ class FreeRunIndex:
         return self._first[(group << _GROUP_BITS) + _lowest_bit(self._fine[group])]
 
     def insert(self, start: int, length: int) -> None:
-        """Add the free run that begins at `start`."""
         self._length[start] = self._length[start + length - 1] = length
         older = self._first.get(length, NO_RUN)
         self._next[start] = older

@@ -83,8 +83,8 @@ class KVCache:
         return self.states.longest_resumable(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: PrefixMatch, tokens: int) -> int | None:
-        """Return the index of the last block of a match that the token after its first `tokens` tokens sees but that
-        is no longer cached; None if all are cached.
+        """Return the index of a block of a match that the token after its first `tokens` tokens sees but that is no
+        longer cached, the last such block of its group; None if all are cached.
         """
         for group in self.tables.windowed:
             for index in range(
@@ -173,7 +173,7 @@ class KVCache:
         sequence.registered = len(match.entries)
         sequence.parent = match.last_node
         sequence.length = (
-            match.matched_tokens(self.block_size) if load is None else load.loaded_blocks * self.block_size
+            match.matched_tokens(self.block_size) if load is None else load.blocks_after_load * self.block_size
         )
         partial = match.partial
         takes_over = partial is not None and len(partial.tokens) < self.block_size and not self._in_use(partial)
@@ -211,12 +211,12 @@ class KVCache:
         assert tier is not None
         first, loads = sequence.registered, []
         for group, table in enumerate(sequence.tables):
-            indices = range(max(table.first, first), load.loaded_blocks)
+            indices = range(max(table.first, first), load.blocks_after_load)
             loads += [PieceLoad(group, table.block_at(index), load.piece(index, group)) for index in indices]
         if tier.states:
             sequence.snapshot = self.states.make_snapshot(seq, sequence.length)
             assert sequence.snapshot is not None  # without snapshots nothing is loaded
-            loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.loaded_blocks - 1, STATE)))
+            loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.blocks_after_load - 1, STATE)))
         self.register(seq, tokens, sequence.length, keys)
         entry = sequence.parent
         for _ in range(sequence.registered - first):
@@ -315,8 +315,8 @@ class KVCache:
             self.pools.points.add(last, index * self.block_size, spare)
 
     def reorder_resume_points(self, match: PrefixMatch, anchor: int) -> None:
-        """Reorder the resume points of a text that continues after a match: older ones are given up first. The next
-        turn is expected to continue after `anchor` tokens.
+        """Reorder the resume points of a text that continues after a match, so that older ones are given up first: see
+        `ResumePointOrder.supersede_older`. The next turn is expected to continue after `anchor` tokens.
         """
         if self.states.has_states or self.tables.windowed:
             parted = first_branching_entry(match, self.block_size)

@@ -41,7 +41,7 @@ class BlockPools:
         """Begin with `blocks` blocks in each group, one number for all groups or one for each, all of them free.
 
         The pools grow on demand up to `max_blocks`. `may_resize(blocks)` says whether the arena can get these numbers
-        of blocks. If it cannot, what a group has becomes its limit, until `ask_again`.
+        of blocks. If it cannot, what a group has becomes its limit, until `reset_limits`.
         """
         self.groups = tuple(groups)
         self.block_size = block_size
@@ -236,8 +236,9 @@ class BlockPools:
         return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
 
     def evict_for_transient(self) -> None:
-        """Evict unused blocks that chats have cached until `spare` blocks are left for transient sequences. The least
-        recently used goes first; pinned blocks stay.
+        """Evict unused blocks that chats have cached until `spare` blocks of each group's limit have none of these,
+        for transient sequences. Blocks with owners do not count. The least recently used goes first; pinned blocks
+        stay.
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
@@ -448,7 +449,9 @@ class BlockPool:
 
     @property
     def next_eviction(self) -> PrefixEntry | None:
-        """The entry whose block is evicted next; None if no block can be evicted without giving up a resume point."""
+        """The entry whose block is evicted next; None if there is none. It skips blocks that a resume point needs:
+        discard such points first, or a pinned block goes before them.
+        """
         return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
     @property
@@ -686,7 +689,9 @@ class WindowResumePoints:
         return any(g == group and waiting.get(entry.blocks[g]) is entry for g, entry in self._needed[point])
 
     def supersede_older(self, match: PrefixMatch, kept: Container[int], parting: PrefixEntry | None) -> None:
-        """Reorder the points of a text that continues after a match, so that older ones are given up first."""
+        """Supersede the older points of a text that continues after a match, except those after `kept` tokens and
+        `parting`: see `ResumePointOrder.supersede_older`.
+        """
         if self._windows:
             size = self._block_size
             points = [((i + 1) * size, entry) for i, entry in enumerate(match.entries) if entry in self._needed]

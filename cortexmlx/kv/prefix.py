@@ -226,7 +226,7 @@ class PrefixCache:
 
     @property
     def states(self) -> list[dict[int, int]]:
-        """The snapshots of all entries, by the number of tokens that they come after."""
+        """The snapshots of each entry, by the number of its block's tokens that they come after."""
         return [entry.states for entry in self._entries.values()]
 
     @property

@@ -113,7 +113,6 @@ class SnapshotRegistry:
             self._drop(snapshot)
 
     def _drop(self, snapshot: int) -> None:
-        """Drop a snapshot."""
         home, place = self._homes.pop(snapshot)
         self.order.discard(snapshot)
         del home[place]
@@ -423,7 +422,7 @@ class SequenceStates:
 
     def make_snapshot(self, seq: int, tokens: int, spare: bool = False) -> int | None:
         """Return a new snapshot after a sequence's first `tokens` tokens; the caller must have the state saved. None
-        if no snapshot is to be made. A `spare` one is dropped early.
+        if no snapshot is to be made. `spare` is that of `SnapshotRegistry.make`.
         """
         assert self.snapshots is not None
         home, place = self._find_home(self._sequences[seq], tokens)
@@ -469,8 +468,8 @@ class SequenceStates:
         return None if home is None else home.get(place)
 
     def _find_home(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
-        """Return the owner of a snapshot after a sequence's first `tokens` tokens (the sequence or a cached entry),
-        and its place there.
+        """Return the home of a snapshot after a sequence's first `tokens` tokens (the `states` of the sequence or of a
+        cached entry), and its place there.
 
         The home is None if the block belongs to another entry with the same tokens, and has been evicted.
         """

@@ -27,8 +27,8 @@ between two flushes.
 """
 
 LONG_TAIL_COLUMNS = 64
-"""The columns of a tail with few rows on a GPU, if copying them costs less than the flushes they save (`long_tail_rows`
-of sizing.py).
+"""The columns of a tail with few rows on a GPU, if copying them costs less than the flushes they save
+(`max_long_tail_rows` of sizing.py).
 """
 
 LONG_TAIL_ROWS = 2
@@ -37,8 +37,8 @@ LONG_TAIL_ROWS = 2
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one layer caches for a sequence: shape, dtype, window and quantization of its keys and values. Layers with
-    equal specs form one group and share block tables.
+    """What one layer caches for a sequence: shape, dtype, window and quantization of its keys and values, or the bytes
+    of its recurrent state. Layers with equal specs form one group and share block tables.
 
     Quantized keys and values are codes of `kv_bits` bits, with a scale and a bias of `dtype` for every `kv_group_size`
     numbers of a head.

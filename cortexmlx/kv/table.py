@@ -129,5 +129,4 @@ def split_into_runs(blocks: Sequence[int]) -> list[KVHandle]:
 
 
 def _is_consecutive(blocks: list[int]) -> bool:
-    """Return whether the blocks are consecutive numbers."""
     return all(b == blocks[0] + i for i, b in enumerate(blocks))

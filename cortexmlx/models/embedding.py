@@ -353,8 +353,8 @@ class RerankerPrompt:
     def encode_document(
         self, encode: Encode, instruction: str, query: str, document: str, most: int
     ) -> tuple[list[int], int]:
-        """Return the tokens of the prompt for one document, at most `most`, and how many the whole prompt has. The
-        document's end is cut off.
+        """Return the tokens of the prompt for one document, and how many its whole prompt would have. The end of the
+        document is cut off beyond `most` tokens.
         """
         begin, end = encode(_BEGINNING), encode(_END)
         pair = encode(_format_query(instruction, query, f" {document}"))
@@ -371,8 +371,8 @@ class RerankerPrompt:
 
 
 def read_reranker_prompt(name: str, folder: Path, config: Mapping[str, Any], encode: Encode) -> RerankerPrompt:
-    """Return the prompt of the model `name`, which must be a Qwen3-Reranker. Raises EmbeddingRefused if neither its
-    files nor its name say so, and ModelCorrupt if they cannot be read.
+    """Return the prompt of the model `name`, which must be a Qwen3-Reranker. Raises EmbeddingRefused if its files, or
+    its name, do not say that it is one, and ModelCorrupt if they cannot be read.
     """
     modules = read_modules(folder) if folder.is_dir() else []
     said = read_logit_score(modules)
@@ -469,8 +469,8 @@ FindClasses = Callable[[dict[str, Any]], tuple[Any, Any]]
 def headless_load_options(
     tensors: Collection[str], config: Mapping[str, Any], embeds: bool, classes: FindClasses
 ) -> dict[str, Any]:
-    """Return the extra arguments of mlx-lm's `load_model` for a model that was saved without its output matrix; empty
-    for a whole model.
+    """Return the extra arguments of mlx-lm's `load_model` for a model that was saved without its output matrix, or
+    whose weights' names lack the prefix "model."; empty for a whole model.
 
     embeds: whether the model's files say that it makes embeddings.
     classes: mlx-lm's own function that finds classes.

@@ -203,8 +203,8 @@ def stated_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def ignored_window(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window in tokens that transformers applies and mlx-lm's class ignores; None if the two
-    agree.
+    """Return the sliding window in tokens (each token itself included) that transformers applies and mlx-lm's class
+    ignores; None if the two agree.
     """
     for source in language_configs(config):
         value = source.get("sliding_window")

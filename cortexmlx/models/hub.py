@@ -251,7 +251,6 @@ class WeightsDownload:
             raise self._disk_full_error(needed)
 
     def _disk_full_error(self, needed: int) -> DownloadFailed:
-        """Return the error for a disk that has no room for `needed` bytes."""
         free = format_bytes(shutil.disk_usage(self._blobs).free)
         return DownloadFailed(
             f"the disk is too full for {self._repo}: it takes {format_bytes(needed)} more, and {free} are free in "
@@ -494,7 +493,9 @@ NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", 
 
 
 def cached_folder(repo: str) -> Path | None:
-    """Return the folder of `repo` in the hub's cache if it is complete; None otherwise. Does not use the network."""
+    """Return the folder of `repo` in the hub's cache if config.json and all weights are there; None otherwise. Does
+    not use the network.
+    """
     from huggingface_hub import snapshot_download
 
     try:

@@ -100,7 +100,9 @@ def _parse_header(file: Path) -> dict[str, Any]:
 
 
 def _byte_range(entry: Any) -> tuple[int, int]:
-    """Return where a tensor's bytes begin and end. Raises ValueError if its header entry is not valid."""
+    """Return where a tensor's bytes begin and end. Raises ValueError, KeyError or TypeError if its header entry is not
+    valid.
+    """
     begin, end = entry["data_offsets"]
     numbers: tuple[Any, ...] = begin, end, *entry["shape"]
     if not all(type(number) is int for number in numbers) or not isinstance(entry["dtype"], str):

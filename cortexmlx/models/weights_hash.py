@@ -20,11 +20,11 @@ ArrayLocation = tuple[str, tuple[int, ...], Any, int]
 
 
 class WeightsHash:
-    """The hash of a model's weight files, computed while the model is loaded, and None if a program has changed the
-    arrays.
+    """The hash of a model's weight files, computed in the background from loading on; None if a program has changed
+    the arrays.
 
-    `load_model` calls `begin` and `hold`. Whoever receives the model calls `check` before using the model. All calls
-    are made on the thread that loads. Only the callback of `when_ready` runs on another thread.
+    `load_model` calls `begin` and `hold_arrays`. Whoever receives the model calls `check_arrays` before using the
+    model. All calls are made on the thread that loads. Only the callback of `when_ready` runs on another thread.
 
     `kept` opens the hashes that were stored earlier: see `FileHash`.
     """

@@ -137,8 +137,8 @@ def read_line(
 
 
 def _find_adapter(named: object, model: str, known: Collection[str]) -> str | None:
-    """Return the LoRA adapter that the body's `model` names: `model:adapter` or the adapter's own name; None: it names
-    none. Raises InvalidRequest if `model` has no such adapter.
+    """Return the LoRA adapter that the body's `model` names: `model:adapter`, with any name of the model, or the
+    adapter's own name; None: it names none. Raises InvalidRequest if `model` has no such adapter.
     """
     if not isinstance(named, str) or named == model:
         return None
@@ -152,7 +152,9 @@ def _find_adapter(named: object, model: str, known: Collection[str]) -> str | No
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest unless the fields around `body` (`method`, `url`, ids) are valid."""
+    """Raise InvalidRequest unless `method` and `url` are valid, `body` is an object, and there are no unknown fields
+    around it.
+    """
     reject_unknown_fields(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r:.80}, but must be 'POST'", field="method")

@@ -35,7 +35,9 @@ _COMMAND_OPTIONS = re.compile(r" \((?:\w+=, )?--[a-z-]+\)|, --[a-z-]+(?=\))")
 
 
 def error_text(error: CortexError, *, options: bool = False) -> str:
-    """Return the text of an error for a client. Command-line options are left out of it unless `options` is true."""
+    """Return the text of an error for a client. Command-line options, which a server's client does not have, are left
+    out of it unless `options` is true.
+    """
     text = _cut_huge_text(str(error))
     text = text if options else _COMMAND_OPTIONS.sub("", text)
     sent = isinstance(error, InvalidRequest)
@@ -89,7 +91,9 @@ _logged_kinds: set[str] = set()
 
 
 def warn_once(kind: str, text: str) -> None:
-    """Log a warning about an ignored part of a request, once for each `kind` while the process runs."""
+    """Log a warning about an ignored or changed part of a request, once for each `kind` while the process runs: agents
+    repeat it with every request.
+    """
     if kind not in _logged_kinds:
         _logged_kinds.add(kind)
         log.warning("%s. This is said once.", text)

@@ -52,8 +52,8 @@ class BodyFields:
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
     def validate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the served fields of a body that are not null. Raises InvalidRequest for the first unserved field,
-        and for all unknown fields together.
+        """Return the served fields of a body. A null field counts as missing. Raises InvalidRequest for the first
+        unserved field, and for all unknown fields together.
         """
         return self.reject_unknown(self.reject_unserved(body))
 

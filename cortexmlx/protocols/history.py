@@ -100,7 +100,7 @@ def pick_known_fields(
 
 def pick_message_fields(message: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:
     """Return the known fields of a message. Raises InvalidRequest if `content` is missing and an unknown field may be
-    its misspelling.
+    meant as it.
     """
     if "content" not in message and message.get("role") in ("user", "system", "developer"):
         reject_unknown_fields([name for name, value in message.items() if value is not None], tuple(known), what)

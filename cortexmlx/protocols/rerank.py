@@ -76,13 +76,13 @@ def read(body: Mapping[str, Any], max_tokens: int | None = None) -> RerankReques
 
 
 def result_items(request: RerankRequest, made: Reranking) -> Iterator[Body]:
-    """Yield the item of each document, the best first; equal scores keep the documents' order."""
+    """Yield the items of the `top_n` best documents, the best first; equal scores keep the documents' order."""
     order = sorted(range(len(made.scores)), key=lambda place: -made.scores[place])
     return (_result_item(request, place, made.scores[place]) for place in order[: request.top_n])
 
 
 def reply_without_items(made: Reranking, model: str, id: str) -> Body:
-    """Return the body of a reply without its `results`, for a server that writes them one by one."""
+    """Return the body of a reply without its `result_items`, for a server that writes them one by one."""
     usage = usage_body(made.prompt_tokens, made.cached_tokens)
     return {"id": f"rerank-{id}", "object": "list", "model": model, "usage": usage}
 

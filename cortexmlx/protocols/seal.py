@@ -12,7 +12,8 @@ _SIGNATURE_BYTES = 32
 
 
 class Seal:
-    """Signs the model's thoughts for one client (HMAC), and verifies them when they come back.
+    """Signs texts for one client (HMAC), and verifies them when they come back. A signature holds as long as the
+    secret does, and for no other client.
 
     Texts are signed, not hidden: whoever has a sealed text can read it.
     """

@@ -44,7 +44,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def _read_prompt(said: Mapping[str, Any]) -> PromptInput:
-    """Return the prompt: the text in `prompt`, or the `messages`. Raises InvalidRequest."""
+    """Return the prompt: the text or token ids in `prompt`, or the `messages`. Raises InvalidRequest."""
     if "messages" in said:
         if "prompt" in said:
             raise InvalidRequest("there are both `prompt` and `messages`: give one of them", field="prompt")

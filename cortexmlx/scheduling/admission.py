@@ -83,7 +83,9 @@ class Admission:
         return sorted((*self._queues, *self._waits_for), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Put a job into its client's queue, after older jobs."""
+        """Put a job into its client's queue, by priority and age. A fork whose parent's prompt is not computed is
+        parked.
+        """
         self.count += 1
         self._pooling += job.is_pooling
         self._shares.arrive(job)
@@ -182,7 +184,7 @@ class Admission:
         """Give rows and blocks to the waiting jobs that can begin. Return the block copies that this takes.
 
         A step's loads are planned here and nowhere else. Until the last one is planned, no source of a copy is evicted
-        (see `step_memory.prepare`).
+        (see `prepare_memory`).
         """
         try:
             return tuple(self._admit_jobs())
@@ -266,7 +268,7 @@ class Admission:
             elif not running.fits(job, match):
                 limit = min(limit, self._shares.tokens(job.client) + tokens_to_begin(job))
                 too_large += 1
-                room = room or running.free_blocks
+                room = room or running.obtainable_blocks
                 self._queues.pass_over(job.client)
             else:
                 load = self._load_for(job, match)

@@ -219,7 +219,9 @@ class StepBuilder:
         return None if in_place else source
 
     def build_flush(self, flush: Flush | None) -> StepPlan:
-        """Build a step that computes no token, and only writes the tail to the arena."""
+        """Build a step that computes no token, and only carries out memory operations, such as `flush`; None: no tail
+        is written.
+        """
         return self._make_plan(StepKind.FLUSH, [], flush=flush)
 
     def forget_results(self) -> None:

@@ -112,7 +112,7 @@ class DecodeWindow:
         return next((lane for lane in self.lanes if lane.job is job and lane.is_live), None)
 
     def await_flush(self, lane: Lane) -> None:
-        """Keep the blocks of a lane's job, which has ended well, until the flush."""
+        """Keep the blocks of a lane's job, which has finished or was cancelled, until the flush."""
         self._awaiting_flush.append(lane)
 
     def close(self) -> Flush | None:

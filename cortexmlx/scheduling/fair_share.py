@@ -130,7 +130,9 @@ class FairShare:
             assert account.owed or not idle, f"the account of {client} is kept for nothing"
 
     def _charge_up_to(self, job: Job, total: int) -> bool:
-        """Charge a job's client until the job has paid `total` tokens. Return whether that changed anything."""
+        """Charge a job's client, or pay back, so that the job has paid `total` tokens in all. Return whether that
+        changed anything.
+        """
         due, job.paid = total - job.paid, total
         self._accounts[job.client].tokens += due
         return due != 0

@@ -56,7 +56,8 @@ class Job:
     keep: KeepPolicy | None = None
     """Which tokens stay when the text outgrows the context; None: all tokens."""
     salt: str | None = None
-    """It shares texts with jobs of the same salt only, and blocks with those that have its adapter, too (`chain`)."""
+    """It shares texts with jobs of the same salt only, and blocks with those that have its adapter, too (`block_salt`).
+    """
     state: RequestState = RequestState.WAITING
     generation: int = 0
     """A number that changes when the job loses its row. Results for an older generation are dropped."""
@@ -107,7 +108,7 @@ class Job:
     verifying: tuple[int, ...] = ()
     """The guessed tokens that a step in flight verifies."""
     spoiled: bool = False
-    """Whether wrong drafts may have left NaN in its last block: see `drafts.verify`."""
+    """Whether wrong drafts may have left NaN in its last block: see `drafts.accept_drafts`."""
     finish_reason: FinishReason | None = None
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)
@@ -199,7 +200,9 @@ class Job:
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def preempt(self) -> int:
-        """Take its row and blocks away, and drop the tokens that `keep` does not keep. Return how many."""
+        """Reset it, since it loses its row and blocks, and drop the tokens that `keep` does not keep. Return how many
+        were dropped.
+        """
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
@@ -263,7 +266,7 @@ class Job:
         return range(max(first, self.num_pooled_tokens), end) if self.is_pooling else range(0)
 
     def note_prompt_results(self, scored: range, pooled: range) -> bool:
-        """Note which tokens of the prompt were scored, and which were pooled. Return whether the job has ended."""
+        """Note which tokens of the prompt were scored, and which were pooled. Return whether that ends the job."""
         if scored:
             self.num_scored_tokens = scored.stop
         if pooled:
@@ -333,7 +336,9 @@ def adapter_order(job: Job) -> int:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """The tokens that a step chose for a job: one, or several if drafts were verified."""
+    """The tokens that a step chose for a job: one, several if drafts were verified, or none if a pooling job has
+    ended.
+    """
 
     job: Job
     tokens: Sequence[int]

@@ -156,7 +156,7 @@ class StepPlan:
     columns: int
     """The columns of the tail, the same in all steps of a decode window."""
     blocks: tuple[int, ...]
-    """The arena's size in blocks of each group. `step_memory.prepare` resizes it, and carries out `flush`, `loads` and
+    """The arena's size in blocks of each group. `prepare_memory` resizes it, and carries out `flush`, `loads` and
     `copies`, before the pass.
     """
     flush: Flush | None

@@ -19,7 +19,7 @@ _FIRST_SPARE_DISTANCE = 256
 
 
 class RunningSet:
-    """The jobs that have a row, `jobs`, in the order in which they began, and their blocks: at most as many as
+    """The running jobs, `jobs`, in the order in which they began, and their blocks. At most as many have a row as
     `backoff` allows.
 
     A job gets room for `headroom` more tokens than it has, so that its answer stays in one run. With `share_prefixes`,
@@ -137,13 +137,15 @@ class RunningSet:
         return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.is_pooling)
 
     @property
-    def free_blocks(self) -> list[int]:
+    def obtainable_blocks(self) -> list[int]:
         """The blocks of each layer group that a new job can have now, if headroom is dropped."""
         blocks = self.cache.tables.obtainable_blocks({row.id: row.reserved for row in self.jobs})
         return [count - self.rows for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
-        """Return whether a job fits into `room` blocks of each group, even if nothing of it is cached."""
+        """Return whether a job fits into `room` blocks of each group, even if nothing of it is cached. The prefix
+        cache is not looked at.
+        """
         needed = self.cache.blocks_needed(len(job.tokens), None)
         return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
 
@@ -347,7 +349,7 @@ class RunningSet:
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
         stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares_prefix(job) else 0
-        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.verify`
+        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.accept_drafts`
             stored -= stored % self.cache.block_size
         self.cache.states.end_row(job.row, job.id, job.state_at if job.state_at <= stored else 0)
         if self.shares_prefix(job):

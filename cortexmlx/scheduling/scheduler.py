@@ -326,7 +326,9 @@ class Scheduler:
         self._admission.recheck_queue()
 
     def _plan_step(self, in_flight: int) -> StepPlan | None:
-        """Plan the next step, if nothing has to be waited for, and count the reason if it drains."""
+        """Plan the next step, if nothing has to be waited for, and count it by its reason to drain (None: it ran
+        ahead).
+        """
         reason = self.gate.drain_reason(in_flight)
         if reason is not None and in_flight:
             return None

@@ -166,8 +166,8 @@ class GenerationEndpoints:
         waited: float,
         held: ExitStack,
     ) -> Response:
-        """Submit the request to the leased model and return its reply or stream. `waited`: seconds spent on the
-        model's load; `held` is closed when a stream ends.
+        """Submit the request to the leased model and return its reply or stream. `waited`: the seconds that it waited
+        for the model; `held` is closed when a stream ends.
         """
         client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
         question: TextRequest = await run_by_size(

@@ -205,14 +205,12 @@ def _count_argument_values(call: dict[str, Any]) -> int:
 
 
 def _too_many_values_error() -> InvalidRequest:
-    """Return the error for a body with too many values."""
     return InvalidRequest(
         f"the body has more than {MAX_VALUES:,} values: send a text instead of token ids, or shorten it"
     )
 
 
 def _too_deep_error() -> InvalidRequest:
-    """Return the error for a body that is nested too deeply."""
     return InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep")
 
 
@@ -228,8 +226,9 @@ MAX_FULL_BODIES = 16
 
 class RequestLimiter:
     """Limits the open HTTP requests (`most`) and the bytes of their bodies (`most_bytes`), fairly among clients. Half
-    of the requests are reserved for single clients, the same number for each; half go to whoever comes first. Of
-    the bytes, one client of several has half at most, and small bodies are never refused.
+    of the requests are reserved for single clients, the same number for each; half go to whoever comes first. If
+    there are too few to reserve one for each, a client has half of them at most. Of the bytes, one client of
+    several has half at most, and small bodies are never refused.
     """
 
     def __init__(self, most: int, clients: int = 1, most_bytes: int = sys.maxsize) -> None:
@@ -304,7 +303,9 @@ class RequestPermit:
             self._places._slow.pop(self, None)
 
     def set_body_size(self, size: int) -> None:
-        """Report the body's size so far. Raises RequestRefused if all bodies take too much memory."""
+        """Report the body's size so far. Raises RequestRefused if the bodies of this client, or of all, take too much
+        memory.
+        """
         if self._left:
             return
         while size > SMALL_BODY and not self._places._has_body_memory(self.client, size - self._size):
@@ -356,8 +357,10 @@ def with_error_replies(answer: RequestHandler) -> RequestHandler:
 
 
 def error_for_client(error: BaseException) -> CortexError | None:
-    """Convert any exception into the error to tell the client; None if nobody listens any more. Unexpected ones are
-    logged.
+    """Convert any exception into the error to tell the client; None if nobody listens any more. A task is cancelled
+    when the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries,
+    which are no subclass of Exception. The result has no traceback, whose frames would keep the body of the
+    request.
     """
     if isinstance(error, CortexError):
         return error.with_traceback(None)

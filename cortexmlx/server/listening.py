@@ -112,15 +112,17 @@ class HttpServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """A log filter: whether a record is no mere sign of a cancelled request or of a client that has gone."""
+    """A log filter: whether a record is worth a line. A request that was cut because the server ends is not, nor a
+    client that has gone while several events of its stream were written, which asyncio tells from the fifth on.
+    """
     if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
         return False
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def allowed_connections(wanted: int) -> int:
-    """Return how many of `wanted` connections the limit on open files allows. The limit is raised as far as the system
-    permits.
+    """Return how many of `wanted` connections the limit on open files allows, beside `RESERVED_FILES`. The limit is
+    raised as far as the system permits.
     """
     import resource
 
@@ -166,12 +168,12 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-# Connection: HTTP on one connection, with limits on what a client may take of it, in time and in size.
+# LimitedConnection: HTTP on one connection, with limits on what a client may take of it, in time and in size.
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of one client connection. All times are in seconds."""
+    """Limits of the clients' connections. All times are in seconds."""
 
     head_seconds: float = 20.0
     """How long a request's line and headers may take, and a new connection be silent."""

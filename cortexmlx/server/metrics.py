@@ -198,21 +198,19 @@ def _model_family(name: str, said: str) -> CounterMetricFamily | GaugeMetricFami
 
 
 def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
-    """Return an empty counter with these labels."""
     return CounterMetricFamily(f"cortexmlx_{name}", said, labels=labels)
 
 
 def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:
-    """Return an empty gauge with these labels."""
     return GaugeMetricFamily(f"cortexmlx_{name}", said, labels=labels)
 
 
 def _label_value(text: str) -> str:
-    """Return a text as a label's value: what UTF-8 cannot hold is replaced."""
+    """Return a text as a label's value: what UTF-8 cannot hold is replaced, as a folder's name may have it."""
     return text.encode("utf-8", "replace").decode()
 
 
-# Tally: how many requests a server has answered and how long they took. Only counts; no text, no key, no address.
+# ServerCounters: how many requests a server has answered and how long they took. No text, no key, no address.
 
 
 OTHER = "other"

@@ -83,7 +83,7 @@ class AccessControl:
         return "*" in self._settings.origins or origin in self._settings.origins
 
     def _find_client(self, headers: Mapping[str, str]) -> str | None:
-        """Return the client whose API key a request has, or None. Keys are compared in constant time."""
+        """Return the client whose API key a request has, or None. All keys are compared, each in constant time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         found = None
@@ -94,7 +94,6 @@ class AccessControl:
 
 
 def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
-    """Return the CORS headers of a reply to a page of this origin."""
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
 
@@ -146,8 +145,8 @@ _VERSION = "/v1"
 
 
 class PathNormalizer:
-    """Middleware that maps path variants, such as doubled slashes or a missing `/v1`, to the served path, without a
-    redirect.
+    """Middleware that maps path variants, such as doubled slashes or a missing `/v1`, to the served path. A redirect
+    would lose the body.
     """
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:

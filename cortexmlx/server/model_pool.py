@@ -351,7 +351,7 @@ class _PoolWait:
 
     @property
     def settled(self) -> bool:
-        """Whether the request was granted or has failed, so that `lease` does not wait."""
+        """Whether the request was granted or has failed. Only then may `lease` be called: it does not wait."""
         return self._lease is not None or self.error is not None
 
     def lease(self) -> ModelLease:
@@ -400,7 +400,6 @@ def _close_engine(engine: Engine, name: str) -> None:
 
 
 def _pool_closed_error() -> EngineClosed:
-    """Return the error of requests to a closed pool."""
     return EngineClosed("the server ends: its models are closed")
 
 
@@ -416,7 +415,6 @@ class OpenEngines:
 
     @cached_property
     def _engines(self) -> Mapping[str, Engine]:
-        """The engines by name."""
         given = self._given
         return dict(given) if isinstance(given, Mapping) else {client_model_name(given.info.name): given}
 
@@ -473,7 +471,7 @@ def client_model_name(model: str | Path) -> str:
     return str(model)
 
 
-# Lease: a model while a request needs it, and what hands them out.
+# ModelLease: a model while a request needs it, and what hands them out.
 
 
 @dataclass(frozen=True)
@@ -499,7 +497,7 @@ class ModelWait(Protocol):
 
     @property
     def settled(self) -> bool:
-        """Whether the request was granted or has failed, so that `lease` does not wait."""
+        """Whether the request was granted or has failed. Only then may `lease` be called: it does not wait."""
 
     def lease(self) -> ModelLease:
         """Return the lease. Raises CortexError if the model cannot be loaded."""

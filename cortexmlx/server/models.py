@@ -90,7 +90,7 @@ class ModelDirectory:
 
     async def list_models(self, request: Request) -> Response:
         """Handle GET `/v1/models`: list all models and adapters under all their names, in one form for OpenAI's and
-        Anthropic's API.
+        Anthropic's API. Nothing is loaded.
         """
         names = list(self._targets_by_name)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}

@@ -184,7 +184,7 @@ def _block_map(blocks: BlockMap) -> dict[str, Any]:
 
 
 def _request_row(request: RequestStats) -> list[Any]:
-    """Return the numbers of one open request."""
+    """Return one open request as the page's table has it: its state and five token counts."""
     return [
         request.state.value,
         request.prompt_tokens,
@@ -279,7 +279,6 @@ class SharedResult(Generic[T]):
         return await asyncio.shield(self._task)
 
     async def _make_on_thread(self) -> T:
-        """Run `make` on a thread."""
         try:
             return await run_on_thread(self._make)
         finally:

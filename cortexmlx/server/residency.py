@@ -94,7 +94,7 @@ class Residency:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def add_request(self, model: str) -> ModelTicket:
-        """Queue a request for a model. `grant_requests` returns it once it is granted."""
+        """Queue a request for a model. `grant_requests` or `finish_load` returns it once it is granted."""
         ticket = ModelTicket(next(self._numbers), model)
         self._waiting[ticket.number] = ticket
         return ticket
@@ -218,7 +218,7 @@ class Residency:
 
     def _missing_bytes(self, head: ModelTicket) -> int:
         """Return how many bytes must be freed before the oldest request's model fits. What is being unloaded counts as
-        free.
+        free, since nothing else begins meanwhile.
         """
         if self._budget is None:
             return 0
@@ -267,7 +267,6 @@ class Residency:
         ]
 
     def _grant_ticket(self, ticket: ModelTicket) -> None:
-        """Grant one request."""
         del self._waiting[ticket.number]
         self._running[ticket.number] = ticket
         model = self._models[ticket.model]
@@ -282,7 +281,7 @@ class Residency:
         return model
 
 
-# Retries: when a model whose load failed may be tried again. Plain data, without threads and mlx.
+# LoadBackoff: when a model whose load failed may be tried again. Plain data, without threads and mlx.
 
 
 FIRST_SECONDS, MOST_SECONDS = 5.0, 300.0

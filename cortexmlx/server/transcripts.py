@@ -81,7 +81,9 @@ class TranscriptMemory:
         return list(self._read.tokens)
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many tokens of this turn the next turn's prompt will begin with (see `PromptMemory`)."""
+        """Return how many tokens of this prompt the next turn's prompt will keep; 0 if it keeps all, or if that is
+        unknown.
+        """
         if self._reader is None or self._render is None:
             return 0
         encode = partial(self._reader.encode, add_special_tokens=False)
@@ -142,8 +144,8 @@ class RememberedAnswer:
         return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted)
 
     def matches_message(self, message: Message) -> bool:
-        """Whether a message is this answer, apart from white space, its thoughts, and the form of its calls'
-        arguments.
+        """Whether a message is this answer. White space around its text, and the form of its calls' arguments, may
+        differ. Thoughts are not compared: a template may leave them out.
         """
         said = message.get("content") or ""
         if message.get("role") != "assistant" or not isinstance(said, str) or said.strip() != self.content.strip():
@@ -351,8 +353,9 @@ class _ClientTranscripts:
         return found
 
     def find_closest(self, text: str) -> list[RememberedTurn]:
-        """Return the transcripts with the longest common prefix with a text, at most about MAX_COMPARED, in the order
-        of their use.
+        """Return the transcripts with the longest common prefix with a text, in the order of their use: of those that
+        are a beginning of it, and of longer ones, at most `MAX_COMPARED` each. Its neighbours among the sorted
+        texts have the most in common with it, so nothing else is looked at.
         """
         texts, place = self._texts, bisect_left(self._texts, (text,))
         common = max((common_length(known, text) for known, _, _ in texts[max(0, place - 1) : place + 1]), default=0)
@@ -393,8 +396,9 @@ class TranscriptTable:
             return [(client, each) for client, kept in self._clients.items() for each in kept.by_use.values()]
 
     def find_closest(self, client: str, text: str, messages: Sequence[Message]) -> RememberedTurn | None:
-        """Return a client's transcript with the longest common prefix with a rendered text, or None. Ties go to one
-        whose answer follows, then to the last used.
+        """Return a client's transcript with the longest common prefix with a rendered text; None if there is none.
+        Ties go to one whose answer follows in `messages` or in the text, then to the last used. The time does not
+        depend on how many there are.
         """
         with self._lock:
             self._load_saved()
@@ -513,7 +517,7 @@ _UNFINISHED_AGE = 3600.0
 
 
 class SavedTranscripts:
-    """The transcripts of one model as signed files in a folder, written and removed by a background thread.
+    """The transcripts of one model as signed files in a folder, written and removed in order by one background thread.
 
     Raises OSError if the folder cannot be used.
     """
@@ -528,8 +532,8 @@ class SavedTranscripts:
         """What is to be written, or removed, by id. A slow disk keeps no more here than the table does."""
 
     def read(self, most: int) -> list[tuple[str, RememberedTurn]]:
-        """Load this model's newest transcripts, `most` bytes of files at most, and delete older, damaged and outdated
-        files.
+        """Return this model's newest transcripts with their clients, `most` bytes of files at most, the oldest first.
+        Its other files are deleted, and so are damaged and outdated files of any model.
         """
         found: list[tuple[str, RememberedTurn]] = []
         total, now = 0, time.time()
@@ -619,12 +623,10 @@ class SavedTranscripts:
             log.warning("a transcript is not kept on disk: %s", error)
 
     def _file_path(self, id: str) -> Path:
-        """Return the path of a transcript's file."""
         return self._folder / f"{id}.transcript"
 
 
 def _to_json(remembered: RememberedTurn) -> dict[str, Any]:
-    """Return a remembered turn as a JSON object."""
     answers = [
         {**vars(each), "calls": [vars(call) for call in each.calls]}
         for each in (remembered.answer, *remembered.earlier_answers)
@@ -633,7 +635,6 @@ def _to_json(remembered: RememberedTurn) -> dict[str, Any]:
 
 
 def _from_json(said: dict[str, Any], id: str) -> RememberedTurn:
-    """Return the remembered turn in a JSON object."""
     read = said["read"]
     transcript = Transcript(read["text"], tuple(read["tokens"]), tuple((a, b) for a, b in read["cuts"]))
     answered, *earlier = (_answer_from_json(each) for each in said["answers"])
@@ -641,7 +642,6 @@ def _from_json(said: dict[str, Any], id: str) -> RememberedTurn:
 
 
 def _answer_from_json(said: dict[str, Any]) -> RememberedAnswer:
-    """Return the remembered answer in a JSON object."""
     calls = tuple(ToolCall(**call) for call in said["calls"])
     return RememberedAnswer(
         **{**said, "calls": calls, "tokens": tuple(said["tokens"]), "omitted": tuple(said["omitted"])}

@@ -400,8 +400,8 @@ class Conversation:
         return StartedTurn(handle, turn, partial(self._end_turn, turn, params))
 
     def _end_turn(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
-        """Add the turn's first answer to the conversation, unless it was cancelled before any text, and keep the
-        others for `choose`.
+        """Add a turn that has ended to the conversation, with its first answer that was not cancelled before any text,
+        and keep all answers for `choose`. Without such an answer, nothing changes.
         """
         answers = (completion, *completion.others)
         kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)

@@ -107,7 +107,6 @@ class ToolRounds:
         return messages
 
     def _find_function(self, call: ToolCall) -> Callable[..., object]:
-        """Return the function that a call names."""
         function = self._functions[call.name]
         assert function is not None
         return function

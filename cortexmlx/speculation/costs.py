@@ -39,14 +39,16 @@ for thousands of tokens. A step that is dearer by itself is known to be so from 
 
 @dataclass(frozen=True)
 class StepPrices:
-    """What the next step costs: a decode step, a decoded token, and a step that verifies 1, 2, .. drafted tokens."""
+    """What the next step costs, in the ledger's unit: a decode step, a decoded token, and how much more a step takes
+    that verifies 1, 2, .. drafted tokens.
+    """
 
     decode: float
     """A decode step of the rows."""
     token: float
     """A decoded token of the rows."""
     costs: Sequence[float]
-    """See `choose`."""
+    """See `choose_draft_lengths`."""
     purse: LossBudget
     risk: float = 0.0
     """How much more it may cost than is expected."""
@@ -348,7 +350,7 @@ def round_to_bucket(count: int) -> int:
     return count // grain * grain
 
 
-# Purse: how much time drafting may still lose. It bounds what any text can make drafting cost.
+# LossBudget: how much time drafting may still lose. It bounds what any text can make drafting cost.
 
 
 BUDGET_CAP = 22.0
@@ -366,7 +368,7 @@ class LossBudget:
     in up to `BUDGET_CAP`, and it refills slowly with each token.
 
     A step is allowed if there is enough for its worst case. So within any n tokens, drafting loses at most
-    `CAP + FILL * n`, as far as its estimates of steps are right: for 1,000 tokens that is 2.6 %.
+    `BUDGET_CAP + BUDGET_REFILL * n`, as far as its estimates of steps are right: for 1,000 tokens that is 2.6 %.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class DraftScheduler:
     A row lives as long as the job that it follows. When a round begins, all guesses before it are forgotten, and the
     rows are cut back to what they have in common with the texts. No guess is ever stored where others may find it.
 
-    `begin` may only be called while nothing is in flight.
+    `begin_round` may only be called while nothing is in flight.
     """
 
     def __init__(
@@ -251,8 +251,8 @@ class DraftScheduler:
         return tuple(copies)
 
     def _has_room(self, job: Job, asked: set[JobId]) -> bool:
-        """Return whether a job can get a row, and enough blocks without evicting cached ones. Rows whose jobs are not
-        `asked` for give way.
+        """Return whether a job can get a row, and enough blocks even if none of its text is cached. Rows whose jobs
+        are not `asked` for give way.
         """
         if len(self._followers) >= self._running.backoff.rows:
             idle = next((number for number in self._followers if number not in asked), None)

@@ -259,8 +259,8 @@ class Speculation:
         self.ledger.record_step(plan, seconds, sum(row.accepted for row in verified))
 
     def end(self, job: Job) -> None:
-        """Forget a job that has ended, and tell the drafters. Its last verified drafts were counted before, by
-        `learn`.
+        """Forget a job that has ended, and tell the drafters. What its last step verified is counted by `learn`, which
+        may come after this.
         """
         self._guesses.pop(job.id, None)
         self.chances.forget_row(job.id)
@@ -317,7 +317,7 @@ def choose_draft_lengths(
     return lengths
 
 
-# Chances: how likely drafted tokens are right, learned from what was guessed and what came.
+# AcceptanceRates: how likely drafted tokens are right, learned from what was guessed and what came.
 #
 # Most guesses are compared with the tokens that plain decoding brings, which costs nothing. The first token of a guess
 # is wrong more often than one that follows right ones, so chances are kept by the number of right ones before.

@@ -183,7 +183,9 @@ class SuffixDrafter:
         return TokenDraft(tokens, row.kind + _LIKENESS[min(row.length, _SURE_LENGTH)])
 
     def _find_match(self, row: _MatchedRow) -> None:
-        """Find where the row's last tokens stood before: just after its last long match, or the longest match."""
+        """Find the place to follow: after the longest earlier match of the row's last tokens. Of equally long ones, a
+        place near the end of its last long match counts first.
+        """
         row.source = None
         mine = row.text.tokens
         if len(mine) < KEY_TOKENS:
@@ -252,7 +254,7 @@ def _match_length(mine: array[int], theirs: array[int], place: int) -> int:
     return length
 
 
-# Texts: what rows and ended answers have said, kept apart by client.
+# TextStore: what rows and ended answers have said, kept apart by client.
 
 
 MOST_TOKENS = 1 << 19

@@ -205,7 +205,9 @@ def _error_result(error: BaseException) -> str:
 
 
 def _result_text(result: object) -> str:
-    """Return a result as the text that the model gets: valid Unicode, at most MOST_RESULT characters."""
+    """Return a result as the text that the model gets: valid Unicode without NUL, cut after MOST_RESULT characters,
+    with a note.
+    """
     text = result if isinstance(result, str) else _serialize(result)
     if len(text) > MOST_RESULT:
         text = f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"

@@ -203,7 +203,6 @@ def single_token_mask(token: int, vocab_size: int) -> Mask:
 
 
 def _is_allowed(mask: Mask, token: int) -> bool:
-    """Return whether a mask allows a token."""
     return token // 32 < len(mask) and bool(mask[token // 32] >> np.uint32(token % 32) & 1)
 
 

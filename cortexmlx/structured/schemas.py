@@ -100,8 +100,8 @@ class _OpenNodes:
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
-        """Return the schemas that a node combines by `allOf`, `anyOf`, `$ref` and the like, in groups. A value may fit
-        only one of each group.
+        """Return the schemas that a node combines by `allOf`, `anyOf`, `$ref` and the like, in groups. Of each group,
+        a value need fit only one schema.
         """
         groups = [[part] for part in _list_at(node, "allOf")]
         groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
@@ -205,7 +205,6 @@ def _names_properties(schema: Schema) -> bool:
 
 
 def _required_properties(schema: Schema) -> set[str]:
-    """Return the properties that a schema requires."""
     return {name for name in _list_at(schema, "required") if isinstance(name, str)}
 
 
@@ -303,8 +302,8 @@ def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
 
 
 def _significant_digits(number: int | float) -> int:
-    """Return a number's digits without the decimal point and zeros at the end, as an integer; 1 for zero and
-    non-numbers.
+    """Return a number's digits as an integer, without its sign, its decimal point and the zeros at its end, which cost
+    nothing; 1 for zero, infinity and NaN.
     """
     found = Decimal(repr(number))
     if not found.is_finite() or not found:
@@ -342,7 +341,7 @@ def type_adapter(kind: Any) -> Any:
 
 
 def closed_type_schema(kind: Any) -> object:
-    """Return the JSON schema of a Python type, with all its objects closed. Raises ValueError if pydantic makes no
+    """Return the JSON schema of a Python type, closed by `close_objects`. Raises ValueError if pydantic makes no
     schema of it.
     """
     from pydantic import PydanticUserError

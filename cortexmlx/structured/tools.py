@@ -133,8 +133,8 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
 
 
 def _normalize_parameters(name: str, parameters: object) -> str:
-    """Check the parameters of the tool `name`, and return their JSON schema as JSON. It always describes an object,
-    and has properties.
+    """Check the parameters of the tool `name`, and return their JSON schema as JSON. It always describes an object.
+    Raises InvalidRequest.
     """
     try:
         said = normalize_schema(parameters)
@@ -192,7 +192,7 @@ def normalize_schema(schema: object) -> Any:
 
 
 def _normalize_type(name: object) -> object:
-    """Return the name of a JSON type in lower case."""
+    """Return the name of a JSON type in lower case; anything else unchanged."""
     return name.lower() if isinstance(name, str) and name.lower() in _TYPES else name
 
 

@@ -23,8 +23,9 @@ _UNFINISHED = f".{'[0-9a-f]' * 16}.unfinished"
 
 @contextmanager
 def write_atomically(path: Path, *, private: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file to write, which atomically replaces `path` when the block ends. If anything fails, the old file
-    stays, and nobody ever finds half of the new one. If `path` is a link, the file that it leads to is replaced.
+    """Yield a new file to write, which atomically replaces `path`, on disk, when the block ends. If anything fails,
+    the old file stays, and nobody ever finds half of the new one. If `path` is a link, the file that it leads to is
+    replaced.
 
     It gets the mode of the old file. If it is `private`, only its user can read it. Meanwhile it has a name of its own
     in the same folder. With `beside` it has that name, and replaces what a dead process left there.

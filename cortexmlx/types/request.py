@@ -52,7 +52,7 @@ JobId.
 
 @dataclass(frozen=True)
 class AdapterKey:
-    """Identifies the weights of an adapter in an engine, whatever names they have."""
+    """Identifies the content of an adapter in an engine, whatever name the adapter has."""
 
     number: int
     """Its number in plans, from 1."""

@@ -160,7 +160,7 @@ def test_a_load_continues_only_the_text_that_it_was_requested_for() -> None:
     load, keys = load_of(tier_of(ALL), blocks=2), PrefixCache(SIZE).keys(TEXT)
     content: Any = None
     load.pieces = dict.fromkeys(load.requested_pieces(), content)
-    assert load.loaded_blocks == 9 and load.can_continue(TEXT, keys, 2, 39) and load.can_continue(TEXT, keys, 8, 39)
+    assert load.blocks_after_load == 9 and load.can_continue(TEXT, keys, 2, 39) and load.can_continue(TEXT, keys, 8, 39)
     other = [1, *TEXT[1:]]
     assert not load.can_continue(other, PrefixCache(SIZE).keys(other), 2, 39), "another beginning"
     assert not load.can_continue([*TEXT[:20], 1, *TEXT[21:]], keys, 2, 39), "other tokens under the same keys"

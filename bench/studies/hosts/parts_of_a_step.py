@@ -88,7 +88,9 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepBreakdown:
-    """Where the time of a step goes, in milliseconds, with exchanges between hosts and without."""
+    """Where the time of a step goes, in milliseconds, with exchanges between hosts and without: the rounds of median
+    time.
+    """
 
     real: StepParts
     computing: tuple[float, ...]

@@ -26,8 +26,8 @@ MARKDOWN = (".md", ".markdown")
 
 @partial(SlashCommand, "/save", "FILE", "write the conversation to a file; .md: to read", takes_path=True)
 def save(chat: ChatSession, argument: str, console: Console) -> None:
-    """/save FILE: save the chat as JSON, or as readable Markdown if the name ends in .md. Only --force replaces an
-    existing file.
+    """/save FILE: save the chat as JSON, or as readable Markdown if the name ends in .md or .markdown. Only --force
+    replaces an existing file.
     """
     words = argument.split()
     force = FORCE in words

@@ -41,7 +41,7 @@ class ParsedInput:
 
 
 def parse_input(typed: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
-    """Parse a typed line as a slash command or a message. Raises InvalidRequest for an unknown command.
+    """Parse a typed line as a slash command or a message.
 
     Only a known name, alone in its line, is a command. So pasted code and paths are messages, and so is everything
     between three quotes or after a blank.

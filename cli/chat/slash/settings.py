@@ -166,7 +166,6 @@ def _print_row(console: Console, label: str, meaning: str) -> None:
 
 
 def _engine_value(chat: ChatSession, name: str) -> object:
-    """Return the value of an engine option."""
     if name == "kv_memory":
         return format_bytes(chat.engine.stats().kv_bytes_limit)
     return None if chat.host is None else getattr(chat.host.config, name)
@@ -218,7 +217,7 @@ def _split_quoted(value: str) -> tuple[str, ...]:
 
 
 def _parse_number(name: str, value: str, *, whole: bool) -> float:
-    """Parse a number. Raises InvalidRequest if the value is none."""
+    """Parse a number. Raises InvalidRequest if the value is not one."""
     try:
         return int(value) if whole else float(value)
     except ValueError:

@@ -32,7 +32,9 @@ class ToolCallDisplay:
         self._ask_first = ask_first
 
     def ask_approval(self, call: ToolCall) -> bool:
-        """Ask whether the user lets this call run. Raises TurnStopped on Ctrl-C and at the end of the input."""
+        """Show this call, and return whether the user lets it run. Raises TurnStopped on Ctrl-C and at the end of the
+        input.
+        """
         self._tell(format_call(call))
         if not self._ask_first or call.name in self._allowed:
             return True
@@ -62,8 +64,8 @@ class ToolCallDisplay:
 
 
 def format_call(call: ToolCall) -> str:
-    """Return a tool call as Python code. Characters that a terminal would hide or obey are escaped, so that the whole
-    call is visible.
+    """Return a tool call written like a Python call, with JSON values. Characters that a terminal would hide or obey
+    are escaped, so that the whole call is visible.
     """
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
     text = f"{call.name}({arguments})"

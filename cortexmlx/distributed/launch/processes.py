@@ -93,11 +93,10 @@ class WorkerProcesses:
         self._reader = threading.Thread(target=self._read_output, args=(self._supervisor.stdout,), daemon=True)
         self._reader.start()
         threading.Thread(target=self._kill_orphans, daemon=True).start()
-        with suppress(OSError):  # it ended already: `ended` says so
+        with suppress(OSError):  # it ended already: `has_ended` says so
             os.write(self._supervisor.stdin.fileno(), f"{self._key}\n".encode())
 
     def _launcher_environment(self, hosts: Hosts) -> dict[str, str]:
-        """Return the environment of the launcher."""
         changes = {"TMPDIR": str(self._folder), **core_limits(hosts, os.environ, usable_cores())}
         if hosts.backend == "mpi":
             changes[KEY_VARIABLE] = self._key
@@ -172,7 +171,7 @@ class WorkerProcesses:
 
     def await_launcher_exit(self) -> None:
         """Wait a moment, the first time only, for the launcher to end, as it does after a rank has ended. Its last
-        output says how the rank ended.
+        output says how the rank ended, and what the rank wrote comes after that.
         """
         until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
         while not self.has_ended and time.monotonic() < until:

@@ -138,7 +138,6 @@ def _read_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
 
 
 def _reap_children() -> None:
-    """Reap children that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

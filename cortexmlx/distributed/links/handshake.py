@@ -63,12 +63,11 @@ class Hello:
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
 
     def pack(self) -> bytes:
-        """Encode the hello as bytes."""
         return HELLO.pack(self.purpose, self.rank, self.epoch, self.session, self.nonce)
 
 
 class HandshakeFault(StrEnum):
-    """Why a handshake failed on the controller's side. One of each kind is logged."""
+    """Why the controller refused a connection, before or during its handshake. One of each kind is logged."""
 
     ADDRESS = "its address is not one of the group's hosts"
     NOISE = "it does not speak this protocol"

@@ -110,8 +110,8 @@ class WorkerLink:
             self._watcher.join(timeout=1.0)
 
     def fail(self, error: HostLost) -> None:
-        """Mark this link as lost because of `error`, the loss of another host. Later calls on this link raise the
-        same.
+        """Mark this link as lost because of `error`, the loss of another host. Calls on this link raise the same, also
+        those that wait now.
         """
         self._mark_lost(str(error), host=error.host)
 
@@ -288,7 +288,9 @@ class FrameStream:
         return whole.getvalue()
 
     def _receive_into(self, view: memoryview, timeout: float | None, deadline: float | None) -> None:
-        """Receive bytes until `view` is full. Raises StreamBroken after `timeout` seconds, at `deadline`."""
+        """Receive bytes until `view` is full. Raises StreamBroken at `deadline`, or if the connection ends. `timeout`
+        is for the error's text.
+        """
         at = 0
         while at < len(view):
             try:

@@ -347,7 +347,7 @@ def _lose_together(links: Sequence[WorkerLink]) -> None:
         link.when_lost(fail_all)
 
 
-# Visitor: a connection to the controller whose other side is not known yet.
+# Pending connections: a connection to the controller whose other side is not known yet.
 
 
 class PendingConnection:

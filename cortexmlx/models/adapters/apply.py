@@ -107,7 +107,6 @@ def _load_arrays(adapter: Adapter) -> dict[str, mx.array]:
 
 
 def _is_float(array: mx.array) -> bool:
-    """Return whether an array holds floating-point numbers."""
     return bool(mx.issubdtype(array.dtype, mx.floating))
 
 

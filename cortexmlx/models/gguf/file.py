@@ -310,7 +310,6 @@ class GGUFMetadata:
         self.architecture = self.text("general.architecture")
 
     def _missing_error(self, key: str) -> ModelCorrupt:
-        """Return the error for a key that is missing."""
         return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
 
     def _wrong_value_error(self, key: str, wanted: str) -> ModelCorrupt:
@@ -393,7 +392,7 @@ def read_model_header(path: Path) -> GGUFHeader:
     all parts.
 
     Raises ModelNotFound for a missing part, and for a `path` that is not the first part. Raises ModelCorrupt for parts
-    that do not belong together. Raises what `read_header` raises.
+    that do not belong together. Raises what `read_gguf_header` raises.
     """
     first = read_gguf_header(path)
     meta = GGUFMetadata(first)
@@ -427,7 +426,6 @@ def part_files(path: Path) -> list[Path]:
 
 
 def _part_name(path: Path, number: int, count: int) -> str:
-    """Return the file name of the part `number` of `count`."""
     found = _PART_NAME.fullmatch(path.name)
     if found is None or int(found[3]) != count:
         raise ModelCorrupt(

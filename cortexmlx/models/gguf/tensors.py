@@ -320,7 +320,7 @@ def read_float32_tensor(info: TensorInfo) -> list[float]:
 
 
 def _iterate_pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes]]:
-    """Yield a tensor's blocks piece by piece: the slice of their numbers, and their bytes `[n, block_bytes]`."""
+    """Yield a tensor's blocks piece by piece: the slice of their indices, and their bytes `[n, block_bytes]`."""
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, PIECE_BYTES // block_bytes)
     for start in range(0, len(blocks), step):

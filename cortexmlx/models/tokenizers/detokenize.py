@@ -11,26 +11,37 @@ from enum import Enum
 _make_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class _TextBuffer:
-    """A text that grows at its end, and is read as a whole or only where it is new."""
+class TextBuffer:
+    """A text that grows piece by piece, in time linear in its length."""
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        """Append a piece."""
+        if piece:
+            self._pieces.append(piece)
+
+    def getvalue(self) -> str:
+        """Return the whole text."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+
+class _SegmentBuffer(TextBuffer):
+    """A text that is also read segment by segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._unread: list[str] = []
 
-    def append(self, text: str) -> None:
-        """Add text at the end."""
-        if text:
-            self._parts.append(text)
-            self._unread.append(text)
+    def add(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._unread.append(piece)
 
-    def read_all(self) -> str:
-        """Return the whole text."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
-
-    def read_new(self) -> str:
+    def read_segment(self) -> str:
         """Return the text that was added since the last call."""
         segment = "".join(self._unread)
         self._unread.clear()
@@ -51,14 +62,14 @@ class StreamingDetokenizer(ABC):
     drops_space = False
     """Whether a space at the beginning of an answer is no part of its text."""
     exact = True
-    """Whether `bytes_of` each token, joined, are the bytes of the text, apart from that space."""
+    """Whether `token_bytes` each token, joined, are the bytes of the text, apart from that space."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget all text and tokens."""
-        self._text = _TextBuffer()
+        self._text = _SegmentBuffer()
         self.tokens: list[int] = []
 
     @abstractmethod
@@ -76,12 +87,12 @@ class StreamingDetokenizer(ABC):
     @property
     def text(self) -> str:
         """All text that is final so far."""
-        return self._text.read_all()
+        return self._text.getvalue()
 
     @property
     def last_segment(self) -> str:
         """The text that became final since the last read of this property."""
-        return self._text.read_new()
+        return self._text.read_segment()
 
 
 class ByteDetokenizer(StreamingDetokenizer):
@@ -98,13 +109,12 @@ class ByteDetokenizer(StreamingDetokenizer):
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
         if 0 <= token < len(self._pieces):
-            self._text.append(self._decoder.decode(self._pieces[token]))
+            self._text.add(self._decoder.decode(self._pieces[token]))
 
     def finalize(self) -> None:
-        self._text.append(self._decoder.decode(b"", final=True))
+        self._text.add(self._decoder.decode(b"", final=True))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token; empty for an id beyond the vocabulary."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
 
@@ -156,13 +166,12 @@ class PieceDetokenizer(StreamingDetokenizer):
             self._flush_bytes(final=False)
             return
         self._flush_bytes(final=True)
-        self._text.append(piece.text if piece.special else self._strip_leading_space(piece))
+        self._text.add(piece.text if piece.special else self._strip_leading_space(piece))
 
     def finalize(self) -> None:
         self._flush_bytes(final=True)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token; empty for an id beyond the vocabulary."""
         if not 0 <= token < len(self._pieces):
             return b""
         piece = self._pieces[token]
@@ -184,13 +193,13 @@ class PieceDetokenizer(StreamingDetokenizer):
         """
         while self._pending:
             try:
-                self._text.append(self._pending.decode("utf-8"))
+                self._text.add(self._pending.decode("utf-8"))
             except UnicodeDecodeError as error:
-                self._text.append(self._pending[: error.start].decode("utf-8"))
+                self._text.add(self._pending[: error.start].decode("utf-8"))
                 self._pending = self._pending[error.start :]
                 if not final and error.reason == "unexpected end of data":
                     return
-                self._text.append("\ufffd")
+                self._text.add("\ufffd")
                 self._pending = self._pending[1:]
             else:
                 self._pending = b""
@@ -236,7 +245,7 @@ class WindowDetokenizer(StreamingDetokenizer):
         before = self._decode(self.tokens[self._begin : self._appended])
         text = self._decode(self.tokens[self._begin :])
         if final or (len(text) > len(before) and not text.endswith("\ufffd")):
-            self._text.append(text[len(before) :])
+            self._text.add(text[len(before) :])
             self._begin, self._appended = self._appended, len(self.tokens)
         elif len(self.tokens) - self._appended > _MOST_PENDING_TOKENS:
             self._append_settled_text(before, text)
@@ -246,5 +255,5 @@ class WindowDetokenizer(StreamingDetokenizer):
         certain_end = len(self.tokens) - _CHARACTER_TOKENS
         certain = self._decode(self.tokens[self._begin : certain_end])
         if len(certain) > len(before) and text.startswith(certain):
-            self._text.append(certain[len(before) :])
+            self._text.add(certain[len(before) :])
             self._begin, self._appended = self._appended, certain_end

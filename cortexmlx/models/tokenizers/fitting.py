@@ -153,7 +153,6 @@ def _append_text(message: TemplateMessage, text: str) -> TemplateMessage:
 
 
 def _has_role(message: TemplateMessage, *roles: str) -> bool:
-    """Return whether a message has one of these roles."""
     return message["role"] in roles
 
 
@@ -166,9 +165,9 @@ def _join_leading_systems(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _move_later_systems(messages: TemplateMessages, in_loop: bool) -> TemplateMessages:
-    """Move later system messages into the message before them, or else into the user's after them. Within a tool loop
-    (`in_loop`) they go into a result: a user's message would end the loop, and many templates leave out the
-    thoughts of loops that have ended.
+    """Move later system messages into the message before them, or else into the user's after them: those within tool
+    loops if `in_loop`, else only the others. Within a loop they go into a result: a user's message would end the
+    loop, and many templates leave out the thoughts of loops that have ended.
     """
     moved: list[TemplateMessage] = []
     waiting: list[str] = []

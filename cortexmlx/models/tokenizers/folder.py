@@ -132,7 +132,9 @@ def _tokenizes_alike(tokenizer: Any, core: Any) -> bool:
 
 
 def _core_settings(core: Any) -> list[object]:
-    """Return all settings of a tokenizers core that affect how it cuts text, apart from its vocabulary and merges."""
+    """Return what a tokenizers core does to a text (normalizer, pre-tokenizer, decoder, options of its model), apart
+    from its vocabulary and merges.
+    """
     model, options = core.model, ("dropout", "byte_fallback", "ignore_merges")
     parts = [_part_settings(core.normalizer), _part_settings(core.pre_tokenizer, "trim_offsets")]
     parts.append(_part_settings(core.decoder, "trim_offsets", "add_prefix_space", "use_regex"))

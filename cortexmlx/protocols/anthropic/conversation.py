@@ -207,7 +207,9 @@ class _ConversationBuilder:
         }
 
     def _read_thinking(self, block: Mapping[str, Any]) -> str:
-        """Return the text of a `thinking` block if this server signed it for this client, or else nothing."""
+        """Return the text of a `thinking` block if this server signed it for this client, or if there is no seal to
+        check it; empty otherwise.
+        """
         text, signature = block.get("thinking"), block.get("signature")
         if isinstance(text, str):
             if self._seal is None or (text and isinstance(signature, str) and self._seal.verify(text, signature)):

@@ -53,8 +53,8 @@ def _error_type(error: CortexError) -> str:
 
 
 def _error_message(error: CortexError) -> str:
-    """Return an error's message with the wrong field's name. Agents shorten a prompt if it begins with "prompt is too
-    long".
+    """Return an error's message with the wrong field's name. Agents recognise a prompt that is too long by the
+    message's first words, and then shorten it.
     """
     message, field = error_text(error), error_field(error)
     if isinstance(error, PromptTooLong):

@@ -264,7 +264,9 @@ def _read_tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, 
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the JSON body of a reply: a thinking block if the model thought, its text, and its tool calls."""
+    """Return the JSON body of a reply: a thinking block if the model thought, its text, and its tool calls. An answer
+    with thoughts or calls may have no text.
+    """
     [[answer]] = answers
     content: list[Body] = []
     if answer.thinking:
@@ -313,7 +315,9 @@ def omits_thinking(request: Request) -> bool:
 
 
 def answer_usage(answer: Completion, info: ReplyInfo) -> Body:
-    """Return the `usage` of a finished answer: tokens of its prompt, of its text, and of its thoughts."""
+    """Return the `usage` of a finished answer: the tokens of its prompt and of the whole answer, and how many of the
+    latter were thoughts.
+    """
     used = answer.usage
     tokens = usage_body(used.prompt_tokens, 0 if info.repeatable else used.cached_tokens, used.completion_tokens)
     return {**tokens, "output_tokens_details": {"thinking_tokens": used.thinking_tokens}}

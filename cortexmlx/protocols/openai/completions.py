@@ -107,7 +107,6 @@ def _read_listed_prompt(prompt: Any, place: int) -> PromptInput:
 
 
 def _choice_body(request: Request, prompt: PromptInput, answer: Completion, info: ReplyInfo) -> Body:
-    """Return the choice of one answer to a prompt."""
     text = (_prompt_text(prompt, info) if request.echo else "") + answer.text
     logprobs = None
     if answer.logprobs is not None:

@@ -127,7 +127,8 @@ def usage_body(prompt: int, cached: int, repeatable: bool = False) -> Body:
 
 def read_truncate(said: Mapping[str, Any], max_tokens: int | None) -> bool:
     """Return whether too long texts are cut off, as `truncate` or vLLM's `truncate_prompt_tokens` says. The latter
-    must be -1 or the model's own limit `max_tokens` (None: not known). Raises InvalidRequest.
+    must be -1, or at least the model's own limit `max_tokens` (None: not known, so not checked). Raises
+    InvalidRequest.
     """
     most = said.get("truncate_prompt_tokens")
     if most is None:
@@ -155,7 +156,6 @@ def require_text(text: str, name: str) -> str:
 
 
 def _model_and_usage(made: Embeddings, model: str, repeatable: bool) -> Body:
-    """Return the fields `model` and `usage` of a reply."""
     return {"model": model, "usage": usage_body(sum(made.prompt_tokens), sum(made.cached_tokens), repeatable)}
 
 

@@ -28,7 +28,9 @@ _CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapte
 
 
 def is_client_error(error: CortexError) -> bool:
-    """Whether the request itself is at fault (HTTP status 400), so that sending it again fails again."""
+    """Whether the request itself is at fault, so that it fails again: HTTP status 400, unless `http_status` has one of
+    its own. A form that turns out to be too complex while the answer is written counts, too.
+    """
     return isinstance(error, _CLIENT_ERRORS)
 
 

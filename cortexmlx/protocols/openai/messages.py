@@ -114,7 +114,7 @@ def _read_message(message: object) -> dict[str, object]:
 
 
 def _read_thoughts(said: Mapping[str, Any]) -> list[str]:
-    """Return the thoughts of an assistant's message, from whichever field its server has for them."""
+    """Return the thoughts of a message, from whichever field its server has for them."""
     if text := next((said[name] for name in _THOUGHT_FIELDS if isinstance(said.get(name), str) and said[name]), ""):
         return [text]
     texts = [
@@ -129,7 +129,6 @@ def _read_thoughts(said: Mapping[str, Any]) -> list[str]:
 
 
 def _text_or_empty(value: object) -> str:
-    """Return a value that is a text, or else an empty text."""
     return value if isinstance(value, str) else ""
 
 

@@ -49,10 +49,11 @@ TEMPLATE_FIELDS = (EFFORT, "chat_template_kwargs")
 """The fields that set variables of the chat template. A prompt that does not go through it must not have them."""
 
 SHARED_FIELDS = SAMPLING_FIELDS | ALIASES.keys() | UNENFORCED_FIELDS | set(TEMPLATE_FIELDS) | FORM_FIELDS
-"""The fields that every protocol but responses serves."""
+"""The fields that simple JSON, completions and chat completions serve."""
 
 STREAM_FIELDS = frozenset({"stream", "stream_options"})
-"""The fields that ask for a stream of chunks. A caller that answers in one piece refuses them: see `Defaults.unserved`.
+"""The fields that ask for a stream of chunks. A caller that answers in one piece refuses them: see
+`RequestDefaults.unserved`.
 """
 
 NO_EFFECT = frozenset(
@@ -177,8 +178,8 @@ def template_variables(
 
 
 def body_variables(body: Mapping[str, object]) -> dict[str, object]:
-    """Return the chat template's variables in a body: `chat_template_kwargs`, which wins over `reasoning_effort`.
-    Raises InvalidRequest.
+    """Return the chat template's variables in a body: `chat_template_kwargs`, which wins over `reasoning_effort`. Null
+    sets nothing. Raises InvalidRequest.
     """
     if (effort := body.get(EFFORT)) is not None:
         require_type(EFFORT, effort, str, "a text like 'low'")
@@ -226,8 +227,8 @@ def read_thinking(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, ob
 
 
 def read_top_logprobs(said: Mapping[str, Any], asked: bool, how: str, usual: int | None) -> Any:
-    """Return how many likely tokens to report at each place, or `usual` if the body did not ask. `how` says in errors
-    how to switch them on. Raises InvalidRequest.
+    """Return how many likely tokens to report at each place, or `usual` if the body did not ask. Raises InvalidRequest
+    for `top_logprobs` in a body that did not ask; `how` says there how to.
     """
     top = said.get("top_logprobs", 0)
     if not asked and top:

@@ -186,7 +186,9 @@ def _read_entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | N
 
 
 def _tool_fields(tool: object) -> dict[str, Any]:
-    """Return the fields of a tool that are not null, with sanitized texts. Raises InvalidRequest."""
+    """Return the fields of a tool that are not null, with sanitized descriptions and examples. Raises
+    InvalidRequest.
+    """
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with a `type`")
     return {name: sanitize_tool({name: part})[name] for name, part in tool.items() if part is not None}
@@ -275,7 +277,7 @@ def _read_tool_choice(choice: Any, callees: Mapping[str, ClientTool]) -> tuple[A
 
 
 def reply_tool_choice(choice: Any) -> Any:
-    """Return a `tool_choice` as a reply repeats it: without parts that have no meaning here."""
+    """Return a `tool_choice` that was checked, as a reply repeats it: without parts that have no meaning here."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     shown: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
@@ -309,8 +311,8 @@ def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool
 
 
 def _qualified_name(namespace: str, name: str, short: bool = False) -> str:
-    """Return one function name from a namespace and a tool's name, shortened with a hash. It is the same in every
-    turn.
+    """Return one function name for a tool of a namespace; if it is too long or `short`, it ends with a hash. It is the
+    same in every turn, since the model sees its earlier calls.
     """
     whole = namespace + name if namespace.endswith("_") else f"{namespace}__{name}"
     if len(whole) <= MAX_NAME_LENGTH and not short:

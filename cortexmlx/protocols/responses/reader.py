@@ -123,7 +123,7 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
 
 
 def _find_previous(said: Mapping[str, Any], defaults: RequestDefaults) -> EarlierResponse | None:
-    """Return the stored response that `previous_response_id` names, or None. Raises ResponseNotFound."""
+    """Return the stored response that `previous_response_id` names; None if it is not set. Raises ResponseNotFound."""
     if defaults.earlier is None or "previous_response_id" not in said:
         return None
     id = require_type("previous_response_id", said["previous_response_id"], str, "the id of a response")
@@ -376,7 +376,9 @@ def stored_item(item: Mapping[str, Any]) -> Body:
 
 
 def _text_parts(content: Any, kind: str) -> list[Body]:
-    """Return a content as text parts: a single one if some part of it is no text."""
+    """Return a content as text parts: a single one if some part of it is no text, since that becomes a line between
+    texts.
+    """
     plain = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
     texts = [read_text([part], loose=True) for part in content] if plain else [read_text(content, loose=True)]
     more: Body = {"annotations": []} if kind == "output_text" else {}

@@ -19,8 +19,8 @@ from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the JSON body of a finished response: reasoning if the model thought, one message of text, and the calls.
-    One that reached its token limit is `incomplete`.
+    """Return the JSON body of a finished response: reasoning if the model thought, one message of text (none if there
+    are calls and no text), and the calls. One that reached its token limit is `incomplete`.
     """
     [[answer]] = answers
     body = finished_body(request, answer, info)
@@ -153,7 +153,6 @@ def _reasoning_items(answer: Completion, details: ResponseDetails, info: ReplyIn
 
 
 def _call_items(answer: Completion, details: ResponseDetails, info: ReplyInfo) -> list[Body]:
-    """Return the output items of an answer's tool calls."""
     return [
         call_item(
             f"{info.id}_{number}", details.offered_tools.client_tool(call.name), "completed", call.id, call.arguments
@@ -337,11 +336,9 @@ class ResponseEvents:
         yield {"type": f"response.{body['status']}", "response": body}
 
     def _item_event(self, item: _OutputItem, kind: str, **more: Any) -> Body:
-        """Return an event about an output item."""
         place = {} if item.kind == "function_call" else {"content_index": 0}
         return {"type": kind, "item_id": item.id, "output_index": item.output_index, **place, **more}
 
     def _add_sequence_number(self, body: Body) -> Body:
-        """Return an event with the stream's next sequence number."""
         self._number += 1
         return {**body, "sequence_number": self._number - 1}

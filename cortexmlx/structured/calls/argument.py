@@ -69,7 +69,9 @@ class Argument:
 
     @cached_property
     def listed_values(self) -> list[str]:
-        """The values that the schema lists (`enum`, `const`), as they are written; empty if it lists none."""
+        """The only values that the schema allows (by `enum`, `const`, or the types null and boolean), as they are
+        written; empty if it lists none.
+        """
         values = _SchemaParts(self.schema, self.whole).listed_values() or []
         return list(dict.fromkeys(each if isinstance(each, str) else to_json_text(each) for each in values))
 
@@ -93,8 +95,9 @@ class Argument:
         return to_json_text(text)
 
     def literal_to_json(self, written: str, literal: str | None) -> str:
-        """Convert a literal to JSON, of a format that quotes strings. `literal` is the value as JSON if it is valid,
-        or else None: then it becomes the string that was written.
+        """Convert a literal to JSON, of a format that quotes strings. `literal` is the value as JSON, or None if it is
+        no JSON. Then it becomes the string that was written, as does a value of none of the declared types if a
+        string is one of them.
         """
         if literal is None:
             return to_json_text(written)
@@ -118,7 +121,9 @@ class Argument:
 
 
 class Arguments(dict[str, Argument]):
-    """The arguments of a tool by name. A name that the schema lacks has the schema of `additionalProperties`."""
+    """The arguments of a tool by name. A name that the schema lacks has the schema of `additionalProperties`; without
+    one, it may be any text.
+    """
 
     def __init__(self, tool: Tool) -> None:
         whole = tool.schema

@@ -129,7 +129,7 @@ class CallFormat(ABC):
         return thoughts
 
     def make_call_id(self, key: str) -> str:
-        """Return a new id for a call, the hash of `key`."""
+        """Return the id of a call: a hash of `key`."""
         return f"call_{blake2b(key.encode(), digest_size=12).hexdigest()}"
 
     def grammar(
@@ -486,6 +486,8 @@ def _equal_values(one: object, other: object) -> bool:
 
 
 def _short_text(value: object) -> str:
-    """Return a value as a text of at most 80 characters, for messages."""
+    """Return a value for a message: its JSON, cut after 80 characters; of a list or an object, the name of its Python
+    type.
+    """
     text = to_json_text(value) if not isinstance(value, dict | list) else repr(type(value).__name__)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -131,7 +131,7 @@ LIKE_A_CALL = r'\{[ \n]*"(name|arguments|parameters)"'
 
 class Llama(CallFormat):
     """The format of Llama 3: `{"name": ..., "parameters": {...}}`, perhaps after a special token; a semicolon
-    separates calls.
+    separates calls. An answer that begins like a call is one.
     """
 
     name = "Llama 3"

@@ -162,8 +162,8 @@ class AnswerReader:
         return self._consume(place + len(tag))[: -len(tag)]
 
     def read_run(self, pattern: re.Pattern[str], most: int = MOST_HEADER) -> Reading[str]:
-        """Read as many characters as the pattern matches; they may be none. Raises NotACall if there are more than
-        `most`.
+        """Read the longest run of characters of a class, which the pattern must match in any number, also none: it may
+        arrive in pieces. Raises NotACall if there are more than `most`.
         """
         run = ""
         while True:
@@ -247,7 +247,7 @@ class AnswerReader:
             self.in_section = False
 
     def read_json(self) -> Reading[str]:
-        """Read a JSON object, list or string, and return its text. Raises NotACall if there is none."""
+        """Read a JSON object, list or string up to its end, and return its text, which is not checked."""
         pieces: list[str] = []
         yield from self._read_json_pieces(pieces.append)
         return "".join(pieces)
