@@ -132,5 +132,5 @@ def _read_top_n(count: Any) -> int | None:
     if count is None:
         return None
     if type(count) is not int or count < 0:
-        raise InvalidRequest(f"top_n is {count!r:.80}, but must be an integer above 0", field="top_n")
+        raise InvalidRequest(f"top_n is {count!r:.80}, but must be an integer above 0, or 0 for all", field="top_n")
     return count or None

@@ -262,8 +262,8 @@ class Admission:
             if awaited is not None:
                 self._queues.remove(job)
                 self._park(job, awaited)
-                if running.cache.states.has_states:
-                    job.waited = isinstance(awaited, Key)
+                if isinstance(awaited, Key) and running.cache.states.has_states:
+                    job.has_awaited_state = True
                     self._in_flight_prefixes.keep_state(awaited)
             elif not running.fits(job, match):
                 limit = min(limit, self._shares.tokens(job.client) + tokens_to_begin(job))
@@ -293,7 +293,7 @@ class Admission:
         would begin one after the other.
         """
         snapshots = self._running.cache.states.snapshots
-        in_vain = snapshots is not None and (job.waited or not snapshots.most)
+        in_vain = snapshots is not None and (job.has_awaited_state or not snapshots.most)
         return None if match is None or in_vain else self._in_flight_prefixes.block_to_await(job, match)
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
@@ -410,10 +410,10 @@ class InFlightPrefixes:
         last = job.keys[end - 1]
         return last if last in self._owners else job.keys[begin]
 
-    def keep_state(self, gate: object) -> None:
-        """If `gate` is a claimed block, have its owner keep the recurrent state after it."""
-        if isinstance(gate, Key) and (owner := self._owners.get(gate)) is not None:
-            owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
+    def keep_state(self, block: Key) -> None:
+        """Have the job that computes a claimed block keep the recurrent state after it."""
+        if (owner := self._owners.get(block)) is not None:
+            owner.cuts.add((owner.keys.index(block) + 1) * self._block_size)
 
     def clear(self) -> None:
         """Drop all claims."""

@@ -76,7 +76,7 @@ class Job:
     cached: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
     preemptions: int = 0
-    """How often it lost its row to other jobs."""
+    """How often this job, one answer of its request, lost its row to other jobs."""
     row: Row = (-1, -1)
     """The name of its recurrent state."""
     state_at: int = 0
@@ -85,7 +85,7 @@ class Job:
     """After which numbers of tokens a recurrent state, and what windows see, is to be kept."""
     spare_cuts: set[int] = field(default_factory=set)
     """The same, while there is room to spare."""
-    waited: bool = False
+    has_awaited_state: bool = False
     """Whether it has waited for another job's recurrent state."""
     refused_at: int = 0
     """The most computed tokens that it had when a step was refused memory, of which it took most."""

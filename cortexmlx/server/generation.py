@@ -220,22 +220,26 @@ class GenerationEndpoints:
     async def _stream_events(
         self, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
     ) -> AsyncIterator[bytes]:
-        """Yield the bytes of a streamed reply: the protocol's events, pings while it is silent, and errors."""
+        """Yield the bytes of a streamed reply: the protocol's events, errors, and a ping whenever nothing was sent for
+        `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
+        """
 
-        def as_bytes(said: TokenEvent, number: int = 0) -> bytes:
+        def as_bytes(event: TokenEvent, number: int = 0) -> bytes:
             return b"".join(
                 server_sent_event(body, body["type"] if protocol.named_events else None)
-                for body in chunks.convert(said, number)
+                for body in chunks.convert(event, number)
             )
 
+        sent_at = time.monotonic()
         try:
             async for item in answers.events(self.settings.quiet):
-                if item is None:
-                    yield protocol.ping
-                    continue
-                number, said = item
-                yield as_bytes(said, number)
-                if said.error is not None:
+                data = b"" if item is None else as_bytes(item[1], item[0])
+                if not data and (item is None or time.monotonic() - sent_at >= self.settings.quiet):
+                    data = protocol.ping
+                if data:
+                    yield data
+                    sent_at = time.monotonic()
+                if item is not None and item[1].error is not None:
                     return
         except BaseException as error:
             if (why := error_for_client(error)) is None or answers.closed:

@@ -453,7 +453,7 @@ class EventStream(StreamingResponse):
             self._end()
 
     async def listen_for_disconnect(self, receive: Receive) -> None:
-        """Wait until the client has disconnected or has received all, then call `end`."""
+        """Wait until the client has disconnected or has received all, then call `end`. Starlette calls it."""
         await super().listen_for_disconnect(receive)
         self._end()
 

@@ -118,7 +118,9 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
     for (path, status), count in sorted(replies.items()):
         http.add_metric([path, str(status)], count)
     yield http
-    ended = _counter("requests_total", "Answers that have ended.", "model", "finish_reason")
+    ended = _counter(
+        "requests_total", "Answers that have ended. A cancelled or failed prompt counts once.", "model", "finish_reason"
+    )
     for model, each in models.items():
         for reason, count in sorted(each.reasons.items()):
             ended.add_metric([_label_value(model), reason], count)

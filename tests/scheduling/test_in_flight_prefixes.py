@@ -81,6 +81,5 @@ def test_whoever_is_waited_for_keeps_its_state_where_others_begin() -> None:
     gate = claims.block_to_await(other, PrefixMatch(PrefixNode(b""), (), None, 0))
     assert gate == owner.keys[4]
     claims.keep_state(gate)
-    claims.keep_state(owner)
     claims.keep_state(b"of nobody")
     assert owner.cuts == {20} and not other.cuts

@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import app, generation
 from cortexmlx.server.generation import EventMailbox
 from cortexmlx.server.http import with_error_replies
+from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import TokenEvent
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
@@ -111,6 +113,28 @@ def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine) -> Non
                 assert [line for line in lines if line][-1] == "data: [DONE]"
     finally:
         let_go()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_stream_whose_events_write_nothing_pings(
+    serve: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A long prompt reports its progress several times a second, of which most protocols write nothing."""
+    real = generation.HttpRequestAnswers.events
+
+    async def events(answers: generation.HttpRequestAnswers, quiet: float) -> AsyncIterator[Any]:
+        for computed in range(20):
+            await asyncio.sleep(quiet / 4)
+            yield 0, TokenEvent("", progress=Progress("prefilling", computed, 20, cached=0))
+        async for item in real(answers, PATIENCE):
+            yield item
+
+    monkeypatch.setattr(generation.HttpRequestAnswers, "events", events)
+    with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
+        body = {"messages": LONG["messages"], "max_tokens": 3, "stream": True}
+        with http.stream("POST", path, json=body) as reply:
+            lines = list(reply.iter_lines())
+    assert sum(line in (": still here", "event: ping") for line in lines) >= 2
 
 
 def test_an_error_keeps_nothing_of_its_request() -> None:
