@@ -17,28 +17,30 @@ REQUESTS = 600
 """Requests of a recorded trace."""
 
 
-def measure_pool(block_size: int, repetitions: int, tell: Callable[[str], None]) -> Report:
+def measure_pool(block_size: int, repetitions: int, on_run: Callable[[str], None]) -> Report:
     """Measure how fast keys and values are written into a pool of blocks, and without a pool."""
     machine, yardstick = BenchMachine.detect(), Yardstick()
     for _ in range(repetitions):
         yardstick.add_sample()
     sizes = pool.PoolSizes(block=block_size)
-    part = memory.pool_section(pool.measure_writers(sizes, repetitions, tell), sizes)
+    part = memory.pool_section(pool.measure_writers(sizes, repetitions, on_run), sizes)
     return Report(machine, None, (part,), yardstick=yardstick.all_seconds())
 
 
-def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callable[[str], None]) -> Report:
+def measure_allocator(block_size: int, repetitions: int, seed: int, on_run: Callable[[str], None]) -> Report:
     """Measure several block allocators on the calls of real schedules."""
     machine = BenchMachine.detect()
-    tell("allocator: recording")
-    found = allocations.record_traces(seed, block_size, REQUESTS)
-    return Report(machine, None, (memory.allocator_section(allocations.measure_allocators(found, repetitions, tell)),))
+    on_run("allocator: recording")
+    traces = allocations.record_traces(seed, block_size, REQUESTS)
+    return Report(
+        machine, None, (memory.allocator_section(allocations.measure_allocators(traces, repetitions, on_run)),)
+    )
 
 
-def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Callable[[str], None]) -> Report:
+def measure_kernel(block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]) -> Report:
     """Measure our decode attention beside MLX's, and time the candidates of autotuning."""
     machine = BenchMachine.detect()
-    found, source = kernels.measure_kernels(kernels.SHAPES, block_size, attention, repetitions, tell)
-    ways = choices.time_attention(kernels.SHAPES, block_size, attention, tell)
-    part = memory.kernel_section(found, source, mx.default_device() == mx.gpu)
-    return Report(machine, None, (part, report_choices(ways)) if ways else (part,))
+    speeds, source = kernels.measure_kernels(kernels.SHAPES, block_size, attention, repetitions, on_run)
+    timed_choices = choices.time_attention(kernels.SHAPES, block_size, attention, on_run)
+    part = memory.kernel_section(speeds, source, mx.default_device() == mx.gpu)
+    return Report(machine, None, (part, report_choices(timed_choices)) if timed_choices else (part,))

@@ -33,18 +33,18 @@ _NOTHING = "nothing to measure: give prompt tokens (-p) or tokens to generate (-
 INTERRUPTED = "interrupted: what was measured so far"
 
 
-def measure_rows(plan: BenchPlan, wanted: Sequence[SpeedTest], block_sizes: Sequence[int]) -> Report:
+def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Sequence[int]) -> Report:
     """Measure all tests of prefill and generation speed with each block size. An interrupt ends it with the runs so
     far, if there are any.
 
     Raises InvalidRequest if the model's context is too short for a test, or if there are no tests.
     """
-    if not wanted:
+    if not tests:
         raise InvalidRequest(_NOTHING)
     machine = BenchMachine.detect()
-    sizes = [(size, max(test.tokens + test.batch * 2 * size for test in wanted)) for size in block_sizes]
-    batch = max(test.batch for test in wanted)
-    check = partial(_check_context, max(test.tokens // test.batch for test in wanted), "a test", ": lower -p, -n or -d")
+    sizes = [(size, max(test.tokens + test.batch * 2 * size for test in tests)) for size in block_sizes]
+    batch = max(test.batch for test in tests)
+    check = partial(_check_context, max(test.tokens // test.batch for test in tests), "a test", ": lower -p, -n or -d")
     runs: TestRuns | None = None
     interrupted = False
     try:
@@ -53,7 +53,7 @@ def measure_rows(plan: BenchPlan, wanted: Sequence[SpeedTest], block_sizes: Sequ
                 engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
                 if runs is None:
                     info = next(iter(engines.values())).info
-                    runs = TestRuns(block_sizes, wanted, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
+                    runs = TestRuns(block_sizes, tests, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
                 runs.run_tests(engines, turns, number, plan.on_run)
     except KeyboardInterrupt:
         if runs is None or not runs.results():
@@ -72,11 +72,11 @@ def measure_rows(plan: BenchPlan, wanted: Sequence[SpeedTest], block_sizes: Sequ
     )
 
 
-def _check_context(tokens: int, what: str, next_step: str, info: ModelInfo) -> None:
-    """Raise InvalidRequest if `what` needs more tokens than the model's context has."""
+def _check_context(tokens: int, subject: str, next_step: str, info: ModelInfo) -> None:
+    """Raise InvalidRequest if `subject` needs more tokens than the model's context has."""
     if tokens > info.context_length:
         raise InvalidRequest(
-            f"{what} needs {tokens} tokens per row, and the model's context is {info.context_length}{next_step}"
+            f"{subject} needs {tokens} tokens per row, and the model's context is {info.context_length}{next_step}"
         )
 
 
@@ -86,7 +86,7 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
     An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
     short.
     """
-    machine, sides, yardstick = BenchMachine.detect(), list[TrafficResult](), Yardstick()
+    machine, results, yardstick = BenchMachine.detect(), list[TrafficResult](), Yardstick()
     interrupted = False
     with ExitStack() as stack:
         tokens = ARRIVING * (traffic.longest + 2 * block_size)
@@ -101,16 +101,16 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
                 plan.repetitions,
                 plan.seed,
                 against,
-                sides,
+                results,
                 plan.report_progress,
                 yardstick.add_sample,
             )
         except KeyboardInterrupt:
-            if not (sides and sides[-1].traces):
+            if not (results and results[-1].traces):
                 raise
             interrupted = True
     notes = (*plan.notes, "the trace has shared system prompts: cortexmlx finds them in its prefix cache")
-    part = traffic_report.traffic_section(sides, traffic)
+    part = traffic_report.traffic_section(results, traffic)
     return Report(
         machine,
         info,
@@ -143,30 +143,30 @@ def compare_sections(
     machine = BenchMachine.detect()
     tokens = max(ROWS * (CONTEXTS[1] + DECODED + 2 * block_size), shape.tokens(block_size))
     engine = partial(_open_engine, plan, shape, block_size, tokens)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     info: ModelInfo | None = None
     stacks = [ExitStack() for _ in sections]
     contests = [Contest(partial(engine, stack, s), plan.seed) for stack, s in zip(stacks, sections, strict=True)]
     cases = [section.cases(contest) for section, contest in zip(sections, contests, strict=True)]
     if not any(cases):
         raise InvalidRequest(_NOTHING)
-    chosen = _select_cases([case for each in cases for case in each], only)
+    selected_cases = _select_cases([case for contest_cases in cases for case in contest_cases], only)
     interrupted = False
     try:
         for stack, contest, each in zip(stacks, contests, cases, strict=True):
             with stack:
-                wanted = [case for case in each if case in chosen]
-                if wanted:
+                section_cases = [case for case in each if case in selected_cases]
+                if section_cases:
                     info = contest.engine.info
                     _warm_up(contest, plan.report_progress)
-                for case in wanted:
-                    found += compare_case(case, plan.repetitions, plan.on_run)
+                for case in section_cases:
+                    comparisons += compare_case(case, plan.repetitions, plan.on_run)
     except KeyboardInterrupt:
-        if not found:
+        if not comparisons:
             raise
         interrupted = True
     notes = (*plan.notes, *_interrupted_notes(interrupted))
-    return Report(machine, info, (ratios.ratios_section(found),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, (ratios.ratios_section(comparisons),), notes, plan.settings, interrupted=interrupted)
 
 
 def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:
@@ -188,14 +188,14 @@ def _select_cases(cases: Sequence[ComparisonCase], only: Sequence[str]) -> list[
 
     Raises InvalidRequest for a text that no case has.
     """
-    chosen = [] if only else list(cases)
+    selected_cases = [] if only else list(cases)
     for text in only:
-        named = [case for case in cases if case.name == text] or [case for case in cases if text in case.name]
-        if not named:
+        matches = [case for case in cases if case.name == text] or [case for case in cases if text in case.name]
+        if not matches:
             names = ", ".join(case.name for case in cases)
             raise InvalidRequest(f"no case has {text!r} in its name; there are: {names}")
-        chosen += named
-    return chosen
+        selected_cases += matches
+    return selected_cases
 
 
 def combine_reports(reports: Sequence[Report]) -> Report:
@@ -216,14 +216,14 @@ def combine_reports(reports: Sequence[Report]) -> Report:
     )
 
 
-def _warm_up(contest: Contest, tell: Callable[[str], None]) -> None:
+def _warm_up(contest: Contest, on_run: Callable[[str], None]) -> None:
     """Run work that is not measured, because the first steps of a kind take longer on each side."""
     prompts = contest.make_prompts("warm-up", 0)
     for length, tokens in WARM_UP:
         for rows in (1, 8):
             work = [BenchRequest(prompts.next_prompt(length), tokens) for _ in range(rows)]
-            asked = f"warming up, {rows} prompt{'s' * (rows > 1)} of {length} tokens"
-            tell(f"{asked}: cortexmlx")
+            message = f"warming up, {rows} prompt{'s' * (rows > 1)} of {length} tokens"
+            on_run(f"{message}: cortexmlx")
             contest.make_cortex().run(work)
-            tell(f"{asked}: mlx-lm")
+            on_run(f"{message}: mlx-lm")
             contest.make_mlx_lm().run(work)

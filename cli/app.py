@@ -84,15 +84,15 @@ class Subcommand(TyperCommand):
 class OptionalValueCommand(Subcommand):
     """A subcommand with an option that may come without a value, which typer cannot express."""
 
-    alone: Mapping[str, str] = {"--resume": LAST, "--report": DEFAULT_FILE}
+    default_values: Mapping[str, str] = {"--resume": LAST, "--report": DEFAULT_FILE}
     """What such an option means without a value: the last chat, the usual file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments after adding the default value to an option that was typed without one."""
-        for place in range(len(args) - 1, -1, -1):
-            behind = args[place + 1][:1] if place + 1 < len(args) else "-"
-            if args[place] in self.alone and behind == "-":
-                args = [*args[: place + 1], self.alone[args[place]], *args[place + 1 :]]
+        for index in range(len(args) - 1, -1, -1):
+            next_char = args[index + 1][:1] if index + 1 < len(args) else "-"
+            if args[index] in self.default_values and next_char == "-":
+                args = [*args[: index + 1], self.default_values[args[index]], *args[index + 1 :]]
         return super().parse_args(ctx, args)
 
 
@@ -121,18 +121,19 @@ class RootCommand(TyperGroup):
             formatter.write_text(adapt_commands(OPTIONS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a subcommand by name. For the name of another program's command, or a model, the error suggests the
-        right command.
-        """
-        word = args[0]
-        if self.get_command(ctx, word) is None:
-            if word in COMMAND_SYNONYMS:
-                line = shlex.join(["cortexmlx", COMMAND_SYNONYMS[word], *args[1:]])
-                ctx.fail(f"No such command {word!r}. Did you mean {COMMAND_SYNONYMS[word]!r}? Type: {line}")
-            if word in MISSING_COMMANDS:
-                ctx.fail(f"No such command {word!r}: {MISSING_COMMANDS[word]}")
-            if word == STARTER or "/" in word or word.endswith(".gguf"):
-                ctx.fail(f"No such command {word!r}. To talk to a model: cortexmlx chat {word}")
+        """Find a subcommand by name. For another program's command or a model, the error suggests the right command."""
+        first_argument = args[0]
+        if self.get_command(ctx, first_argument) is None:
+            if first_argument in COMMAND_SYNONYMS:
+                line = shlex.join(["cortexmlx", COMMAND_SYNONYMS[first_argument], *args[1:]])
+                ctx.fail(
+                    f"No such command {first_argument!r}. Did you mean {COMMAND_SYNONYMS[first_argument]!r}? Type: "
+                    f"{line}"
+                )
+            if first_argument in MISSING_COMMANDS:
+                ctx.fail(f"No such command {first_argument!r}: {MISSING_COMMANDS[first_argument]}")
+            if first_argument == STARTER or "/" in first_argument or first_argument.endswith(".gguf"):
+                ctx.fail(f"No such command {first_argument!r}. To talk to a model: cortexmlx chat {first_argument}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -152,9 +153,9 @@ app = typer.Typer(
 )
 
 
-def show_version(wanted: bool) -> None:
+def show_version(is_requested: bool) -> None:
     """Print the version and exit."""
-    if wanted:
+    if is_requested:
         console.print_result(f"cortexmlx {__version__}")
         raise typer.Exit
 

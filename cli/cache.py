@@ -39,21 +39,23 @@ def cache(
         raise CortexError(f"{folder} cannot be used: {error}") from error
     segment_store.open()
     if clear:
-        freed = segment_store.clear() + remove_transcripts(folder)
+        freed_bytes = segment_store.clear() + remove_transcripts(folder)
         segment_store.close()
         console.print_result(
-            json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed"
+            json.dumps({"path": str(folder), "freed": freed_bytes})
+            if as_json
+            else f"{format_bytes(freed_bytes)} removed"
         )
         return
     models: dict[str, tuple[int, int]] = {}
     for segment in segment_store.segments():
         size, records = models.get(segment.model, (0, 0))
         models[segment.model] = (size + segment.bytes, records + segment.records)
-    if others := segment_store.foreign_bytes():
-        models["(another version)"] = (others, 0)
+    if foreign_bytes := segment_store.foreign_bytes():
+        models["(another version)"] = (foreign_bytes, 0)
     segment_store.close()
-    if kept := sum(transcript_sizes(folder).values()):
-        models["(conversations of servers)"] = (kept, 0)
+    if transcript_bytes := sum(transcript_sizes(folder).values()):
+        models["(conversations of servers)"] = (transcript_bytes, 0)
     print_store(folder, models, as_json)
 
 
@@ -80,8 +82,8 @@ def print_store(folder: Path, models: dict[str, tuple[int, int]], as_json: bool)
         console.print_result(json.dumps({"path": str(folder), "bytes": total, "models": each}))
         return
     console.print_result(f"{to_single_line(str(folder))}  {format_bytes(total)}")
-    models = {to_single_line(model): found for model, found in models.items()}
+    models = {to_single_line(model): totals for model, totals in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
-        counted = f"  {blocks:,} blocks" if blocks else ""
-        console.print_result(f"  {model:<{width}}  {format_bytes(size):>9}{counted}")
+        block_text = f"  {blocks:,} blocks" if blocks else ""
+        console.print_result(f"  {model:<{width}}  {format_bytes(size):>9}{block_text}")

@@ -41,9 +41,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 def download_model(model: str | Path, on_progress: OnProgress) -> None:
-    """Download a model's files if they are not on this machine. Raises what `load_model` raises for a model that
-    cannot be found.
-    """
+    """Download a model's files if they are missing here. Raises what `load_model` does if the model cannot be found."""
     from cortexmlx.models.load import fetch_model
 
     fetch_model(resolve_model(model), on_progress)
@@ -84,12 +82,13 @@ class ReplaceableEngine:
     """An open engine that can be replaced by one with other options. Only one is open at a time, since two models may
     not fit into memory.
 
-    In the context `undisturbed`, one Ctrl-C raises nothing. It is for work that must be done before the Ctrl-C counts.
+    In the context `ignore_interrupt`, one Ctrl-C raises nothing. It is for work that must be done before the Ctrl-C
+    counts.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.undisturbed: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.ignore_interrupt: Callable[[], AbstractContextManager[object]] = nullcontext
         self.is_open = True
         """False after a replacement that could not open the old engine again. `engine` is closed then."""
         self.left_out: dict[str, Exception] = {}
@@ -98,9 +97,7 @@ class ReplaceableEngine:
         self.engine = self._stack.enter_context(open_engine(config))
 
     def check(self, config: EngineConfig) -> dict[str, Exception]:
-        """Check whether an engine with these options could be loaded, as `check_loadable` does. The open engine is not
-        affected.
-        """
+        """Check like `check_loadable` whether these options could be loaded. The open engine is not affected."""
         with loading_progress(str(config.model)) as on_progress:
             return check_loadable(config, on_progress)
 
@@ -120,7 +117,7 @@ class ReplaceableEngine:
             return
         except BaseException as error:
             failure = error
-        with self.undisturbed():
+        with self.ignore_interrupt():
             if isinstance(failure, KeyboardInterrupt):
                 failure.__traceback__ = (
                     None  # it holds an engine that still loads, and dropping it waits for that engine
@@ -128,8 +125,8 @@ class ReplaceableEngine:
             try:
                 self._reopen_old()
             except Exception as error:  # a library may raise anything on broken model files
-                why = str(error) if isinstance(error, CortexError) else f"{type(error).__name__}: {error}"
-                raise EngineClosed(f"{self.config.model} cannot be opened again: {why}") from error
+                reason = str(error) if isinstance(error, CortexError) else f"{type(error).__name__}: {error}"
+                raise EngineClosed(f"{self.config.model} cannot be opened again: {reason}") from error
         raise failure
 
     def _reopen_old(self) -> None:
@@ -144,8 +141,8 @@ class ReplaceableEngine:
             except Exception as error:
                 self.left_out[name] = error
         if self.left_out:
-            there = {name: folder for name, folder in (folders or {}).items() if name not in self.left_out}
-            self.config = replace(self.config, adapters=there)
+            loaded_adapters = {name: folder for name, folder in (folders or {}).items() if name not in self.left_out}
+            self.config = replace(self.config, adapters=loaded_adapters)
 
     def __enter__(self) -> ReplaceableEngine:
         return self

@@ -41,7 +41,7 @@ MAX_TEXT_BYTES = 64 << 20
 """Bytes of the longest file. A longer file takes days, and its tokens take as much memory as a small model."""
 
 
-@options.add_engine_options(without=UNSUPPORTED_OPTIONS, max_rows=ROWS, prefix_cache=False)
+@options.add_engine_options(excluded=UNSUPPORTED_OPTIONS, max_rows=ROWS, prefix_cache=False)
 def evaluate(
     positional: Annotated[
         list[str],
@@ -73,10 +73,10 @@ def evaluate(
     """
     if len(positional) > 2:
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and FILE are two: {' '.join(positional)}")
-    *before, source = positional
-    config = replace(config, model=options.model_name(before[0] if before else None, model_option))
+    *model_args, source = positional
+    config = replace(config, model=options.model_name(model_args[0] if model_args else None, model_option))
     text = read_text(source)
-    known: list[Perplexity] = []
+    results: list[Perplexity] = []
     interrupted = False
     with engines.open_engine(config) as engine:
         engines.print_notes(engine)
@@ -84,22 +84,20 @@ def evaluate(
             with progress_bar() as show:
 
                 def on_window(so_far: Perplexity) -> None:
-                    known[:] = [so_far]
+                    results[:] = [so_far]
                     show(so_far)
 
                 engine.perplexity(text, context=context, stride=stride, on_window=on_window)
         except KeyboardInterrupt:
             interrupted = True
-    for found in known:
-        console.print_result(to_json(result_json(found)) if as_json else result_text(found))
+    for result in results:
+        console.print_result(to_json(result_json(result)) if as_json else result_text(result))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def read_text(source: str) -> str:
-    """Return the text of a file. Raises InvalidRequest if it is not text, empty or too long, and OSError if it cannot
-    be read.
-    """
+    """Return a file's text. Raises InvalidRequest if it is no text, empty or too long, OSError if it cannot be read."""
     name = "stdin" if source == "-" else source
     if source == "-":
         data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
@@ -140,35 +138,38 @@ def progress_bar() -> Iterator[Callable[[Perplexity], None]]:
     with Progress(*columns, console=console.stderr(), transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
-        def show(known: Perplexity) -> None:
-            what = f"perplexity {known.perplexity:.4f} · {known.tokens_per_second:.0f} tok/s"
-            bar.update(task, description=what, total=known.all_windows, completed=known.windows)
+        def show(result: Perplexity) -> None:
+            description = f"perplexity {result.perplexity:.4f} · {result.tokens_per_second:.0f} tok/s"
+            bar.update(task, description=description, total=result.all_windows, completed=result.windows)
 
         yield show
 
 
-def result_json(known: Perplexity) -> dict[str, object]:
+def result_json(result: Perplexity) -> dict[str, object]:
     """Return the result for `--json`."""
     return {
-        "perplexity": known.perplexity,
-        "bits_per_token": known.bits_per_token,
-        "bits_per_byte": known.bits_per_byte,
-        "complete": known.windows == known.all_windows,
-        "tokens_per_second": known.tokens_per_second,
-        **asdict(known),
+        "perplexity": result.perplexity,
+        "bits_per_token": result.bits_per_token,
+        "bits_per_byte": result.bits_per_byte,
+        "complete": result.windows == result.all_windows,
+        "tokens_per_second": result.tokens_per_second,
+        **asdict(result),
     }
 
 
-def result_text(known: Perplexity) -> str:
+def result_text(result: Perplexity) -> str:
     """Return the result as text for the terminal."""
-    complete = known.windows == known.all_windows
-    of = f"{known.windows}" if complete else f"{known.windows} of {known.all_windows}"
+    complete = result.windows == result.all_windows
+    window_count = f"{result.windows}" if complete else f"{result.windows} of {result.all_windows}"
     figures = [
-        ("perplexity", f"{known.perplexity:.4f}" + ("" if complete else " so far")),
-        ("bits per token", f"{known.bits_per_token:.4f}"),
-        ("bits per byte", f"{known.bits_per_byte or 0:.4f}"),
-        ("scored", f"{known.tokens:,} of {known.text_tokens:,} tokens, {known.text_bytes or 0:,} bytes"),
-        ("windows", f"{of} of {known.context:,} tokens, stride {known.stride:,}"),
-        ("computed", f"{known.computed_tokens:,} tokens in {known.seconds:.1f} s, {known.tokens_per_second:.0f} tok/s"),
+        ("perplexity", f"{result.perplexity:.4f}" + ("" if complete else " so far")),
+        ("bits per token", f"{result.bits_per_token:.4f}"),
+        ("bits per byte", f"{result.bits_per_byte or 0:.4f}"),
+        ("scored", f"{result.tokens:,} of {result.text_tokens:,} tokens, {result.text_bytes or 0:,} bytes"),
+        ("windows", f"{window_count} of {result.context:,} tokens, stride {result.stride:,}"),
+        (
+            "computed",
+            f"{result.computed_tokens:,} tokens in {result.seconds:.1f} s, {result.tokens_per_second:.0f} tok/s",
+        ),
     ]
     return "\n".join(f"{name:<16}{value}" for name, value in figures)

@@ -9,9 +9,9 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.types.request import Completion
 
 
-def statistics_line(completion: Completion, ended: str) -> str:
+def statistics_line(completion: Completion, end_reason: str) -> str:
     """Return the line below an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`. It ends
-    with `ended`, the reason if the answer was cut short.
+    with `end_reason`, the reason if the answer was cut short.
     """
     usage, timings = completion.usage, completion.timings
     answers = (completion, *completion.others)
@@ -25,25 +25,25 @@ def statistics_line(completion: Completion, ended: str) -> str:
     ]
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} tok dropped")
-    if ended:
-        parts.append(ended)
+    if end_reason:
+        parts.append(end_reason)
     return " · ".join(parts)
 
 
-def statistics_lines(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
+def statistics_lines(completion: Completion, end_reason: str, load_seconds: float, peak_memory: int) -> list[str]:
     """Return the full statistics that `--verbose` prints, a line each."""
     usage, timings = completion.usage, completion.timings
     answers = (completion, *completion.others)
-    said = sum(answer.usage.completion_tokens for answer in answers)
-    thought = sum(answer.usage.thinking_tokens for answer in answers)
-    thoughts = f" ({thought:,} of thoughts)" if thought else ""
+    answer_tokens = sum(answer.usage.completion_tokens for answer in answers)
+    thinking_tokens = sum(answer.usage.thinking_tokens for answer in answers)
+    thoughts = f" ({thinking_tokens:,} of thoughts)" if thinking_tokens else ""
     rate = _tokens_per_second(completion)
     lines = {
         "load": f"{load_seconds:.2f} s",
         "prompt": (
             f"{usage.prompt_tokens:,} tokens{_cached_note(completion)}, {timings.prefill_tokens_per_second:.1f} tok/s"
         ),
-        "generation": f"{said:,} tokens{thoughts}, {rate:.1f} tok/s, {ended or 'ended by itself'}",
+        "generation": f"{answer_tokens:,} tokens{thoughts}, {rate:.1f} tok/s, {end_reason or 'ended by itself'}",
         **({"drafts": _draft_summary(answers)} if _drafted_tokens(answers) else {}),
         "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
         "total": f"{timings.total:.2f} s",
@@ -76,9 +76,9 @@ def _drafted_tokens(answers: Sequence[Completion]) -> int:
 
 def _draft_summary(answers: Sequence[Completion]) -> str:
     """Return the drafted and accepted tokens in words."""
-    accepted = sum(answer.usage.accepted_tokens for answer in answers)
+    accepted_tokens = sum(answer.usage.accepted_tokens for answer in answers)
     rate = _tokens_per_step(answers)
-    return f"{_drafted_tokens(answers):,} tokens, {accepted:,} of them accepted, {rate:.2f} tokens a step"
+    return f"{_drafted_tokens(answers):,} tokens, {accepted_tokens:,} of them accepted, {rate:.2f} tokens a step"
 
 
 def _tokens_per_step(answers: Sequence[Completion]) -> float:

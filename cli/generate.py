@@ -40,31 +40,29 @@ _WIDEST = 24
 
 
 def logprob_table(tokens: Sequence[TokenLogprob], text: TokenText) -> Iterator[str]:
-    """Yield a line for each token: its text, log-probability and probability, and the likeliest tokens at its
-    position.
-    """
+    """Yield a line for each token: text, log-probability, probability, and the likeliest tokens at its position."""
     from rich.cells import cell_len, set_cell_size
 
-    shown = cache(lambda token: json.dumps(text(token), ensure_ascii=False))
-    width = min(max((cell_len(shown(each.token_id)) for each in tokens), default=0), _WIDEST)
+    token_text = cache(lambda token: json.dumps(text(token), ensure_ascii=False))
+    width = min(max((cell_len(token_text(each.token_id)) for each in tokens), default=0), _WIDEST)
     width = max(width, len("token"))
     yield f"{'token':<{width}}  {'logprob':>8}  {'prob':>6}  likeliest"
     for each in tokens:
-        name = shown(each.token_id)
+        name = token_text(each.token_id)
         name = name if cell_len(name) > width else set_cell_size(name, width)
-        others = "  ".join(f"{shown(token)} {_format_probability(logprob)}" for token, logprob in each.top)
-        yield f"{name}  {each.logprob:8.3f}  {_format_probability(each.logprob):>6}  {others}".rstrip()
+        likeliest = "  ".join(f"{token_text(token)} {_format_probability(logprob)}" for token, logprob in each.top)
+        yield f"{name}  {each.logprob:8.3f}  {_format_probability(each.logprob):>6}  {likeliest}".rstrip()
 
 
 def logprob_json(tokens: Sequence[TokenLogprob], text: TokenText) -> list[dict[str, object]]:
     """Return the log-probabilities of tokens for `--json`. A token that is half a character has U+FFFD in its text."""
-    shown = cache(text)
+    token_text = cache(text)
     return [
         {
-            "token": shown(each.token_id),
+            "token": token_text(each.token_id),
             "token_id": each.token_id,
             "logprob": each.logprob,
-            "top": [{"token": shown(token), "token_id": token, "logprob": logprob} for token, logprob in each.top],
+            "top": [{"token": token_text(token), "token_id": token, "logprob": logprob} for token, logprob in each.top],
         }
         for each in tokens
     ]
@@ -76,7 +74,7 @@ def _format_probability(logprob: float) -> str:
 
 
 @options.add_sampling_options()
-@options.add_engine_options(without=options.PER_REQUEST, max_rows=1)
+@options.add_engine_options(excluded=options.PER_REQUEST, max_rows=1)
 def generate(
     model: options.Model = None,
     words: Annotated[
@@ -122,9 +120,9 @@ def generate(
     text = gather_prompt([*([" ".join(words)] if words else []), *(prompt or [])])
     if not text:
         raise typer.BadParameter('no prompt: give one after MODEL or with -p "...", or pipe it in', param_hint="PROMPT")
-    began = time.monotonic()
+    start_time = time.monotonic()
     with engines.open_engine(config) as engine:
-        loaded = time.monotonic() - began
+        load_seconds = time.monotonic() - start_time
         engines.print_notes(engine)
         handle = engine.submit(make_prompt(engine, text, system, raw, variables), params)
         completion = wait_for_answer(handle) if as_json else print_stream(handle, hide_thinking)
@@ -132,27 +130,27 @@ def generate(
             console.print_result(to_json(completion_json(engine, completion, hide_thinking)))
         elif logprobs is not None:
             print_logprobs(engine, completion)
-        ended = cut_reason(completion, params, engine)
+        end_reason = cut_reason(completion, params, engine)
         peak = engine.stats().peak_memory
     if verbose:
-        for line in statistics_lines(completion, ended, loaded, peak):
+        for line in statistics_lines(completion, end_reason, load_seconds, peak):
             console.print_message(line)
     elif not as_json and console.is_terminal(sys.stderr):
-        console.print_note(statistics_line(completion, ended))
+        console.print_note(statistics_line(completion, end_reason))
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
-    if cut := incomplete_form_note(completion, params, ended):
-        console.print_error(f"{cut}. -n allows more" if ended.startswith("stopped at") else cut)
+    if form_note := incomplete_form_note(completion, params, end_reason):
+        console.print_error(f"{form_note}. -n allows more" if end_reason.startswith("stopped at") else form_note)
         raise typer.Exit(FAILED)
 
 
 def print_stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
     """Print the first answer as it arrives, then the others. Ctrl-C ends them early."""
     thoughts = ThoughtsPrinter(hidden=hide_thinking)
-    with PrefillProgress() as reading:
+    with PrefillProgress() as progress:
         try:
             for event in handle:
-                reading.update(event)
+                progress.update(event)
                 if event.index:
                     continue
                 thoughts.print_thought(event.thinking)
@@ -161,30 +159,30 @@ def print_stream(handle: RequestHandle, hide_thinking: bool = False) -> Completi
                     console.print_result(event.text, end="", flush=True)
         except KeyboardInterrupt:
             handle.cancel()
-            reading.show_stopping()
+            progress.show_stopping()
         except BrokenPipeError:
             handle.cancel()
             raise
         completion = handle.result()
     thoughts.end()
     console.print_result(flush=True)
-    for other in completion.others:
+    for answer in completion.others:
         console.print_result("---")
-        thoughts.print_thought(other.thinking)
+        thoughts.print_thought(answer.thinking)
         thoughts.end()
-        console.print_result(other.text, flush=True)
+        console.print_result(answer.text, flush=True)
     return completion
 
 
 def wait_for_answer(handle: RequestHandle) -> Completion:
     """Wait for the complete answer. Ctrl-C keeps the text so far."""
-    with PrefillProgress() as reading:
+    with PrefillProgress() as progress:
         try:
             for event in handle:
-                reading.update(event)
+                progress.update(event)
         except KeyboardInterrupt:
             handle.cancel()
-            reading.show_stopping()
+            progress.show_stopping()
         return handle.result()
 
 
@@ -196,7 +194,7 @@ def completion_json(engine: Engine, completion: Completion, hide_thinking: bool 
 
 def _answer_json(engine: Engine, completion: Completion, hide_thinking: bool) -> dict[str, object]:
     """Return one answer of a completion for `--json`."""
-    told: dict[str, object] = {
+    record: dict[str, object] = {
         "text": completion.text,
         "reasoning_content": None if hide_thinking else completion.thinking or None,
         "token_ids": list(completion.token_ids),
@@ -205,8 +203,8 @@ def _answer_json(engine: Engine, completion: Completion, hide_thinking: bool) ->
         "timings": asdict(completion.timings),
     }
     if completion.logprobs is not None:
-        told["logprobs"] = logprob_json(completion.logprobs, _token_decoder(engine))
-    return told
+        record["logprobs"] = logprob_json(completion.logprobs, _token_decoder(engine))
+    return record
 
 
 def print_logprobs(engine: Engine, completion: Completion) -> None:

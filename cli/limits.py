@@ -39,17 +39,17 @@ def cut_reason(completion: Completion, params: SamplingParams, engine: Engine) -
     return f"stopped: {describe_limit(engine)} is full"
 
 
-def incomplete_form_note(completion: Completion, params: SamplingParams, ended: str = "") -> str:
-    """Return a note on answers that end before their structured output is complete; empty if there is none. `ended` is
-    why the first one ended.
-    """
+def incomplete_form_note(completion: Completion, params: SamplingParams, end_reason: str = "") -> str:
+    """Return a note on answers with incomplete structured output; empty if none. `end_reason`: why the first ended."""
     form, answers = params.form, (completion, *completion.others)
-    cut = [answer for answer in answers if form is not None and not _is_complete(answer, form)]
-    if not cut:
+    incomplete_answers = [answer for answer in answers if form is not None and not _is_complete(answer, form)]
+    if not incomplete_answers:
         return ""
-    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
-    why = ended or ("a stop text ended it" if cut[0].finish_reason is FinishReason.STOP else "max_tokens ended it")
-    return f"{which} before the form is whole: {why}"
+    subject = "the answer ends" if len(answers) == 1 else f"{len(incomplete_answers)} of {len(answers)} answers end"
+    reason = end_reason or (
+        "a stop text ended it" if incomplete_answers[0].finish_reason is FinishReason.STOP else "max_tokens ended it"
+    )
+    return f"{subject} before the form is whole: {reason}"
 
 
 def _is_complete(answer: Completion, form: StructuredOutput) -> bool:
@@ -76,25 +76,23 @@ FREE_SHARE = 3
 """Then free a third of the limit. The rest of the chat is computed again, so this must not happen at each turn."""
 
 
-def drop_oldest_turns(talk: Conversation, question: Question, engine: Engine) -> str:
-    """Drop the oldest turns until `question` and its answer fit. Return a message for the user, empty if nothing was
-    dropped.
-    """
-    longest, before = engine.longest_request, talk.unread
-    answer = min(talk.params.max_tokens or longest, longest // ANSWER_SHARE)
-    tokens = talk.count(question)
-    if tokens + answer <= longest:
+def drop_oldest_turns(conversation: Conversation, question: Question, engine: Engine) -> str:
+    """Drop the oldest turns until `question` and its answer fit. Return a note for the user, empty if none dropped."""
+    token_limit, previous_unread = engine.longest_request, conversation.unread
+    answer_tokens = min(conversation.params.max_tokens or token_limit, token_limit // ANSWER_SHARE)
+    tokens = conversation.count(question)
+    if tokens + answer_tokens <= token_limit:
         return ""
-    dropped = talk.make_room(longest // FREE_SHARE, question)
-    if talk.unread == len(talk.messages):  # a question so long that no third becomes free
-        talk.unread = before
-        dropped = talk.make_room(answer, question)
-    if not dropped:
+    dropped_count = conversation.make_room(token_limit // FREE_SHARE, question)
+    if conversation.unread == len(conversation.messages):  # a question so long that no third becomes free
+        conversation.unread = previous_unread
+        dropped_count = conversation.make_room(answer_tokens, question)
+    if not dropped_count:
         return ""
     return (
-        f"{describe_limit(engine)} is full: with this question the chat has {tokens:,} tokens. The {dropped} oldest "
-        "messages "
-        f"({tokens - talk.count(question):,} tokens) are not sent any more. {room_advice(engine)}"
+        f"{describe_limit(engine)} is full: with this question the chat has {tokens:,} tokens. The {dropped_count} "
+        f"oldest messages ({tokens - conversation.count(question):,} tokens) are not sent any more. "
+        f"{room_advice(engine)}"
     )
 
 

@@ -23,18 +23,18 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
     from cortexmlx.models.inventory import list_models
     from cortexmlx.models.resolve import STARTER, STARTER_INSTALL
 
-    found = list_models()
+    local_models = list_models()
     if as_json:
-        console.print_result(json.dumps([model_json(model) for model in found]))
+        console.print_result(json.dumps([model_json(model) for model in local_models]))
         return
-    if found:
-        rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(model_row, found)]
+    if local_models:
+        rows = [("NAME", "SIZE", "QUANTIZATION", "CONTEXT", "FROM"), *map(model_row, local_models)]
         name, size, quantization, context, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         for each in rows:
             console.print_result(
                 f"{each[0]:<{name}}  {each[1]:>{size}}  {each[2]:<{quantization}}  {each[3]:>{context}}  {each[4]}"
             )
-    if STARTER not in {model.name for model in found}:
+    if STARTER not in {model.name for model in local_models}:
         console.print_message(f"the starter model is not installed: {STARTER_INSTALL}")
 
 

@@ -247,9 +247,9 @@ STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStor
 Command = Callable[..., None]
 
 
-def add_sampling_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+def add_sampling_options(*, excluded: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Return a decorator that replaces a command's parameter `params` by the options of `SAMPLING`, except those in
-    `without`.
+    `excluded`.
 
     Their defaults are those of `SamplingParams`, except those in `defaults`.
     """
@@ -260,22 +260,22 @@ def add_sampling_options(*, without: Collection[str] = (), **defaults: Any) -> C
         open_schema: bool = False,
         regex: str | None = None,
         choice: list[str] | None = None,
-        **others: Any,
+        **other_values: Any,
     ) -> SamplingParams:
         structured = structured_output(schema, regex, choice, open_schema=open_schema)
-        return replace_params(SamplingParams(), stop=stop or (), structured=structured, **others)
+        return replace_params(SamplingParams(), stop=stop or (), structured=structured, **other_values)
 
     unset = {**dict.fromkeys(("stop", "schema", "regex", "choice")), "open_schema": False}
-    usual = {**vars(SamplingParams()), **unset, **defaults}
-    shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
-    return lambda command: _expand_parameter(command, "params", shown, make)
+    default_values = {**vars(SamplingParams()), **unset, **defaults}
+    command_options = {name: (kind, default_values[name]) for name, kind in SAMPLING.items() if name not in excluded}
+    return lambda command: _expand_parameter(command, "params", command_options, make)
 
 
 def add_engine_options(
-    *, stored: bool = False, without: Collection[str] = (), **fixed: Any
+    *, has_store: bool = False, excluded: Collection[str] = (), **fixed: Any
 ) -> Callable[[Command], Command]:
     """Return a decorator that replaces a command's parameter `config` by the options of `ENGINE`, except those that
-    are `fixed` and those in `without`. With `stored`, the command has a store on disk unless it is switched off;
+    are `fixed` and those in `excluded`. With `has_store`, the command has a store on disk unless it is switched off;
     other commands have one only if a folder is named.
 
     The caller still has to set the model: see `model_name`.
@@ -287,24 +287,31 @@ def add_engine_options(
         kv_store: str | None = None,
         kv_store_bytes: str = str(EngineConfig.kv_store_bytes),
         no_kv_store: bool = False,
-        **others: Any,
+        **other_values: Any,
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
-        folder = kv_store or (default_folder() if stored and not no_kv_store else None)
-        if "=" in (said := str(others.get("adapter") or "")) and not Path(os.path.expanduser(said)).exists():
-            raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
+        folder = kv_store or (default_folder() if has_store and not no_kv_store else None)
+        if (
+            "=" in (adapter := str(other_values.get("adapter") or ""))
+            and not Path(os.path.expanduser(adapter)).exists()
+        ):
+            raise typer.BadParameter(f"{adapter!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
         limit = parse_memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = parse_memory_size(kv_memory)
-        parse_memory_size(others.get("adapter_memory"), "--adapter-memory")
-        fixed["adapters"] = named = parse_adapters(adapters)
-        fixed["max_adapters"] = max(EngineConfig.max_adapters, len(named or ()))
-        return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
+        parse_memory_size(other_values.get("adapter_memory"), "--adapter-memory")
+        fixed["adapters"] = adapter_folders = parse_adapters(adapters)
+        fixed["max_adapters"] = max(EngineConfig.max_adapters, len(adapter_folders or ()))
+        return EngineConfig(
+            STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **other_values
+        )
 
-    usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
-    kinds = {name: kind for name, kind in (ENGINE | STORE).items() if stored or name != "no_kv_store"}
-    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in fixed and name not in without}
-    return lambda command: _expand_parameter(command, "config", shown, make)
+    default_values = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
+    kinds = {name: kind for name, kind in (ENGINE | STORE).items() if has_store or name != "no_kv_store"}
+    command_options = {
+        name: (kind, default_values[name]) for name, kind in kinds.items() if name not in fixed and name not in excluded
+    }
+    return lambda command: _expand_parameter(command, "config", command_options, make)
 
 
 def _expand_parameter(
@@ -315,8 +322,8 @@ def _expand_parameter(
     """
 
     @functools.wraps(command)
-    def expanded(**given: Any) -> None:
-        command(**{name: make(**{option: given.pop(option) for option in options})}, **given)
+    def expanded(**arguments: Any) -> None:
+        command(**{name: make(**{option: arguments.pop(option) for option in options})}, **arguments)
 
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -326,9 +333,9 @@ def _expand_parameter(
         kind = inspect.Parameter.KEYWORD_ONLY
         for option, (annotation, default) in options.items():
             parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
-    shown: Any = expanded
-    shown.__signature__ = inspect.Signature(parameters)
-    shown.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapper: Any = expanded
+    wrapper.__signature__ = inspect.Signature(parameters)
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return expanded
 
 
@@ -350,8 +357,8 @@ def structured_output(
     """Return the structured output of --schema, --regex or --choice. One --choice is split at its commas, several are
     taken as they are. Raises typer.BadParameter (wrong usage).
     """
-    given = {"--schema": schema, "--regex": regex, "--choice": choice}
-    names = [name for name, value in given.items() if value]
+    option_values = {"--schema": schema, "--regex": regex, "--choice": choice}
+    names = [name for name, value in option_values.items() if value]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} and {names[1]}: an answer has one form")
     if open_schema and not schema:
@@ -368,12 +375,10 @@ def structured_output(
     return None
 
 
-def parse_adapters(given: Sequence[str] | None) -> dict[str, str] | None:
-    """Return the folder of each adapter by its name, from NAME=FOLDER options; None for none. Raises
-    typer.BadParameter (wrong usage).
-    """
+def parse_adapters(assignments: Sequence[str] | None) -> dict[str, str] | None:
+    """Return each adapter's folder by name, from NAME=FOLDER options; None for none. Raises typer.BadParameter."""
     folders: dict[str, str] = {}
-    for each in given or ():
+    for each in assignments or ():
         name, equals, folder = each.partition("=")
         if not (name.strip() and equals and folder):
             raise typer.BadParameter(f"{each!r} is no NAME=FOLDER", param_hint="--adapters")
@@ -403,5 +408,5 @@ def replace_params(params: SamplingParams, **changes: Any) -> SamplingParams:
 def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
     """Return the values of `params` that were typed on the command line."""
     names = set(given_parameters(context))
-    typed = {name: value for name, value in vars(params).items() if name in names}
-    return typed if params.form is None else {**typed, "structured": params.form}
+    given_values = {name: value for name, value in vars(params).items() if name in names}
+    return given_values if params.form is None else {**given_values, "structured": params.form}

@@ -30,8 +30,8 @@ def program_name() -> str:
     script = Path(sys.argv[0])
     if script.name == "__main__.py" and script.parent.name == NAME:
         return shlex.join([sys.orig_argv[0], "-m", NAME])
-    found = shutil.which(NAME)
-    if script.name != NAME or (found and script.exists() and script.samefile(found)):
+    installed_path = shutil.which(NAME)
+    if script.name != NAME or (installed_path and script.exists() and script.samefile(installed_path)):
         return NAME
     return shlex.quote(sys.argv[0])
 
@@ -43,13 +43,13 @@ def adapt_commands(text: str) -> str:
 
 def _command_line(rest: str) -> str:
     """Return the line to type to run `cortexmlx` with these arguments."""
-    usual = f"{program_name()} {rest}"
+    default_line = f"{program_name()} {rest}"
     try:
         command, *arguments = shlex.split(rest)
     except ValueError:  # quotation marks of the sentence
-        return usual
+        return default_line
     if os.environ.get(STARTED_BY) != "make" or command not in MAKE_TARGETS or "  " in rest:
-        return usual
+        return default_line
     words = ["make", command]
     if arguments and not arguments[0].startswith("-"):
         words.append(f"MODEL={shlex.quote(arguments.pop(0))}")

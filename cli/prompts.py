@@ -39,12 +39,10 @@ def make_prompt(
     return ChatPrompt(messages, variables) if variables else messages
 
 
-def parse_template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
-    """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
-    variable, or if prompts are `raw`.
-    """
+def parse_template_vars(assignments: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
+    """Return the --template-var and --think variables. Raises typer.BadParameter for a wrong one, or any with `raw`."""
     variables: dict[str, object] = {} if think is None else {THINKING: think}
-    for each in given or ():
+    for each in assignments or ():
         name, equals, value = each.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
@@ -72,26 +70,28 @@ def check_variables(engine: Engine, variables: dict[str, object]) -> dict[str, o
 
 
 def lost_calls_note(engine: Engine, messages: Sequence[Message]) -> str:
-    """Return a note on tool calls that the model's template leaves out of these messages; empty if there are none.
-    Raises InvalidRequest if the template refuses them.
-    """
+    """Return a note if the template leaves out tool calls, else "". Raises InvalidRequest if it refuses `messages`."""
     if not any("tool_calls" in message for message in messages):
         return ""
-    without = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
-    if engine.encode(messages) != engine.encode(without):
+    stripped_messages = [{name: value for name, value in m.items() if name != "tool_calls"} for m in messages]
+    if engine.encode(messages) != engine.encode(stripped_messages):
         return ""
     return f"the chat template of {engine.info.name} leaves out `tool_calls`, so the model does not see them"
 
 
-def prepare_prompt(engine: Engine, system: str | None, request: Request, asked: PromptInput) -> Prompt:
+def prepare_prompt(engine: Engine, system: str | None, request: Request, prompt_input: PromptInput) -> Prompt:
     """Return the prompt of a request to submit. A text goes through the chat template, unless it is raw. Messages
     without a system prompt get `system`.
 
     Raises InvalidRequest for tool calls that the model's chat template leaves out.
     """
-    if isinstance(asked, str):
-        return asked if request.raw else make_prompt(engine, asked, system, raw=False, variables=request.template_vars)
-    messages: list[Any] = list(asked)
+    if isinstance(prompt_input, str):
+        return (
+            prompt_input
+            if request.raw
+            else make_prompt(engine, prompt_input, system, raw=False, variables=request.template_vars)
+        )
+    messages: list[Any] = list(prompt_input)
     if not messages or isinstance(messages[0], int):
         return messages
     if system is not None and messages[0]["role"] != "system":

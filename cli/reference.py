@@ -70,18 +70,18 @@ _Shared = dict[str, tuple[str | None, str]]
 def _shared_options() -> _Shared:
     """Return the options that mean the same in several commands."""
     options = [option for _, command, _ in COMMANDS for option in _annotated_parameters(command)]
-    named = [
+    option_texts = [
         (_option_names(*each), _help_text(*each), _default_text(*each))
         for each in options
         if isinstance(each[1], OptionInfo)
     ]
     defaults: dict[tuple[str, str], list[str]] = {}
-    for names, meaning, default in named:
+    for names, meaning, default in option_texts:
         defaults.setdefault((names, meaning), []).append(default)
     return {
-        names: (found[0] if len(set(found)) == 1 else None, meaning)
-        for (names, meaning), found in defaults.items()
-        if len(found) >= _ENOUGH
+        names: (default_texts[0] if len(set(default_texts)) == 1 else None, meaning)
+        for (names, meaning), default_texts in defaults.items()
+        if len(default_texts) >= _ENOUGH
     }
 
 
@@ -99,12 +99,10 @@ def _command_section(name: str, command: Callable[..., None], shared: _Shared) -
 
 
 def _option_rows(command: Callable[..., None], shared: _Shared) -> Iterator[str]:
-    """Yield a command's table rows. Shared options are named in one row, those whose default is the command's own in
-    rows of their own.
-    """
+    """Yield a command's table rows. Shared options share one row, unless their default is the command's own."""
     yield "| option | default | |"
     yield "|---|---|---|"
-    others = []
+    shared_names = []
     for parameter, info in _annotated_parameters(command):
         if isinstance(info, OptionInfo):
             names, default, meaning = (
@@ -112,15 +110,15 @@ def _option_rows(command: Callable[..., None], shared: _Shared) -> Iterator[str]
                 _default_text(parameter, info),
                 _help_text(parameter, info),
             )
-            usual, same = shared.get(names, (None, None))
-            if same != meaning:
+            shared_default, shared_meaning = shared.get(names, (None, None))
+            if shared_meaning != meaning:
                 yield f"| {names} | {default} | {meaning} |"
-            elif usual != default:
+            elif shared_default != default:
                 yield f"| {names} | {default} | |"
             else:
-                others.append(names)
-    if others:
-        yield f"| {', '.join(others)} | | [meaning](#options-of-several-commands) |"
+                shared_names.append(names)
+    if shared_names:
+        yield f"| {', '.join(shared_names)} | | [meaning](#options-of-several-commands) |"
 
 
 def _annotated_parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
@@ -131,9 +129,7 @@ def _annotated_parameters(command: Callable[..., None]) -> Iterator[tuple[inspec
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return the lines of a help text as Markdown. A paragraph that begins with a backspace, click's mark, keeps its
-    lines in a code block.
-    """
+    """Return a help text's lines as Markdown. A paragraph that begins with click's backspace becomes a code block."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         body = paragraph.removeprefix("\b\n").strip("\n").splitlines()
@@ -162,8 +158,8 @@ def _default_text(parameter: inspect.Parameter, info: Any) -> str:
 def _help_text(parameter: inspect.Parameter, info: Any) -> str:
     """Return an option's help, with its choices and its least value."""
     parts = [info.help]
-    annotated = get_args(parameter.annotation)[0]
-    for kind in (annotated, *get_args(annotated)):
+    annotation = get_args(parameter.annotation)[0]
+    for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, Enum):
             parts.append(f"One of {', '.join(f'`{choice.value}`' for choice in kind)}.")
     if info.min is not None:

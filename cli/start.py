@@ -51,9 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """A log handler that writes to the current stderr. While an answer is on the screen, that is a place above its
-    status.
-    """
+    """A log handler for the current stderr, which is a place above the status while an answer is on the screen."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one log record to the current stderr."""

@@ -120,10 +120,10 @@ class Engine(NotCopyable):
 
         Raises InvalidRequest, PromptTooLong, UnknownAdapter or EngineClosed.
         """
-        asked = with_keywords(params, **sampling)
+        merged_params = with_keywords(params, **sampling)
         arguments.checked_function("on_event", on_event)
         options = RequestOptions(client=client, background=background, cache=cache, timeout=timeout, adapter=adapter)
-        handle = self._submitter.submit(self, prompt, asked, listener, **options)
+        handle = self._submitter.submit(self, prompt, merged_params, listener, **options)
         if on_event is not None:
             self._callbacks.subscribe(handle, on_event)
         return handle
@@ -144,8 +144,8 @@ class Engine(NotCopyable):
         `submit`.
         """
         arguments.checked_function("on_progress", on_progress)
-        asked = with_keywords(params, **sampling)
-        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter)
+        merged_params = with_keywords(params, **sampling)
+        handle = self._submitter.submit(self, prompt, merged_params, cache=cache, timeout=timeout, adapter=adapter)
         try:
             for event in handle if on_progress is not None else ():
                 report_progress(on_progress, event)
@@ -165,8 +165,8 @@ class Engine(NotCopyable):
         and cancels the others. Four requests per row are queued ahead, so that other callers need not wait for all.
         """
         answers: dict[int, Completion] = {}
-        with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as completed:
-            for index, result in completed:
+        with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as results:
+            for index, result in results:
                 if isinstance(result, CortexError):
                     raise result
                 answers[index] = result
@@ -219,8 +219,10 @@ class Engine(NotCopyable):
         """Return an iterator of the answer's events; the last one carries the completion. Closing or dropping the
         iterator cancels the request. Other parameters: see `submit`.
         """
-        asked = with_keywords(params, **sampling)
-        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter))
+        merged_params = with_keywords(params, **sampling)
+        return TokenStream(
+            self._submitter.submit(self, prompt, merged_params, cache=cache, timeout=timeout, adapter=adapter)
+        )
 
     def embed(
         self,
@@ -303,10 +305,12 @@ class Engine(NotCopyable):
         """
         system = arguments.checked_text("system", system)
         client, adapter = arguments.checked_client(client), arguments.checked_adapter(adapter)
-        asked, given = with_keywords(params), checked_vars(template_vars)
-        talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
-        talk.template_vars, talk.adapter = given, adapter
-        return talk
+        merged_params, checked_template_vars = with_keywords(params), checked_vars(template_vars)
+        conversation = Conversation(
+            self, self._tokenizer, system=system, messages=messages, params=merged_params, client=client
+        )
+        conversation.template_vars, conversation.adapter = checked_template_vars, adapter
+        return conversation
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
@@ -369,8 +373,8 @@ class Engine(NotCopyable):
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncTokenStream:
         """`stream` for asyncio. The first `anext` submits the request, and raises what `submit` raises."""
-        asked = with_keywords(params, **sampling)
-        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout, adapter))
+        merged_params = with_keywords(params, **sampling)
+        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, merged_params, cache, timeout, adapter))
 
     async def agenerate(
         self,
@@ -389,13 +393,13 @@ class Engine(NotCopyable):
         if on_progress is None:
             submit = partial(self._submitter.asubmit, self, prompt, params, cache, timeout, adapter)
             return await wait_for_completion(submit)
-        done: Completion | None = None
+        completion: Completion | None = None
         async with self.astream(prompt, params, cache=cache, timeout=timeout, adapter=adapter) as events:
             async for event in events:
-                done = event.completion
+                completion = event.completion
                 report_progress(on_progress, event)
-        assert done is not None  # the last event has it
-        return done
+        assert completion is not None  # the last event has it
+        return completion
 
     async def aembed(
         self,
@@ -435,14 +439,12 @@ class Engine(NotCopyable):
         Raises InvalidRequest and PromptTooLong.
         """
         self._worker.check_process()
-        asked, scheduler = SamplingParams(max_tokens=1), self._worker.core.scheduler
-        fits = partial(scheduler.check_prompt, params=asked, at_least=True) if fitting else None
-        return list(tokenize(self._tokenizer, prompt, fits, params))
+        probe_params, scheduler = SamplingParams(max_tokens=1), self._worker.core.scheduler
+        check_fit = partial(scheduler.check_prompt, params=probe_params, at_least=True) if fitting else None
+        return list(tokenize(self._tokenizer, prompt, check_fit, params))
 
     def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
-        """Return how many tokens a prompt has, with the tools of `params`: what `usage.prompt_tokens` of its answer
-        will say. Raises InvalidRequest.
-        """
+        """Return a prompt's token count with `params`' tools, its `usage.prompt_tokens`. Raises InvalidRequest."""
         return len(self.encode(prompt, params))
 
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
@@ -495,8 +497,8 @@ class Engine(NotCopyable):
         """Give memory back while requests continue. "warning" drops half of the unused prefix cache, "critical" all of
         it, the free end of the arena and MLX's own buffers. Raises InvalidRequest or EngineClosed.
         """
-        asked = arguments.checked_pressure_level(level)
-        self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
+        pressure_level = arguments.checked_pressure_level(level)
+        self._worker.ask(lambda core: core.relieve(critical=pressure_level is MemoryPressure.CRITICAL))
 
     @property
     def closed(self) -> bool:
@@ -515,8 +517,8 @@ class Engine(NotCopyable):
         self.close()
 
     def __repr__(self) -> str:
-        known = f" {self.info.name}" if hasattr(self, "info") else ""
-        return f"<{type(self).__name__}{known}{'' if known and not self._worker.closed else ', closed'}>"
+        model_name = f" {self.info.name}" if hasattr(self, "info") else ""
+        return f"<{type(self).__name__}{model_name}{'' if model_name and not self._worker.closed else ', closed'}>"
 
 
 def _checked_adapter_name(name: str) -> str:

@@ -41,9 +41,7 @@ __all__ = [
 
 
 class CortexError(Exception):
-    """Base of all errors that cortexmlx raises on purpose. The message is one line that says what happened and what to
-    do next.
-    """
+    """Base of all errors that cortexmlx raises on purpose. The message is one line: what happened, what to do next."""
 
 
 class KVCacheFull(CortexError):
@@ -66,9 +64,7 @@ class PinRefused(KVCacheFull):
 
 
 class KVBlockError(CortexError, ValueError):
-    """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, or a wrong
-    count.
-    """
+    """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, or miscounted."""
 
 
 class ModelNotFound(CortexError):
@@ -90,9 +86,7 @@ class ModelUnsupported(CortexError):
 
 
 class AdapterRefused(CortexError):
-    """An adapter cannot be served per request: its kind, a layer that it changes, or what the engine has room for. The
-    message names the adapter and says why.
-    """
+    """An adapter cannot be served per request: its kind, a changed layer, or no room. The message names it and why."""
 
 
 class UnknownAdapter(CortexError):
@@ -144,9 +138,7 @@ class FormRefused(StructuredOutputError):
 
 
 class NoTokenToChoose(CortexError):
-    """The model's logits for a request were NaN, or all -inf. Only this request failed. The model's weights may be
-    damaged, or its numbers too large for its type.
-    """
+    """A request's logits were NaN or all -inf; only it failed. Weights may be damaged, or numbers exceed their type."""
 
 
 class EngineClosed(CortexError):
@@ -182,18 +174,16 @@ class KernelCompileError(CortexError):
 
 
 class KernelFault(CortexError):
-    """A simulated Metal kernel did something that a GPU does not define, such as an access out of bounds, a race, or a
-    divergent barrier.
-    """
+    """A simulated Metal kernel did what no GPU defines, such as a race, divergent barrier or access out of bounds."""
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes, and the errors that were being handled when they were raised, each once."""
-    rest: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while rest:
-        each = rest.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            rest += [each.__cause__, each.__context__]
+    pending_errors: list[BaseException | None] = [error]
+    seen_ids: set[int] = set()
+    while pending_errors:
+        current_error = pending_errors.pop()
+        if current_error is not None and id(current_error) not in seen_ids:
+            seen_ids.add(id(current_error))
+            yield current_error
+            pending_errors += [current_error.__cause__, current_error.__context__]

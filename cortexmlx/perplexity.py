@@ -29,10 +29,10 @@ _LEAST = 2
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A window of a text: the tokens `begin .. end`, of which those from `scored` on are scored."""
+    """A window of a text: the tokens `start .. end`, of which those from `score_start` on are scored."""
 
-    begin: int
-    scored: int
+    start: int
+    score_start: int
     end: int
 
 
@@ -71,9 +71,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """`bits_per_token` times the tokens per byte of the whole text, comparable between tokenizers; None if the
-        text was given as tokens.
-        """
+        """`bits_per_token` times tokens per byte, comparable between tokenizers; None if the text came as tokens."""
         return None if self.text_bytes is None else self.bits_per_token * self.text_tokens / self.text_bytes
 
     @property
@@ -87,7 +85,7 @@ class TokenizedText:
     """A tokenized text whose perplexity is measured."""
 
     tokens: Sequence[int]
-    begin: tuple[int, ...]
+    bos_tokens: tuple[int, ...]
     """The token with which every window begins, if the model's tokenizer begins texts with one."""
     bytes: int | None
     """Its bytes of UTF-8; None if it was given as tokens."""
@@ -95,27 +93,28 @@ class TokenizedText:
     @classmethod
     def from_input(cls, text: str | Sequence[int], tokenizer: SharedTokenizer) -> TokenizedText:
         """Tokenize a text, or check a list of token ids. Raises InvalidRequest for anything else."""
-        begin = _bos_tokens(tokenizer)
+        bos_tokens = _bos_tokens(tokenizer)
         if isinstance(text, str):
-            data = (text.removeprefix(tokenizer.bos_token or "") if begin else text).encode("utf-8", "replace")
-            return cls(tokenizer.encode(data.decode(), add_special_tokens=False), begin, len(data))
+            data = (text.removeprefix(tokenizer.bos_token or "") if bos_tokens else text).encode("utf-8", "replace")
+            return cls(tokenizer.encode(data.decode(), add_special_tokens=False), bos_tokens, len(data))
         tokens: list[Any] = list(text) if is_list(text) else [None]
         if not all(map(_is_integer, tokens)):
             raise InvalidRequest("a text to be scored is a text or a list of token ids")
         tokens = [int(token) for token in tokens]
-        begins = bool(begin) and tuple(tokens[:1]) == begin
-        return cls(tokens[1:] if begins else tokens, begin if begins else (), None)
+        has_bos = bool(bos_tokens) and tuple(tokens[:1]) == bos_tokens
+        return cls(tokens[1:] if has_bos else tokens, bos_tokens if has_bos else (), None)
 
 
-def cut_windows(tokens: int, room: int, stride: int, first: int) -> Iterator[TextWindow]:
-    """Yield windows of at most `room` tokens over a text of `tokens` tokens. The first scores its tokens from index
-    `first` on. Each further one scores the next `stride` tokens, with as many before them as there is room for.
+def cut_windows(tokens: int, window_size: int, stride: int, first_scored: int) -> Iterator[TextWindow]:
+    """Yield windows of at most `window_size` tokens over a text of `tokens` tokens. The first scores its tokens from
+    index `first_scored` on. Each further one scores the next `stride` tokens, with as many before them as there is room
+    for.
     """
-    end = min(room, tokens)
-    yield TextWindow(0, first, end)
+    end = min(window_size, tokens)
+    yield TextWindow(0, first_scored, end)
     while end < tokens:
-        scored, end = end, min(end + stride, tokens)
-        yield TextWindow(max(0, end - room), scored, end)
+        score_start, end = end, min(end + stride, tokens)
+        yield TextWindow(max(0, end - window_size), score_start, end)
 
 
 def measure_perplexity(
@@ -134,42 +133,41 @@ def measure_perplexity(
         raise InvalidRequest(
             f"stride is {stride!r}, but must be in 1..{context - 1}, less than the context of {context}"
         )
-    first = 0 if text.begin else 1
+    first_scored = 0 if text.bos_tokens else 1
     count = len(text.tokens)
-    if count <= first:
+    if count <= first_scored:
         raise InvalidRequest(f"the text has {count} token{'s' * (count != 1)}: there is nothing to score")
-    cuts = list(cut_windows(count, context - len(text.begin), stride, first))
-    known = Perplexity(0.0, 0, 0, len(cuts), context, stride, 0, 0.0, count, text.bytes)
-    started = time.perf_counter()
-    prompts = ((*text.begin, *text.tokens[cut.begin : cut.end]) for cut in cuts)
-    with closing(complete(prompts, _ONLY_SCORED)) as completed:
-        for index, result in completed:
+    windows = list(cut_windows(count, context - len(text.bos_tokens), stride, first_scored))
+    perplexity = Perplexity(0.0, 0, 0, len(windows), context, stride, 0, 0.0, count, text.bytes)
+    start_time = time.perf_counter()
+    prompts = ((*text.bos_tokens, *text.tokens[window.start : window.end]) for window in windows)
+    with closing(complete(prompts, _ONLY_SCORED)) as completions:
+        for index, result in completions:
             if isinstance(result, CortexError):
                 raise result
             assert result.prompt_logprobs is not None
-            cut = cuts[index]
-            scored = result.prompt_logprobs.logprobs[cut.scored - cut.end :]
-            known = replace(
-                known,
-                nll=known.nll - float(np.sum(scored, dtype=np.float64)),
-                tokens=known.tokens + len(scored),
-                windows=known.windows + 1,
-                computed_tokens=known.computed_tokens + result.usage.prompt_tokens - 1,  # not the last
-                seconds=time.perf_counter() - started,
+            cut = windows[index]
+            scored_logprobs = result.prompt_logprobs.logprobs[cut.score_start - cut.end :]
+            perplexity = replace(
+                perplexity,
+                nll=perplexity.nll - float(np.sum(scored_logprobs, dtype=np.float64)),
+                tokens=perplexity.tokens + len(scored_logprobs),
+                windows=perplexity.windows + 1,
+                computed_tokens=perplexity.computed_tokens + result.usage.prompt_tokens - 1,  # not the last
+                seconds=time.perf_counter() - start_time,
             )
             if on_window is not None:
-                on_window(known)
-    return known
+                on_window(perplexity)
+    return perplexity
 
 
-def choose_window_size(wanted: int | None, most: int) -> int:
-    """Return the tokens of a window: `wanted`, or else a default that fits in `most`. Raises InvalidRequest if
-    `wanted` does not fit.
-    """
-    context = min(DEFAULT_CONTEXT, most) if wanted is None else wanted
-    if not _is_integer(context) or not _LEAST <= context <= most:
+def choose_window_size(requested_context: int | None, max_context: int) -> int:
+    """Return the tokens of a window: `requested_context` or a default. Raises InvalidRequest if they do not fit."""
+    context = min(DEFAULT_CONTEXT, max_context) if requested_context is None else requested_context
+    if not _is_integer(context) or not _LEAST <= context <= max_context:
         raise InvalidRequest(
-            f"context is {context!r}, but must be in {_LEAST}..{most}: what the model and the KV memory have room for"
+            f"context is {context!r}, but must be in {_LEAST}..{max_context}: what the model and the KV memory have "
+            "room for"
         )
     return context
 
@@ -182,5 +180,5 @@ def _is_integer(value: object) -> bool:
 def _bos_tokens(tokenizer: SharedTokenizer) -> tuple[int, ...]:
     """Return the BOS token if the tokenizer begins texts with one, or else nothing."""
     bos = tokenizer.bos_token
-    alone = () if bos is None else tuple(tokenizer.encode(bos, add_special_tokens=False))
-    return alone if len(alone) == 1 and tuple(tokenizer.encode("", add_special_tokens=True)[:1]) == alone else ()
+    bos_ids = () if bos is None else tuple(tokenizer.encode(bos, add_special_tokens=False))
+    return bos_ids if len(bos_ids) == 1 and tuple(tokenizer.encode("", add_special_tokens=True)[:1]) == bos_ids else ()

@@ -200,9 +200,7 @@ class ArenaWrites:
 
 @dataclass(frozen=True)
 class CommandBuffers:
-    """How many command buffers a decode step takes on a Mac's GPU. It is computed from the weights, the KV cache and
-    MLX's limits, not measured: see docs/python.md.
-    """
+    """How many command buffers a decode step takes on a Mac's GPU: computed, not measured (see docs/python.md)."""
 
     per_step: int
     """Command buffers of a step, about."""
@@ -215,9 +213,7 @@ class CommandBuffers:
 
     @property
     def cut(self) -> bool:
-        """Whether a decode step has more command buffers than the GPU's queue holds. Then the GPU may have nothing to
-        do while the next step is built.
-        """
+        """Whether a decode step overfills the GPU's queue, so that the GPU may idle while the next step is built."""
         return self.run_ahead < 1
 
 
@@ -247,9 +243,7 @@ class StoreState(str, Enum):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """The disk tier in the folder `path`. Counts began with the engine. Each layer group's blocks count for themselves,
-    and so does a recurrent state.
-    """
+    """The disk tier in `path` since the engine began. Each layer group's block counts, and each recurrent state."""
 
     path: str
     bytes_limit: int

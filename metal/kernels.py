@@ -194,8 +194,8 @@ class DecodeKernels:
         """
         rows, query_heads, query_tokens, _ = inputs.queries.shape
         assert items == rows
-        attended: mx.array
-        (attended,) = self._decode[variant.kernel, variant.kv_bits is not None, True](
+        output: mx.array
+        (output,) = self._decode[variant.kernel, variant.kv_bits is not None, True](
             inputs=[*_ordered_inputs(variant, inputs), inputs.sinks],
             template=_templates(variant)[2],
             **_launch_dims(variant, items, inputs),
@@ -203,15 +203,15 @@ class DecodeKernels:
             output_dtypes=[inputs.queries.dtype],
             init_value=init_value,
         )
-        return attended
+        return output
 
     def reduce(
         self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
         """Combine the partial results of `decode` into the attention. `init_value` works as in `decode`."""
         rows, query_heads, query_tokens, _ = inputs.queries.shape
-        attended: mx.array
-        (attended,) = self._reduce(
+        output: mx.array
+        (output,) = self._reduce(
             inputs=[partials, inputs.plan, inputs.sinks],
             template=_templates(variant)[1],
             grid=(REDUCE_THREADS, query_heads * query_tokens, rows),
@@ -220,13 +220,11 @@ class DecodeKernels:
             output_dtypes=[inputs.queries.dtype],
             init_value=init_value,
         )
-        return attended
+        return output
 
 
 def _ordered_inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
-    """Return the inputs of a decode kernel in its order. Raises MemoryRefused for more quantized words than the
-    kernels can count.
-    """
+    """Return a decode kernel's inputs in order. Raises MemoryRefused for more quantized words than a kernel counts."""
     if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
         raise MemoryRefused(
             f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "

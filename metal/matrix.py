@@ -32,9 +32,7 @@ def _make_entry(sources: str) -> str:
 
 
 class MatrixGeometry(KernelGeometry):
-    """The matrix kernel's threadgroup: every simdgroup holds the queries that are the columns of its matrices, and
-    computes one part of the value.
-    """
+    """The matrix kernel's threadgroup: a simdgroup's queries are its matrices' columns, for one part of the value."""
 
     kernel = Kernel.MATRIX
     name = "paged_matrix"
@@ -78,9 +76,7 @@ class MatrixGeometry(KernelGeometry):
 
     @property
     def parts(self) -> int:
-        """Parts of a value. There are 2 if the output and the numbers being loaded would not fit the registers of one
-        simdgroup.
-        """
+        """Parts of a value: 2 if the output and the numbers being loaded would not fit one simdgroup's registers."""
         return _value_parts(self.shape)
 
     @property
@@ -96,9 +92,7 @@ class MatrixGeometry(KernelGeometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory in bytes: the queries of a tile, and for every simdgroup a row of outputs and the maximum
-        and total of its queries.
-        """
+        """Bytes of threadgroup memory: a tile's queries; per simdgroup, outputs and its queries' maxima and totals."""
         queries = COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
         return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
 
@@ -119,8 +113,8 @@ class MatrixGeometry(KernelGeometry):
 
 def _value_parts(shape: AttentionShape) -> int:
     """Return into how many parts a value is cut to fit the registers: 1 or 2."""
-    most = 128 if _value_bytes(shape) == 2 else 96
-    return 2 if shape.value_dim > most and shape.value_dim % 16 == 0 else 1
+    max_dim = 128 if _value_bytes(shape) == 2 else 96
+    return 2 if shape.value_dim > max_dim and shape.value_dim % 16 == 0 else 1
 
 
 def _value_bytes(shape: AttentionShape) -> int:

@@ -39,16 +39,12 @@ ENTRY = f"""{PREFILL_STRUCT}
 
 @dataclass(frozen=True)
 class PrefillVariant(AttentionShape):
-    """One instantiation of the prefill kernel. A threadgroup computes `tile` query tokens of a row, for `heads` query
-    heads of a KV head.
-    """
+    """A prefill kernel: a threadgroup computes `tile` query tokens of a row, for `heads` query heads of a KV head."""
 
     @cached_property
     def _layout(self) -> tuple[int, int]:
-        """The simdgroups and slice tokens of the first layout that fits the threadgroup memory; of the last layout if
-        none does.
-        """
-        return next((cut for cut in _LAYOUTS if self._layout_bytes(*cut) <= THREADGROUP_BYTES), _LAYOUTS[-1])
+        """Simdgroups and slice tokens of the first layout that fits in threadgroup memory; of the last if none does."""
+        return next((layout for layout in _LAYOUTS if self._layout_bytes(*layout) <= THREADGROUP_BYTES), _LAYOUTS[-1])
 
     @property
     def simdgroups(self) -> int:
@@ -120,9 +116,7 @@ def refusal(variant: PrefillVariant) -> str | None:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """The arrays that one layer's prefill attention reads. All must be row-contiguous, for the reason that
-    `DecodeInputs` gives.
-    """
+    """What one layer's prefill attention reads. All arrays must be row-contiguous, for the reason in `DecodeInputs`."""
 
     queries: mx.array
     """The queries of the pieces, `[tokens, query_heads, 1, key_dim]`."""
@@ -161,8 +155,8 @@ class PrefillKernel:
         `init_value` fills the output before the launch, which costs a launch of its own.
         """
         tokens, query_heads = inputs.queries.shape[:2]
-        attended: mx.array
-        (attended,) = self._kernel(
+        output: mx.array
+        (output,) = self._kernel(
             inputs=[
                 inputs.queries,
                 inputs.keys,
@@ -179,7 +173,7 @@ class PrefillKernel:
             output_dtypes=[inputs.queries.dtype],
             init_value=init_value,
         )
-        return attended
+        return output
 
 
 @cache
@@ -237,8 +231,8 @@ def reason_for_our_kernel(
         and (attention_window.tokens <= NARROW or not matrix_units)
     ):
         return "it would compute what the window hides, and mask it"
-    fused = variant.key_dim == variant.value_dim and variant.key_dim in FUSED
-    if not fused and not matrix_units:
+    is_fused = variant.key_dim == variant.value_dim and variant.key_dim in FUSED
+    if not is_fused and not matrix_units:
         return "it has no fused attention for this head_dim, and would write every score"
     return None
 

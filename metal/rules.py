@@ -40,7 +40,7 @@ EVERY_KERNEL: tuple[ShapeRule, ...] = (
 class Variant(AttentionShape):
     """One instantiation of the decode and reduce kernels: an attention shape, and the kernel that serves it."""
 
-    forced: Kernel | None = None
+    forced_kernel: Kernel | None = None
     """For comparisons: the kernel to use instead of the cheapest."""
 
     def __hash__(self) -> int:
@@ -53,14 +53,12 @@ class Variant(AttentionShape):
 
     @cached_property
     def geometry(self) -> KernelGeometry:
-        """The threadgroup layout of the cheapest kernel that serves the shape. If none does, this is the nearest
-        kernel's, and its rules give the reason.
-        """
-        if self.forced is not None:
-            return GEOMETRIES[self.forced](self)
-        nearest = WideGeometry if self.latent or max(self.key_dim, self.value_dim) > 256 else VectorGeometry
-        serving = [geometry(self) for geometry in GEOMETRIES.values() if geometry.refusal(self) is None]
-        return min(serving, key=lambda geometry: geometry.cycles, default=nearest(self))
+        """The layout of the cheapest kernel that serves the shape; if none, of the nearest, whose rules say why."""
+        if self.forced_kernel is not None:
+            return GEOMETRIES[self.forced_kernel](self)
+        fallback_geometry = WideGeometry if self.latent or max(self.key_dim, self.value_dim) > 256 else VectorGeometry
+        candidates = [geometry(self) for geometry in GEOMETRIES.values() if geometry.refusal(self) is None]
+        return min(candidates, key=lambda geometry: geometry.cycles, default=fallback_geometry(self))
 
     @property
     def kernel(self) -> Kernel:

@@ -83,9 +83,7 @@ class AttentionShape:
 
     @property
     def partial_floats(self) -> int:
-        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of
-        paged_attention.h.
-        """
+        """Floats of a decode kernel's partial result for one query: `Partial<value_dim>` of paged_attention.h."""
         return self.value_dim + 2
 
     @property
@@ -174,9 +172,7 @@ class KernelGeometry(ABC):
     @property
     @abstractmethod
     def template(self) -> list[tuple[str, int | bool]]:
-        """The template arguments of this kernel alone. They follow those of all kernels: dtypes, dims, block size,
-        group.
-        """
+        """This kernel's own template arguments. They follow those of all kernels: dtypes, dims, block size, group."""
 
     @cached_property
     def partition(self) -> int:

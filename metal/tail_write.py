@@ -75,7 +75,7 @@ class TailWriteVariant:
     dtype: str
     key_dim: int
     value_dim: int
-    turning: RopeParameters
+    rope: RopeParameters
     query_norm: bool
     key_norm: bool
 
@@ -83,7 +83,7 @@ class TailWriteVariant:
     def label(self) -> str:
         """A short description of the variant for logs."""
         norms = ("no norm", "a norm", "norms")[self.query_norm + self.key_norm]
-        dims = f"head_dim {self.key_dim}/{self.value_dim}, {self.turning.dims} rotated"
+        dims = f"head_dim {self.key_dim}/{self.value_dim}, {self.rope.dims} rotated"
         return f"write of {self.dtype} tokens, {dims}, {norms}"
 
 
@@ -97,18 +97,16 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The inputs of the tail write kernel: a step's queries, keys and values `[rows, heads, dim]`, before norm and
-    rotation.
-    """
+    """The tail write kernel's inputs: a step's queries, keys, values `[rows, heads, dim]`, before norm and rotation."""
 
     queries: mx.array
     keys: mx.array
     values: mx.array
     query_norm: HeadNorm | None
     key_norm: HeadNorm | None
-    turning: RopeParameters
+    rope: RopeParameters
     frequencies: mx.array | None
-    """`[dims / 2]` float32, if `turning` has no base."""
+    """`[dims / 2]` float32, if `rope` has no base."""
 
     @property
     def variant(self) -> TailWriteVariant:
@@ -117,7 +115,7 @@ class NewTokens:
             str(self.queries.dtype).rpartition(".")[2],
             self.keys.shape[2],
             self.values.shape[2],
-            self.turning,
+            self.rope,
             self.query_norm is not None,
             self.key_norm is not None,
         )
@@ -131,7 +129,7 @@ def refusal(variant: TailWriteVariant) -> str | None:
         return "the kernel copies 4 numbers at a time, so a head_dim must be a multiple of 4"
     if min(variant.key_dim, variant.value_dim) < SMALL:
         return f"a head_dim below {SMALL} would make small inputs, which MLX puts into another address space"
-    if variant.turning.dims % 2 or not 0 < variant.turning.dims <= variant.key_dim:
+    if variant.rope.dims % 2 or not 0 < variant.rope.dims <= variant.key_dim:
         return "pairs of numbers are rotated, no more than a head has"
     return None
 
@@ -151,11 +149,9 @@ WRITES: tuple[TailWriteVariant, ...] = (
 
 
 def pack_positions(columns: int, column: int, positions: IntArray) -> IntArray:
-    """Return the kernel's input that all layers of a step share: the tail's columns, the new token's column, and the
-    rows' positions `[rows]`.
-    """
-    given = np.concatenate([np.array([columns, column, 0], np.int32), positions.astype(np.int32)])
-    return np.pad(given, (0, max(0, SMALL - len(given))))
+    """Return the input that a step's layers share: the tail's columns, the new token's column, positions `[rows]`."""
+    packed = np.concatenate([np.array([columns, column, 0], np.int32), positions.astype(np.int32)])
+    return np.pad(packed, (0, max(0, SMALL - len(packed))))
 
 
 class TailWriteKernel:
@@ -182,21 +178,21 @@ class TailWriteKernel:
         new: NewTokens,
         tail: tuple[mx.array, ...] | None,
         columns: int,
-        places: mx.array,
+        packed_positions: mx.array,
         *,
         init_value: float | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Return the rotated queries `[rows, query_heads, 1, key_dim]` and the new tails of keys and values. Without a
         `tail`, one of `columns` columns begins.
 
-        `places` are those of `pack_positions`. `init_value` fills the outputs before the launch.
+        `packed_positions` are those of `pack_positions`. `init_value` fills the outputs before the launch.
         """
         variant = new.variant
         rows, query_heads, key_dim = new.queries.shape
         kv_heads, value_dim = new.values.shape[1:]
         parts = -(-columns // COLUMNS)
-        before = tail or (new.keys, new.values)  # not read, but the kernel needs buffers
-        turned, keys, values = self._kernel(
+        tail_inputs = tail or (new.keys, new.values)  # not read, but the kernel needs buffers
+        rotated_queries, keys, values = self._kernel(
             inputs=[
                 new.queries,
                 new.keys,
@@ -204,8 +200,8 @@ class TailWriteKernel:
                 new.queries if new.query_norm is None else new.query_norm.weight,
                 new.keys if new.key_norm is None else new.key_norm.weight,
                 self._nothing if new.frequencies is None else new.frequencies,
-                *before,
-                places,
+                *tail_inputs,
+                packed_positions,
                 self._runtime_parameters(new),
             ],
             template=[
@@ -214,8 +210,8 @@ class TailWriteKernel:
                 ("VALUE_DIM", value_dim),
                 ("QUERY_NORM", variant.query_norm),
                 ("KEY_NORM", variant.key_norm),
-                ("ROTATED", new.turning.dims),
-                ("TRADITIONAL", new.turning.traditional),
+                ("ROTATED", new.rope.dims),
+                ("TRADITIONAL", new.rope.traditional),
                 ("FREQUENCIES", new.frequencies is not None),
             ],
             grid=(32, query_heads + 2 * kv_heads * parts, rows),
@@ -228,14 +224,12 @@ class TailWriteKernel:
             output_dtypes=[new.queries.dtype, new.keys.dtype, new.values.dtype],
             init_value=init_value,
         )
-        return turned, keys, values
+        return rotated_queries, keys, values
 
     def _runtime_parameters(self, new: NewTokens) -> mx.array:
-        """Return the parameters of a layer that are no template arguments (base, scale, epsilons), made once for all
-        layers that share them.
-        """
+        """Return a layer's non-template parameters (base, scale, epsilons), made once for layers that share them."""
         eps = (0.0 if norm is None else norm.eps for norm in (new.query_norm, new.key_norm))
-        numbers = (float(np.log2(new.turning.base or 1.0)), new.turning.scale, *eps)
+        numbers = (float(np.log2(new.rope.base or 1.0)), new.rope.scale, *eps)
         if numbers not in self._numbers:
             self._numbers[numbers] = mx.array([*numbers, *[0.0] * (SMALL - len(numbers))], mx.float32)
         return self._numbers[numbers]

@@ -35,21 +35,21 @@ def minify(text: str) -> str:
     return _SPACES.sub(_strip_indentation, _COMMENTS.sub(_strip_comment, text)).strip(" \t")
 
 
-def _strip_comment(found: re.Match[str]) -> str:
+def _strip_comment(match: re.Match[str]) -> str:
     """Return the replacement of a comment: a space and its line breaks. A literal is returned as it is."""
-    if found["kept"] is not None:
-        return found.group()
+    if match["kept"] is not None:
+        return match.group()
     # A directive goes on behind a comment of several lines, so its line breaks become continued lines.
-    breaks, comment = found.group().count("\n"), found.group()
+    breaks, comment = match.group().count("\n"), match.group()
     return " " + breaks * ("\n" if comment.startswith("//") else "\\\n")
 
 
-def _strip_indentation(found: re.Match[str]) -> str:
+def _strip_indentation(match: re.Match[str]) -> str:
     """Return the replacement of white space: one space or line break. A literal is returned as it is."""
-    if found["kept"] is not None:
-        return found.group()
-    if found["line"] is not None:
+    if match["kept"] is not None:
+        return match.group()
+    if match["line"] is not None:
         return "\n"
-    if found["before"] is not None:
-        return " \\\n" if found["before"] or found["after"] else "\\\n"
+    if match["before"] is not None:
+        return " \\\n" if match["before"] or match["after"] else "\\\n"
     return " "

@@ -75,12 +75,14 @@ class VectorGeometry(KernelGeometry):
     @cached_property
     def tokens_ahead(self) -> int:
         """Tokens that are loaded before the first is used: the most up to 8 that fit the registers."""
-        most = min(8, 32 // self.tile)
+        max_ahead = min(8, 32 // self.tile)
         return next(
-            ahead for ahead in (8, 4, 2) if ahead <= most and self._register_floats(self.tile, ahead) <= REGISTERS
+            num_ahead
+            for num_ahead in (8, 4, 2)
+            if num_ahead <= max_ahead and self._register_floats(self.tile, num_ahead) <= REGISTERS
         )
 
-    def _register_floats(self, tile: int, ahead: int) -> float:
+    def _register_floats(self, tile: int, num_ahead: int) -> float:
         """Return the floats that a lane needs in registers for the queries, outputs and scores of a tile, and for the
         tokens loaded ahead. A query, key or value in float16 takes half a float, a dequantized one a whole float.
         """
@@ -88,7 +90,7 @@ class VectorGeometry(KernelGeometry):
         of_query = 0.5 if shape.dtype == "float16" else 1.0
         of_token = 0.5 if shape.kv_dtype == "float16" and not shape.kv_bits else 1.0
         key, value = lane_numbers(shape.key_dim), lane_numbers(shape.value_dim)
-        return tile * (key * of_query + value + 1) + ahead * max(key, value) * of_token
+        return tile * (key * of_query + value + 1) + num_ahead * max(key, value) * of_token
 
     @property
     def slices(self) -> int:

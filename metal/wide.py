@@ -17,9 +17,7 @@ _GAP = 4
 
 
 class WideGeometry(KernelGeometry):
-    """The wide kernel's threadgroup: it has one tile of queries, and each of its simdgroups has a share of the keys
-    and of the values.
-    """
+    """The wide kernel's threadgroup: one tile of queries; each simdgroup has a share of the keys and of the values."""
 
     kernel = Kernel.WIDE
     name = "paged_wide"
@@ -79,9 +77,7 @@ class WideGeometry(KernelGeometry):
 
     @property
     def parts(self) -> int:
-        """Parts into which a head is cut: the fewest that leave room in the registers, because each part adds up all
-        scores.
-        """
+        """Parts into which a head is cut: as few as leave room in the registers, as each part adds up all scores."""
         return _head_parts(self.shape)
 
     @property

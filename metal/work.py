@@ -82,12 +82,12 @@ def make_work_list(
     counts = np.maximum(-(-end // partition) - first_part, 1)
     first_item = np.cumsum(counts) - counts
     row = np.repeat(np.arange(rows), counts)
-    begin = (np.arange(len(row)) - first_item[row] + first_part[row]) * partition
+    item_start = (np.arange(len(row)) - first_item[row] + first_part[row]) * partition
     row_items, items = np.empty(rows, ROW_ITEMS), np.empty(len(row), WORK_ITEM)
     row_items["first_item"], row_items["items"] = first_item, counts
     row_items["start"], row_items["end"] = sees_from, end
     items["row"], items["arena_tokens"] = row, arena_tokens[row]
-    items["first"], items["last"] = np.maximum(begin, start[row]), np.minimum(begin + partition, end[row])
+    items["first"], items["last"] = np.maximum(item_start, start[row]), np.minimum(item_start + partition, end[row])
     plan = np.concatenate([row_items.view(np.int32), items.view(np.int32)])
     return WorkList(rows, len(items), _pad(plan))
 
@@ -126,27 +126,25 @@ def make_prefill_work_list(
     for piece in pieces:
         for start, end in _attended_ranges(piece, attention_window):
             first, last = max(piece.first - start, 0), end - start
-            begin = np.arange(first // tile * tile, last, tile)
-            made = np.empty(len(begin), PREFILL_ITEM)
-            made["begin"], made["end"] = np.maximum(begin, first), np.minimum(begin + tile, last)
-            made["blocks"] = blocks + start // block_size
-            made["origin"] = piece.begin - pieces[0].begin - piece.first + start
-            items.append(made)
+            tile_start = np.arange(first // tile * tile, last, tile)
+            tile_items = np.empty(len(tile_start), PREFILL_ITEM)
+            tile_items["begin"], tile_items["end"] = np.maximum(tile_start, first), np.minimum(tile_start + tile, last)
+            tile_items["blocks"] = blocks + start // block_size
+            tile_items["origin"] = piece.begin - pieces[0].begin - piece.first + start
+            items.append(tile_items)
         tables.append(piece.blocks(block_size))
         blocks += len(tables[-1])
-    every = np.concatenate(items)
-    every["reach"] = (
+    all_items = np.concatenate(items)
+    all_items["reach"] = (
         EVERYTHING if attention_window.tokens is None or attention_window.chunked else attention_window.tokens
     )
-    sees = np.minimum(every["end"], every["reach"] + every["end"] - every["begin"])
-    plan = every[np.argsort(-sees, kind="stable")].view(np.int32)
-    return PrefillWorkList(len(every), _pad(plan), _pad(np.concatenate(tables)))
+    visible_counts = np.minimum(all_items["end"], all_items["reach"] + all_items["end"] - all_items["begin"])
+    plan = all_items[np.argsort(-visible_counts, kind="stable")].view(np.int32)
+    return PrefillWorkList(len(all_items), _pad(plan), _pad(np.concatenate(tables)))
 
 
 def _attended_ranges(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
-    """Yield `start, end` of each range that the kernel treats as a row of its own: each chunk that queries of the
-    piece see, or the whole row.
-    """
+    """Yield `start, end` of each range that the kernel sees as a row: each chunk the piece sees, or the whole row."""
     if attention_window.tokens is None or not attention_window.chunked:
         yield 0, piece.tokens
         return

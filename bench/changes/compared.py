@@ -55,18 +55,14 @@ class LogChange:
         return LogChange(self.mean - other.mean, variance, variance**2 / parts if parts else self.freedom)
 
     def to_figure_change(self, doubt: float) -> FigureChange:
-        """Return the relative change with its interval, which misses the truth with probability `doubt` if the
-        repetitions are like others.
-        """
+        """Return the relative change. Its interval misses the truth with chance `doubt` if repetitions are typical."""
         half_width = student_quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
         low, mid, high = (math.expm1(x) for x in (self.mean - half_width, self.mean, self.mean + half_width))
         return FigureChange(mid, low, high)
 
 
 def log_change(old: Sequence[float], new: Sequence[float]) -> LogChange:
-    """Return the change from the repetitions of one run to those of another. Each has at least `FEWEST` figures, all
-    positive.
-    """
+    """Return the change from `old` to `new`, the repetitions of two runs: each at least `FEWEST` positive figures."""
     (mean, variance, freedom), (mean_new, variance_new, freedom_new) = _trimmed_log_mean(old), _trimmed_log_mean(new)
     return LogChange(mean_new, variance_new, freedom_new).subtract(LogChange(mean, variance, freedom))
 
@@ -75,30 +71,32 @@ def round_medians(values: Sequence[float], rounds: Sequence[int]) -> list[float]
     """Return the median of each round's values. Without rounds, return the values."""
     if not rounds:
         return list(values)
-    found: dict[int, list[float]] = {}
-    for value, opened in zip(values, rounds, strict=True):
-        found.setdefault(opened, []).append(value)
-    return [statistics.median(each) for each in found.values()]
+    values_by_round: dict[int, list[float]] = {}
+    for value, round_number in zip(values, rounds, strict=True):
+        values_by_round.setdefault(round_number, []).append(value)
+    return [statistics.median(each) for each in values_by_round.values()]
 
 
 def _trimmed_log_mean(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the trimmed mean of the values' logarithms, its variance, and its degrees of freedom."""
     logs = sorted(math.log(value) for value in values)
-    count, cut = len(logs), int(TRIMMED * len(logs))
-    kept = count - 2 * cut
-    winsorized = [min(max(x, logs[cut]), logs[-1 - cut]) for x in logs]
-    squares = statistics.variance(winsorized) * (count - 1)
-    return statistics.fmean(logs[cut : count - cut]), squares / (kept * (kept - 1)), kept - 1
+    count, trim_count = len(logs), int(TRIMMED * len(logs))
+    kept_count = count - 2 * trim_count
+    winsorized_logs = [min(max(x, logs[trim_count]), logs[-1 - trim_count]) for x in logs]
+    squares = statistics.variance(winsorized_logs) * (count - 1)
+    return (
+        statistics.fmean(logs[trim_count : count - trim_count]),
+        squares / (kept_count * (kept_count - 1)),
+        kept_count - 1,
+    )
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t (Abramowitz and Stegun 26.7.5; the error is below 2 % from four degrees of
-    freedom).
-    """
+    """Return a quantile of Student's t (Abramowitz and Stegun 26.7.5; error below 2 % from four degrees of freedom)."""
     z = statistics.NormalDist().inv_cdf(probability)
     return z + sum(
-        sum(factor * z**power for factor, power in terms) / (below * freedom**order)
-        for order, (below, terms) in enumerate(_TERMS, 1)
+        sum(factor * z**power for factor, power in terms) / (divisor * freedom**order)
+        for order, (divisor, terms) in enumerate(_TERMS, 1)
     )
 
 
@@ -143,9 +141,9 @@ class FigureOutcome:
     """The comparison of one figure that both runs have, with a verdict."""
 
     series: FigureSeries
-    then: float
+    saved_median: float
     """The median of the saved run."""
-    now: float
+    current_median: float
     """The median of this run."""
     change: FigureChange | None
     """The change without the machine's own change; above 0 is better now. None if there are too few repetitions."""
@@ -156,68 +154,83 @@ _DECISIVE = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "
 """The properties of a machine that must be the same, each with its name for people."""
 
 
-def check_machine(saved: SavedRun, here: BenchMachine, path: Path) -> None:
+def check_machine(saved_run: SavedRun, current_machine: BenchMachine, path: Path) -> None:
     """Raise InvalidRequest if this machine differs too much from the saved run's for their figures to be compared."""
-    then = saved.machine
-    found = [
-        f"{what}: {getattr(then, name)} then, {getattr(here, name)} now"
-        for name, what in _DECISIVE.items()
-        if getattr(then, name) != getattr(here, name)
+    saved_machine = saved_run.machine
+    differences = [
+        f"{label}: {getattr(saved_machine, name)} then, {getattr(current_machine, name)} now"
+        for name, label in _DECISIVE.items()
+        if getattr(saved_machine, name) != getattr(current_machine, name)
     ]
-    if found:
-        hint = ". OPENBLAS_NUM_THREADS=N sets the threads" if then.blas != here.blas else ""
-        raise InvalidRequest(f"{path} cannot be compared with this machine: {'; '.join(found)}{hint}")
+    if differences:
+        hint = ". OPENBLAS_NUM_THREADS=N sets the threads" if saved_machine.blas != current_machine.blas else ""
+        raise InvalidRequest(f"{path} cannot be compared with this machine: {'; '.join(differences)}{hint}")
 
 
-def check_model(saved: SavedRun, now: SavedRun, path: Path) -> None:
+def check_model(saved_run: SavedRun, current_run: SavedRun, path: Path) -> None:
     """Raise InvalidRequest if the saved run measured another model, or the same model with other settings."""
-    then, found = saved.model, []
-    if then.get("files") != now.model.get("files"):
-        found.append(f"the models' files differ ({then.get('name', 'no model')}, {now.model.get('name', 'no model')})")
-    elif then.get("dtype") != now.model.get("dtype"):
-        found.append(f"weights are {then.get('dtype')} and {now.model.get('dtype')}")
-    for name in sorted(saved.settings.keys() & now.settings.keys()):
-        if saved.settings[name] != now.settings[name]:
-            found.append(f"{name}: {saved.settings[name]} then, {now.settings[name]} now")
-    if found:
-        raise InvalidRequest(f"{path} cannot be compared with this run: {'; '.join(found)}")
+    saved_model, differences = saved_run.model, []
+    if saved_model.get("files") != current_run.model.get("files"):
+        differences.append(
+            f"the models' files differ ({saved_model.get('name', 'no model')}, "
+            f"{current_run.model.get('name', 'no model')})"
+        )
+    elif saved_model.get("dtype") != current_run.model.get("dtype"):
+        differences.append(f"weights are {saved_model.get('dtype')} and {current_run.model.get('dtype')}")
+    for name in sorted(saved_run.settings.keys() & current_run.settings.keys()):
+        if saved_run.settings[name] != current_run.settings[name]:
+            differences.append(f"{name}: {saved_run.settings[name]} then, {current_run.settings[name]} now")
+    if differences:
+        raise InvalidRequest(f"{path} cannot be compared with this run: {'; '.join(differences)}")
 
 
-def compare_figures(saved: SavedRun, now: SavedRun) -> list[FigureOutcome]:
+def compare_figures(saved_run: SavedRun, current_run: SavedRun) -> list[FigureOutcome]:
     """Compare every figure that both runs have."""
-    known = {_series_key(series): series for series in saved.series}
-    pairs = [(known[_series_key(series)], series) for series in now.series if _series_key(series) in known]
-    return [_compare_series(old, new, _machine_change(saved, now, new), DOUBT / len(pairs)) for old, new in pairs]
+    saved_by_key = {_series_key(series): series for series in saved_run.series}
+    pairs = [
+        (saved_by_key[_series_key(series)], series)
+        for series in current_run.series
+        if _series_key(series) in saved_by_key
+    ]
+    return [
+        _compare_series(
+            saved_series, current_series, _machine_change(saved_run, current_run, current_series), DOUBT / len(pairs)
+        )
+        for saved_series, current_series in pairs
+    ]
 
 
 def _series_key(series: FigureSeries) -> tuple[str, str, str]:
     return series.name, series.unit, series.clock
 
 
-def _machine_change(saved: SavedRun, now: SavedRun, series: FigureSeries) -> LogChange | None:
+def _machine_change(saved_run: SavedRun, current_run: SavedRun, series: FigureSeries) -> LogChange | None:
     """Return how much faster the machine is now, by the yardstick of the series. None if there are too few samples."""
     name = f"{series.machine}, {series.clock}"
-    old, new = saved.yardstick.get(name, ()), now.yardstick.get(name, ())
-    return log_change(new, old) if min(len(old), len(new)) >= FEWEST else None  # seconds: less is faster
+    saved_seconds, current_seconds = saved_run.yardstick.get(name, ()), current_run.yardstick.get(name, ())
+    return (
+        log_change(current_seconds, saved_seconds) if min(len(saved_seconds), len(current_seconds)) >= FEWEST else None
+    )  # seconds: less is faster
 
 
-def _compare_series(old: FigureSeries, new: FigureSeries, machine: LogChange | None, doubt: float) -> FigureOutcome:
-    """Compare a figure's repetitions in both runs, without the change of the `machine`. The interval misses the
-    truth with probability `doubt`.
-    """
-    then, there = median(old.values), median(new.values)
-    rounds = [round_medians(series.values, series.rounds) for series in (old, new)]
-    if min(map(len, rounds)) < FEWEST or min(*old.values, *new.values) <= 0:
-        return FigureOutcome(new, then, there, None, FigureVerdict.FEW)
-    clock = _improvement(new.better, *rounds)
-    if old.beside and new.beside:
+def _compare_series(
+    saved_series: FigureSeries, current_series: FigureSeries, machine_change: LogChange | None, doubt: float
+) -> FigureOutcome:
+    """Compare a figure in both runs, without the machine's own change. The interval errs with probability `doubt`."""
+    saved_median, current_median = median(saved_series.values), median(current_series.values)
+    rounds = [round_medians(series.values, series.rounds) for series in (saved_series, current_series)]
+    if min(map(len, rounds)) < FEWEST or min(*saved_series.values, *current_series.values) <= 0:
+        return FigureOutcome(current_series, saved_median, current_median, None, FigureVerdict.FEW)
+    clock = _improvement(current_series.better, *rounds)
+    if saved_series.beside and current_series.beside:
         engine = _improvement(
-            new.better, *(round_medians(_normalize_by_machine(series), series.rounds) for series in (old, new))
+            current_series.better,
+            *(round_medians(_normalize_by_machine(series), series.rounds) for series in (saved_series, current_series)),
         )
     else:
-        engine = clock if machine is None else clock.subtract(machine)
+        engine = clock if machine_change is None else clock.subtract(machine_change)
     by_clock, change = clock.to_figure_change(doubt), engine.to_figure_change(doubt)
-    return FigureOutcome(new, then, there, change, _judge(by_clock, change))
+    return FigureOutcome(current_series, saved_median, current_median, change, _judge(by_clock, change))
 
 
 def _improvement(better: BetterDirection, old: Sequence[float], new: Sequence[float]) -> LogChange:
@@ -226,11 +239,12 @@ def _improvement(better: BetterDirection, old: Sequence[float], new: Sequence[fl
 
 
 def _normalize_by_machine(series: FigureSeries) -> list[float]:
-    """Return each repetition in units of the machine's speed around it. A rate is multiplied by the yardstick's
-    seconds, a time divided by them.
-    """
+    """Return each value in units of the machine's speed then: rate * yardstick seconds, or time / yardstick seconds."""
     pairs = zip(series.values, series.beside, strict=True)
-    return [value * beside if series.better is BetterDirection.HIGHER else value / beside for value, beside in pairs]
+    return [
+        value * yardstick_seconds if series.better is BetterDirection.HIGHER else value / yardstick_seconds
+        for value, yardstick_seconds in pairs
+    ]
 
 
 def _judge(by_clock: FigureChange, change: FigureChange) -> FigureVerdict:
@@ -249,33 +263,35 @@ def _judge(by_clock: FigureChange, change: FigureChange) -> FigureVerdict:
     )
 
 
-def has_slower_figure(found: Sequence[FigureOutcome]) -> bool:
+def has_slower_figure(outcomes: Sequence[FigureOutcome]) -> bool:
     """Return whether any figure is slower beyond the noise."""
-    return any(outcome.verdict is FigureVerdict.SLOWER for outcome in found)
+    return any(outcome.verdict is FigureVerdict.SLOWER for outcome in outcomes)
 
 
-def changes_section(saved: SavedRun, now: SavedRun, found: Sequence[FigureOutcome], path: Path) -> ReportSection:
-    """Return the report's section about the comparison: every figure's outcome, and what a reader must know to trust
-    it.
-    """
+def changes_section(
+    saved_run: SavedRun, current_run: SavedRun, outcomes: Sequence[FigureOutcome], path: Path
+) -> ReportSection:
+    """Return the section about the comparison: every figure's outcome, and what a reader must know to trust it."""
     table = ReportTable(
-        ("figure", "then", "now", "change, %", "verdict"), tuple(map(_table_row, found)), 1, ("then", "now")
+        ("figure", "then", "now", "change, %", "verdict"), tuple(map(_table_row, outcomes)), 1, ("then", "now")
     )
     records = tuple(
         {
             "figure": o.series.name,
             "clock": o.series.clock,
             "unit": o.series.unit,
-            "then": o.then,
-            "now": o.now,
+            "then": o.saved_median,
+            "now": o.current_median,
             "change": None if o.change is None else o.change.estimate,
             "low": None if o.change is None else o.change.low,
             "high": None if o.change is None else o.change.high,
             "verdict": o.verdict.value,
         }
-        for o in found
+        for o in outcomes
     )
-    return ReportSection("compare", f"Compared with {path.name}", (table,), tuple(_notes(saved, now, found)), records)
+    return ReportSection(
+        "compare", f"Compared with {path.name}", (table,), tuple(_notes(saved_run, current_run, outcomes)), records
+    )
 
 
 def _table_row(o: FigureOutcome) -> tuple[str, ...]:
@@ -285,61 +301,68 @@ def _table_row(o: FigureOutcome) -> tuple[str, ...]:
         estimate, low, high = (f"{100 * min(x, _MOST):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high))
         change = f"{estimate} ({low} to {high})"
     name = o.series.name if o.series.clock == "wall" else f"{o.series.name} ({o.series.clock})"
-    return (name, format_number(o.then), format_number(o.now), change, o.verdict.value)
+    return (name, format_number(o.saved_median), format_number(o.current_median), change, o.verdict.value)
 
 
-def _notes(saved: SavedRun, now: SavedRun, found: Sequence[FigureOutcome]) -> Iterator[str]:
+def _notes(saved_run: SavedRun, current_run: SavedRun, outcomes: Sequence[FigureOutcome]) -> Iterator[str]:
     """Yield the lines below the table: the conclusion, how to read the table, and what else differs."""
-    yield _conclusion(found)
+    yield _conclusion(outcomes)
     yield (
         "(CPU): by CPU time. "
         f"change: % better (+) or worse (-) than then, without what the machine itself changed, and the interval in "
         f"which it lies with {1 - DOUBT:.0%} for all figures together. Less than {LEAST:.0%} is never called a change."
     )
-    yield from _machine_notes(saved, now)
-    yield from _machine_differences(saved.machine, now.machine)
-    names = {_series_key(s): s.name for s in (*saved.series, *now.series)}
-    for mine, others, when in ((saved, now, "only then"), (now, saved, "only now")):
-        keys = {_series_key(series) for series in others.series}
-        alone = dict.fromkeys(names[_series_key(s)] for s in mine.series if _series_key(s) not in keys)
-        if alone:
-            yield f"{when}: {', '.join(alone)}"
+    yield from _machine_notes(saved_run, current_run)
+    yield from _machine_differences(saved_run.machine, current_run.machine)
+    names = {_series_key(s): s.name for s in (*saved_run.series, *current_run.series)}
+    for run, other_run, label in ((saved_run, current_run, "only then"), (current_run, saved_run, "only now")):
+        keys = {_series_key(series) for series in other_run.series}
+        unshared_names = dict.fromkeys(names[_series_key(s)] for s in run.series if _series_key(s) not in keys)
+        if unshared_names:
+            yield f"{label}: {', '.join(unshared_names)}"
 
 
-def _conclusion(found: Sequence[FigureOutcome]) -> str:
+def _conclusion(outcomes: Sequence[FigureOutcome]) -> str:
     """Return which figures are slower, or that none is."""
-    names = list(dict.fromkeys(o.series.name for o in found if o.verdict is FigureVerdict.SLOWER))
+    names = list(dict.fromkeys(o.series.name for o in outcomes if o.verdict is FigureVerdict.SLOWER))
     if names:
         return f"slower beyond the noise: {', '.join(names)}"
-    if not found:
+    if not outcomes:
         return "the runs have no figure in common: nothing was compared"
-    open_ = [o for o in found if o.verdict in (FigureVerdict.UNCLEAR, FigureVerdict.FEW, FigureVerdict.MACHINE)]
-    more = f"; {len(open_)} of {len(found)} figures cannot be told: a quieter machine or more runs (-r) help"
-    return f"nothing is slower beyond the noise{more if open_ else ''}"
+    undecided = [o for o in outcomes if o.verdict in (FigureVerdict.UNCLEAR, FigureVerdict.FEW, FigureVerdict.MACHINE)]
+    undecided_note = (
+        f"; {len(undecided)} of {len(outcomes)} figures cannot be told: a quieter machine or more runs (-r) help"
+    )
+    return f"nothing is slower beyond the noise{undecided_note if undecided else ''}"
 
 
-def _machine_notes(saved: SavedRun, now: SavedRun) -> Iterator[str]:
+def _machine_notes(saved_run: SavedRun, current_run: SavedRun) -> Iterator[str]:
     """Yield lines about how the machine's own speed and load changed."""
-    both = [name for name in now.yardstick if name in saved.yardstick]
+    shared_names = [name for name in current_run.yardstick if name in saved_run.yardstick]
     changes = [
-        (name, log_change(now.yardstick[name], saved.yardstick[name]))
-        for name in both
-        if _has_enough_samples(saved, now, name)
+        (name, log_change(current_run.yardstick[name], saved_run.yardstick[name]))
+        for name in shared_names
+        if _has_enough_samples(saved_run, current_run, name)
     ]
     if changes:
-        told = ", ".join(f"{name} {s.to_figure_change(DOUBT).estimate:+.1%}" for name, s in changes)
-        yield f"the machine itself, by work that has nothing to do with this program: {told}"
-    busy = [f"{m.load} {when}" for m, when in ((saved.machine, "then"), (now.machine, "now")) if m.load > m.cpus / 2]
-    if busy:
-        yield f"other work was going on: load {' and '.join(busy)} on {now.machine.cpus} CPUs"
+        changes_text = ", ".join(f"{name} {s.to_figure_change(DOUBT).estimate:+.1%}" for name, s in changes)
+        yield f"the machine itself, by work that has nothing to do with this program: {changes_text}"
+    load_texts = [
+        f"{m.load} {label}"
+        for m, label in ((saved_run.machine, "then"), (current_run.machine, "now"))
+        if m.load > m.cpus / 2
+    ]
+    if load_texts:
+        yield f"other work was going on: load {' and '.join(load_texts)} on {current_run.machine.cpus} CPUs"
 
 
-def _has_enough_samples(saved: SavedRun, now: SavedRun, name: str) -> bool:
-    return min(len(saved.yardstick[name]), len(now.yardstick[name])) >= FEWEST
+def _has_enough_samples(saved_run: SavedRun, current_run: SavedRun, name: str) -> bool:
+    return min(len(saved_run.yardstick[name]), len(current_run.yardstick[name])) >= FEWEST
 
 
-def _machine_differences(then: BenchMachine, here: BenchMachine) -> Iterator[str]:
+def _machine_differences(saved_machine: BenchMachine, current_machine: BenchMachine) -> Iterator[str]:
     """Yield the differences of the machines that still allow a comparison. They may be the cause of a change."""
     for name in (field.name for field in fields(BenchMachine)):
-        if name not in (*_DECISIVE, "load") and getattr(then, name) != getattr(here, name):
-            yield f"{name.replace('_', '-')} was {getattr(then, name)} then, is {getattr(here, name)} now"
+        before, now = getattr(saved_machine, name), getattr(current_machine, name)
+        if name not in (*_DECISIVE, "load") and before != now:
+            yield f"{name.replace('_', '-')} was {before} then, is {now} now"

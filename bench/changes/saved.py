@@ -37,9 +37,9 @@ class SavedRun:
 def snapshot(report: Report) -> SavedRun:
     """Return the data of a report that a later run is compared with."""
     model = report.model
-    known = {} if model is None else {"files": model.identity, "dtype": model.dtype, "name": model.name}
+    model_properties = {} if model is None else {"files": model.identity, "dtype": model.dtype, "name": model.name}
     series = tuple(series for part in report.parts for series in part.series)
-    return SavedRun(report.machine, known, report.settings, report.yardstick, series)
+    return SavedRun(report.machine, model_properties, report.settings, report.yardstick, series)
 
 
 def check_save_path(path: Path) -> None:
@@ -65,9 +65,13 @@ def save_run(report: Report, path: Path) -> None:
 
     Raises OSError, also if the file exists by now. A partial file never stays.
     """
-    kept = snapshot(report)
-    compared = {"model": kept.model, "yardstick": kept.yardstick, "series": [asdict(s) for s in kept.series]}
-    text = json.dumps({"format": FORMAT, **as_object(report), "compared": compared}, indent=1) + "\n"
+    saved_run = snapshot(report)
+    compared_data = {
+        "model": saved_run.model,
+        "yardstick": saved_run.yardstick,
+        "series": [asdict(s) for s in saved_run.series],
+    }
+    text = json.dumps({"format": FORMAT, **as_object(report), "compared": compared_data}, indent=1) + "\n"
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with write_atomically(path) as file:
@@ -78,10 +82,10 @@ def read_run(path: Path) -> SavedRun:
     """Return a saved run. Raises InvalidRequest if the file is not one, OSError if it cannot be read."""
     text = path.read_bytes()
     try:
-        found = json.loads(text)
-        kind = found["format"]
+        data = json.loads(text)
+        kind = data["format"]
         if kind == FORMAT:
-            return _parse_run(found)
+            return _parse_run(data)
     except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} is no run that `cortexmlx bench --save` wrote, or is damaged ({type(error).__name__}): save one"
@@ -89,19 +93,17 @@ def read_run(path: Path) -> SavedRun:
     raise InvalidRequest(f"{path} was written by another version ({kind!r}, here it is {FORMAT!r}): save a new run")
 
 
-def _parse_run(found: Any) -> SavedRun:
-    """Return the run that JSON describes. Raises ValueError, OverflowError, KeyError, TypeError or AttributeError if
-    it is damaged.
-    """
-    compared = found["compared"]
+def _parse_run(data: Any) -> SavedRun:
+    """Parse a run in JSON. Raises ValueError, OverflowError, KeyError, TypeError or AttributeError if damaged."""
+    compared_data = data["compared"]
     machine = BenchMachine(
-        **{field.name: _check_type(field, found["machine"][field.name]) for field in fields(BenchMachine)}
+        **{field.name: _check_type(field, data["machine"][field.name]) for field in fields(BenchMachine)}
     )
-    yardstick = {name: _parse_numbers(values) for name, values in compared["yardstick"].items()}
+    yardstick = {name: _parse_numbers(values) for name, values in compared_data["yardstick"].items()}
     if any(seconds <= 0 for values in yardstick.values() for seconds in values):
         raise ValueError("a yardstick that took no time")
-    series = tuple(_parse_series(each) for each in compared["series"])
-    return SavedRun(machine, dict(compared["model"]), dict(found["settings"]), yardstick, series)
+    series = tuple(_parse_series(each) for each in compared_data["series"])
+    return SavedRun(machine, dict(compared_data["model"]), dict(data["settings"]), yardstick, series)
 
 
 _TYPES: dict[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
@@ -121,10 +123,10 @@ def _parse_numbers(values: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _parse_series(found: dict[str, Any]) -> FigureSeries:
+def _parse_series(data: dict[str, Any]) -> FigureSeries:
     """Return the figure's repetitions that JSON describes. Raises an error if they are inconsistent."""
-    lists = {name: _parse_numbers(found[name]) for name in ("values", "beside", "rounds")}
-    series = FigureSeries(**{**found, "better": BetterDirection(found["better"]), **lists})
+    lists = {name: _parse_numbers(data[name]) for name in ("values", "beside", "rounds")}
+    series = FigureSeries(**{**data, "better": BetterDirection(data["better"]), **lists})
     texts = (series.name, series.unit, series.machine, series.clock)
     count = len(series.values)
     if not all(isinstance(text, str) for text in texts):

@@ -50,13 +50,13 @@ class BenchPlan:
     def split_rounds(self) -> list[range]:
         """Return the numbers of each round's repetitions, divided as evenly as possible."""
         rounds = min(self.rounds, self.repetitions)
-        ends = [self.repetitions * n // rounds for n in range(rounds + 1)]
-        return [range(*pair) for pair in pairwise(ends)]
+        bounds = [self.repetitions * n // rounds for n in range(rounds + 1)]
+        return [range(*pair) for pair in pairwise(bounds)]
 
-    def report_progress(self, what: str) -> None:
-        """Pass the line `what` to `on_run`, if it is set."""
+    def report_progress(self, message: str) -> None:
+        """Pass the line `message` to `on_run`, if it is set."""
         if self.on_run is not None:
-            self.on_run(what)
+            self.on_run(message)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -64,12 +64,12 @@ class BenchPlan:
         kv = (
             "plain" if self.kv_bits is None else f"{self.kv_bits} bits in groups of {self.kv_group_size or 'the usual'}"
         )
-        others = {"draft": self.draft, "hosts": self.hosts}
+        optional_settings = {"draft": self.draft, "hosts": self.hosts}
         return {
             "attention": self.attention,
             "keys and values": kv,
             "adapter": self.adapter or "none",
-            **{name: value for name, value in others.items() if value is not None},
+            **{name: value for name, value in optional_settings.items() if value is not None},
         }
 
 
@@ -118,16 +118,18 @@ def open_engines(
         except BaseException:
             engine.close()
             raise
-        drafts = 0 if engine.info.draft is None else engine.info.draft.kv_bytes_per_token  # they share the memory
-        needed = (tokens + block_size) * (engine.info.kv_bytes_per_token + drafts)
-        if plan.kv_memory is None and engine.stats().kv_bytes_limit < needed:
+        draft_bytes_per_token = (
+            0 if engine.info.draft is None else engine.info.draft.kv_bytes_per_token
+        )  # they share the memory
+        needed_bytes = (tokens + block_size) * (engine.info.kv_bytes_per_token + draft_bytes_per_token)
+        if plan.kv_memory is None and engine.stats().kv_bytes_limit < needed_bytes:
             engine.close()
-            if needed > memory_bytes():
+            if needed_bytes > memory_bytes():
                 raise InvalidRequest(
-                    f"the tests need {format_bytes(needed)} for {tokens:,} tokens of keys and values at once, and this "
-                    f"machine has {format_bytes(memory_bytes())}: fewer sequences (-b), or shorter ones"
+                    f"the tests need {format_bytes(needed_bytes)} for {tokens:,} tokens of keys and values at once, "
+                    f"and this machine has {format_bytes(memory_bytes())}: fewer sequences (-b), or shorter ones"
                 )
-            engine = opened(needed)
+            engine = opened(needed_bytes)
         engines[block_size] = stack.enter_context(engine)
         if plan.hosts is not None:
             continue  # the weights are in the workers of each engine
@@ -138,9 +140,9 @@ def open_engines(
     return engines
 
 
-def share_weights(engine: Engine, other: Engine) -> None:
+def share_weights(engine: Engine, source_engine: Engine) -> None:
     """Let an engine compute with the weights of another engine of the same model, and release its own."""
-    _set_weights(engine, other.inspect(lambda core: core.loaded.model.parameters()))
+    _set_weights(engine, source_engine.inspect(lambda core: core.loaded.model.parameters()))
 
 
 def _set_weights(engine: Engine, weights: Any) -> None:

@@ -45,7 +45,7 @@ class MlxLmContestant:
 
     def run(self, work: Sequence[BenchRequest]) -> RunTrace:
         """Run the requests to their end, and return their trace."""
-        return self._run_one(work[0]) if len(work) == 1 and not work[0].at else self._run_batch(work)
+        return self._run_one(work[0]) if len(work) == 1 and not work[0].arrival_seconds else self._run_batch(work)
 
     def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
         """Run the turns of one conversation, and return the trace of the last. A turn's prompt is what the user adds.
@@ -59,8 +59,8 @@ class MlxLmContestant:
             so_far += turn.prompt
             if not self._prompt_cache:
                 cache = make_prompt_cache(self._model)
-            known = cache[0].offset if self._prompt_cache else 0
-            trace = self._run_one(BenchRequest(so_far[known:], turn.max_tokens), cache)
+            cached_count = cache[0].offset if self._prompt_cache else 0
+            trace = self._run_one(BenchRequest(so_far[cached_count:], turn.max_tokens), cache)
             so_far += trace.tokens[0]
         return trace
 
@@ -89,8 +89,10 @@ class MlxLmContestant:
             prefill_step_size=settings.prefill_step_size,
         )
         request_of: dict[int, int] = {}
-        late = sorted((i for i, w in enumerate(work) if w.after), key=lambda i: work[i].after)
-        timed = sorted((i for i, w in enumerate(work) if w.at), key=lambda i: work[i].at)
+        late_requests = sorted((i for i, w in enumerate(work) if w.after_tokens), key=lambda i: work[i].after_tokens)
+        timed_requests = sorted(
+            (i for i, w in enumerate(work) if w.arrival_seconds), key=lambda i: work[i].arrival_seconds
+        )
 
         def insert(requests: Sequence[int]) -> None:
             for request in requests:
@@ -98,24 +100,24 @@ class MlxLmContestant:
             prompts, limits = [list(work[i].prompt) for i in requests], [work[i].max_tokens for i in requests]
             request_of.update(zip(generator.insert(prompts, limits), requests, strict=True))
 
-        insert([i for i, w in enumerate(work) if not w.after and not w.at])
-        running, first = len(work), 0
-        while running:
-            while timed and work[timed[0]].at <= recorder.elapsed_seconds():
-                insert([timed.pop(0)])
-            if running == len(timed):  # all others are still to arrive
-                time.sleep(max(0.0, work[timed[0]].at - recorder.elapsed_seconds()))
+        insert([i for i, w in enumerate(work) if not w.after_tokens and not w.arrival_seconds])
+        running_count, first_request_tokens = len(work), 0
+        while running_count:
+            while timed_requests and work[timed_requests[0]].arrival_seconds <= recorder.elapsed_seconds():
+                insert([timed_requests.pop(0)])
+            if running_count == len(timed_requests):  # all others are still to arrive
+                time.sleep(max(0.0, work[timed_requests[0]].arrival_seconds - recorder.elapsed_seconds()))
                 continue
             _, responses = generator.next()
             stamp = Timestamp.now()
             for response in responses:
                 count = recorder.record_token(request_of[response.uid], response.token, stamp)
-                first = count if request_of[response.uid] == 0 else first
-                running -= response.finish_reason is not None
+                first_request_tokens = count if request_of[response.uid] == 0 else first_request_tokens
+                running_count -= response.finish_reason is not None
             if settings.watch_kv:
                 recorder.kv_bytes = max(recorder.kv_bytes, generator.prompt_cache_nbytes)
-            while late and first >= work[late[0]].after:
-                insert([late.pop(0)])
+            while late_requests and first_request_tokens >= work[late_requests[0]].after_tokens:
+                insert([late_requests.pop(0)])
         generator.close()
         trace = recorder.make_trace()
         for tokens in trace.tokens:

@@ -23,13 +23,11 @@ class BetterDirection(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure to compare: how a trace gives it, which direction is better, and the target for the ratio of ours to
-    theirs.
-    """
+    """A figure to compare: how a trace gives it, which direction is better, and the target ratio of ours to theirs."""
 
     name: str
     unit: str
-    of: Callable[[RunTrace], Figure]
+    compute: Callable[[RunTrace], Figure]
     better: BetterDirection
     target: float
 
@@ -39,11 +37,11 @@ class ComparisonCase:
     """One thing to compare with mlx-lm. Each repetition has its own prompts, the same for both sides."""
 
     name: str
-    what: str
+    description: str
     """The case in one line."""
-    ours: Callable[[int], RunTrace]
+    run_ours: Callable[[int], RunTrace]
     """Runs a repetition, by its number, with cortexmlx."""
-    theirs: Callable[[int], RunTrace]
+    run_theirs: Callable[[int], RunTrace]
     """Runs a repetition, by its number, with mlx-lm."""
     measures: tuple[Measure, ...]
 
@@ -90,34 +88,39 @@ class Comparison:
 
 def compare_case(case: ComparisonCase, pairs: int, on_run: Callable[[str], None] | None = None) -> list[Comparison]:
     """Run a case `pairs` times on both sides: ours then theirs, theirs then ours, and so on."""
-    ours: list[RunTrace] = []
-    theirs: list[RunTrace] = []
+    our_traces: list[RunTrace] = []
+    their_traces: list[RunTrace] = []
     for pair in range(pairs):
-        order = [("cortexmlx", case.ours, ours), ("mlx-lm", case.theirs, theirs)]
+        order = [("cortexmlx", case.run_ours, our_traces), ("mlx-lm", case.run_theirs, their_traces)]
         for name, run, traces in order if pair % 2 == 0 else order[::-1]:
             if on_run is not None:
                 on_run(f"{case.name}, pair {pair + 1} of {pairs}: {name}")
             traces.append(run(pair))
-    both = [
-        (a, b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine.tokens, other.tokens, strict=True)
+    token_pairs = [
+        (a, b)
+        for our_trace, their_trace in zip(our_traces, their_traces, strict=True)
+        for a, b in zip(our_trace.tokens, their_trace.tokens, strict=True)
     ]
-    return [_make_comparison(case, m, ours, theirs, sum(a == b for a, b in both), len(both)) for m in case.measures]
+    return [
+        _make_comparison(case, m, our_traces, their_traces, sum(a == b for a, b in token_pairs), len(token_pairs))
+        for m in case.measures
+    ]
 
 
 def _make_comparison(
     case: ComparisonCase,
     measure: Measure,
-    ours: Sequence[RunTrace],
-    theirs: Sequence[RunTrace],
-    same: int,
+    our_traces: Sequence[RunTrace],
+    their_traces: Sequence[RunTrace],
+    same_tokens: int,
     requests: int,
 ) -> Comparison:
-    a, b = [measure.of(t) for t in ours], [measure.of(t) for t in theirs]
-    a_cpu, b_cpu = (tuple(f.cpu for f in side if f.cpu is not None) for side in (a, b))
+    a, b = [measure.compute(t) for t in our_traces], [measure.compute(t) for t in their_traces]
+    a_cpu, b_cpu = (tuple(f.cpu for f in figures if f.cpu is not None) for figures in (a, b))
     complete = len(a_cpu) == len(a) and len(b_cpu) == len(b)
     return Comparison(
         case.name,
-        case.what,
+        case.description,
         measure.name,
         measure.unit,
         measure.better,
@@ -126,6 +129,6 @@ def _make_comparison(
         tuple(f.wall for f in b),
         a_cpu if complete else (),
         b_cpu if complete else (),
-        same,
+        same_tokens,
         requests,
     )

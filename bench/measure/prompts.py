@@ -20,10 +20,8 @@ class PromptStream:
         """Return the next prompt, of `tokens` tokens."""
         return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
 
-    def draw_lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """Draw `count` log-uniform lengths: as many between 64 and 128 as between 512 and 1,024. One of them is
-        `longest`.
-        """
-        drawn = np.exp(self._random.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
-        drawn[0] = longest
-        return [int(n) for n in self._random.permutation(drawn.clip(shortest, longest))]
+    def draw_lengths(self, count: int, min_length: int, max_length: int) -> list[int]:
+        """Draw `count` log-uniform lengths, one of them `max_length`: as many in 64 to 128 as in 512 to 1,024."""
+        lengths = np.exp(self._random.uniform(np.log(min_length), np.log(max_length + 1), count)).astype(int)
+        lengths[0] = max_length
+        return [int(n) for n in self._random.permutation(lengths.clip(min_length, max_length))]

@@ -26,9 +26,7 @@ CONFIG = {
 
 
 def write_random_model(folder: Path, config: dict[str, object] | None = None) -> Path:
-    """Write a model folder with float32 weights and a byte-level tokenizer, and return its path. `config` replaces
-    entries of `CONFIG`.
-    """
+    """Write a model folder (float32, byte-level tokenizer), return its path. `config` replaces entries of `CONFIG`."""
     from cortexmlx.cpu import blas
 
     blas.preload()

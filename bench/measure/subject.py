@@ -57,9 +57,7 @@ class CortexContestant:
         return self.start(work).finish()
 
     def start(self, work: Sequence[BenchRequest]) -> RequestsInFlight:
-        """Submit the requests without waiting for their ends. Those with `after` or `at` are submitted later, without
-        another call.
-        """
+        """Submit the requests that arrive at once. Waiting for tokens or the end submits those that arrive later."""
         return RequestsInFlight(self.engine, work, self._watch_kv, self._background)
 
     def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
@@ -76,9 +74,7 @@ class CortexContestant:
 
 
 class RequestsInFlight:
-    """Requests of a run that are in progress. Each token is recorded on the engine's thread, with the time when it
-    came out.
-    """
+    """Requests in progress. Each token is recorded on the engine's thread, with the time when it came out."""
 
     def __init__(
         self, engine: Engine, work: Sequence[BenchRequest], watch_kv: bool = False, background: bool = False
@@ -90,10 +86,10 @@ class RequestsInFlight:
         self._watch_kv = watch_kv
         self._handles: list[RequestHandle] = []
         self._waiting_for_first = len(work)
-        self._running = len(work)
+        self._running_count = len(work)
         self._all_have_tokens, self._all_done = threading.Event(), threading.Event()
-        self._arrivals = {after: threading.Event() for after in {w.after for w in work}}
-        self._timed = sorted((w.at, i) for i, w in enumerate(work) if w.at)
+        self._arrivals = {after_tokens: threading.Event() for after_tokens in {w.after_tokens for w in work}}
+        self._timed_requests = sorted((w.arrival_seconds, i) for i, w in enumerate(work) if w.arrival_seconds)
         self._recorder = TraceRecorder(work)
         self._submit_after(0)
 
@@ -103,9 +99,7 @@ class RequestsInFlight:
         self._all_have_tokens.wait()
 
     def finish(self) -> RunTrace:
-        """Wait for the end of all requests, and return their trace. Raises the error of the first request that
-        failed.
-        """
+        """Wait for the end of all requests, and return their trace. Raises the error of the first one that failed."""
         self._submit_late()
         self._all_done.wait()
         for handle in self._handles:
@@ -114,37 +108,41 @@ class RequestsInFlight:
 
     def _submit_late(self) -> None:
         """Submit the requests that arrive later, each at its time."""
-        for at, request in self._timed:
-            while (early := at - self._recorder.elapsed_seconds()) > 0 and not self._all_done.is_set():
-                time.sleep(min(early, 0.1))
+        for arrival_seconds, request in self._timed_requests:
+            while (
+                wait_seconds := arrival_seconds - self._recorder.elapsed_seconds()
+            ) > 0 and not self._all_done.is_set():
+                time.sleep(min(wait_seconds, 0.1))
             self._submit_requests([request])
-        self._timed = []
+        self._timed_requests = []
         while self._arrivals:
-            after = min(self._arrivals)
-            while not self._arrivals[after].wait(0.05):
+            after_tokens = min(self._arrivals)
+            while not self._arrivals[after_tokens].wait(0.05):
                 if self._all_done.is_set():
                     return
-            self._submit_after(after)
+            self._submit_after(after_tokens)
 
-    def _submit_after(self, after: int) -> None:
-        """Submit the requests that wait until the first one has `after` tokens."""
-        self._submit_requests([i for i, work in enumerate(self._work) if work.after == after and not work.at])
-        self._arrivals.pop(after, None)
+    def _submit_after(self, after_tokens: int) -> None:
+        """Submit the requests that wait until the first one has `after_tokens` tokens."""
+        self._submit_requests(
+            [i for i, work in enumerate(self._work) if work.after_tokens == after_tokens and not work.arrival_seconds]
+        )
+        self._arrivals.pop(after_tokens, None)
 
     def _submit_requests(self, requests: Sequence[int]) -> None:
         """Record that these requests are submitted, and submit them together."""
         for request in requests:
             self._recorder.record_submission(request)
-        listened = [(self._work[i], self._make_listener(i)) for i in requests]
-        self._handles += submit_together(self._engine, listened, self._background)
+        submissions = [(self._work[i], self._make_listener(i)) for i in requests]
+        self._handles += submit_together(self._engine, submissions, self._background)
 
     def _make_listener(self, request: int) -> Callable[[TokenEvent], None]:
         def listen(event: TokenEvent) -> None:
             if event.token_id is not None:
                 self._record_token(request, event.token_id)
             if event.error is not None or event.completion is not None:
-                self._running -= 1
-                if event.error is not None or not self._running:
+                self._running_count -= 1
+                if event.error is not None or not self._running_count:
                     self._all_have_tokens.set()
                     self._all_done.set()
 

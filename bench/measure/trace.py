@@ -16,15 +16,13 @@ from cortexmlx.errors import CortexError, InvalidRequest
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One request of a benchmark: a prompt of token ids, and exactly `max_tokens` greedy tokens. An end token does not
-    end it.
-    """
+    """One benchmark request: a prompt of token ids, and exactly `max_tokens` greedy tokens, even after an end token."""
 
     prompt: tuple[int, ...]
     max_tokens: int
-    after: int = 0
+    after_tokens: int = 0
     """If above 0: the request arrives only when the run's first request has this many tokens."""
-    at: float = 0.0
+    arrival_seconds: float = 0.0
     """If above 0: the request arrives this many seconds after the run's start, whatever runs then."""
 
 
@@ -51,19 +49,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class RequestTrace:
-    """The record of one request: the length of its prompt, when it was submitted, its tokens, and when each came
-    out.
-    """
+    """The record of one request: its prompt's length, when it was submitted, its tokens, and when each came out."""
 
     prompt_tokens: int
-    submitted: Timestamp
+    submit_time: Timestamp
     tokens: tuple[int, ...]
     stamps: tuple[Timestamp, ...]
 
     def token_rate(self, begin: Timestamp, end: Timestamp) -> Figure:
-        """Return tokens per second from the token nearest to `begin` to the token nearest to `end`; 0 if they are the
-        same token.
-        """
+        """Return tokens per second from the token nearest to `begin` to the one nearest to `end`; 0 if the same."""
         first, last = self.token_span(begin, end)
         return per_second(last - first, self.stamps[first], self.stamps[last]) if first < last else Figure(0.0, 0.0)
 
@@ -130,7 +124,7 @@ class RunTrace:
     def ttft(self, request: int) -> Figure:
         """Return seconds from a request's submission to its first token."""
         r = self.requests[request]
-        return Figure(r.stamps[0].wall - r.submitted.wall, r.stamps[0].cpu - r.submitted.cpu)
+        return Figure(r.stamps[0].wall - r.submit_time.wall, r.stamps[0].cpu - r.submit_time.cpu)
 
     def longest_gap(self, requests: Sequence[int]) -> Figure:
         """Return the longest time in seconds between two tokens of one of these requests."""
@@ -149,7 +143,7 @@ class TraceRecorder:
         self.started = Timestamp.now()
         self.kv_bytes = 0
         self._work = work
-        self._submitted = [self.started] * len(work)
+        self._submit_times = [self.started] * len(work)
         self._tokens: list[list[int]] = [[] for _ in work]
         self._stamps: list[list[Timestamp]] = [[] for _ in work]
 
@@ -159,8 +153,10 @@ class TraceRecorder:
         A request that arrives `at` a time waits from then on, even if its submitter was busy. Otherwise a side that is
         slow to accept requests would seem to answer fast.
         """
-        now, due = Timestamp.now(), self._work[request].at
-        self._submitted[request] = Timestamp(self.started.wall + due, now.cpu) if due else now
+        now, arrival_seconds = Timestamp.now(), self._work[request].arrival_seconds
+        self._submit_times[request] = (
+            Timestamp(self.started.wall + arrival_seconds, now.cpu) if arrival_seconds else now
+        )
 
     def elapsed_seconds(self) -> float:
         """Return the seconds since the start of the run."""
@@ -182,7 +178,7 @@ class TraceRecorder:
                 raise CortexError(
                     f"a request of the benchmark has {len(tokens)} of {work.max_tokens} tokens: no figure"
                 )
-        columns = zip(self._work, self._submitted, self._tokens, self._stamps, strict=True)
+        columns = zip(self._work, self._submit_times, self._tokens, self._stamps, strict=True)
         requests = tuple(RequestTrace(len(w.prompt), s, tuple(t), tuple(m)) for w, s, t, m in columns)
         return RunTrace(self.started, requests, self.kv_bytes)
 

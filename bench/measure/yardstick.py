@@ -60,13 +60,13 @@ class Yardstick:
         """The number of samples so far."""
         return len(self._samples[f"{COMPUTE}, wall"])
 
-    def seconds_around(self, before: int) -> dict[str, float]:
+    def seconds_around(self, sample_index: int) -> dict[str, float]:
         """Return the yardstick's seconds around a measured run, by part (compute, memory) and clock.
 
-        This is the geometric mean of sample number `before`, just before the work, and of the next sample if there is
-        one.
+        This is the geometric mean of sample number `sample_index`, just before the work, and of the next sample if
+        there is one.
         """
-        around = {name: values[before : before + 2] for name, values in self._samples.items()}
+        around = {name: values[sample_index : sample_index + 2] for name, values in self._samples.items()}
         return {name: statistics.geometric_mean(values) for name, values in around.items()}
 
     def _add_time(self, part: str, begin: Timestamp, end: Timestamp) -> None:
@@ -79,8 +79,6 @@ class Yardstick:
         return {name: tuple(values) for name, values in self._samples.items()}
 
     def spread(self) -> float:
-        """Return how uneven the machine's speed was: the upper quartile of the compute samples' wall times over their
-        median, minus 1.
-        """
+        """Return how uneven the machine's speed was: upper quartile over median of the compute wall times, minus 1."""
         walls = self._samples[f"{COMPUTE}, wall"]
         return statistics.quantiles(walls, n=4)[2] / statistics.median(walls) - 1 if len(walls) > 3 else 0.0

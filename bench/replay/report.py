@@ -38,30 +38,35 @@ def measure_speculation(plan: BenchPlan, rows: Sequence[int], block_size: int, t
 
     An interrupt ends it with the complete pairs, if there are any.
     """
-    machine, found, interrupted = BenchMachine.detect(), list[WorkloadResult](), False
+    machine, results, interrupted = BenchMachine.detect(), list[WorkloadResult](), False
     with ExitStack() as stack:
         sizes = [(block_size, max(rows) * (_ROOM + 2 * block_size))]
-        opened = partial(open_engines, plan, stack, sizes, max(rows), token_target=None)
-        speculating, plain = opened()[block_size], opened(speculate=False, forced_tokens=False)[block_size]
-        share_weights(plain, speculating)
-        info: ModelInfo = plain.info
+        make_engines = partial(open_engines, plan, stack, sizes, max(rows), token_target=None)
+        speculating_engine, plain_engine = (
+            make_engines()[block_size],
+            make_engines(speculate=False, forced_tokens=False)[block_size],
+        )
+        share_weights(plain_engine, speculating_engine)
+        info: ModelInfo = plain_engine.info
         try:
             for count in rows:
-                works = [make_workload(kind, plan.repetitions, count, tokens, plain) for kind in AnswerKind]
-                found += measure_workloads(plain, speculating, works, plan.report_progress)
+                works = [make_workload(kind, plan.repetitions, count, tokens, plain_engine) for kind in AnswerKind]
+                results += measure_workloads(plain_engine, speculating_engine, works, plan.report_progress)
         except KeyboardInterrupt:
-            if not found:
+            if not results:
                 raise
             interrupted = True
     notes = (*plan.notes, *(("interrupted: what was measured so far",) if interrupted else ()))
-    return Report(machine, info, (speculation_section(found),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, (speculation_section(results),), notes, plan.settings, interrupted=interrupted)
 
 
-def speculation_section(found: Sequence[WorkloadResult]) -> ReportSection:
+def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
     """Return the report's section about drafts: a row for each kind of text and number of rows."""
-    table = ReportTable(HEADINGS, tuple(map(_table_row, found)), 1, ("most", "least", "drafted", "accepted", "without"))
+    table = ReportTable(
+        HEADINGS, tuple(map(_table_row, results)), 1, ("most", "least", "drafted", "accepted", "without")
+    )
     series = tuple(
-        FigureSeries(_workload_name(each), "of without drafts", BetterDirection.HIGHER, each.ratios) for each in found
+        FigureSeries(_workload_name(each), "of without drafts", BetterDirection.HIGHER, each.ratios) for each in results
     )
     bars = tuple(
         ChartBar(
@@ -72,47 +77,47 @@ def speculation_section(found: Sequence[WorkloadResult]) -> ReportSection:
             min(each.ratios),
             max(each.ratios),
         )
-        for each in found
+        for each in results
     )
     return ReportSection(
-        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, found)), bars, series
+        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)), bars, series
     )
 
 
-def _workload_name(found: WorkloadResult) -> str:
-    return f"{found.workload.kind.value} x{found.workload.rows}"
+def _workload_name(result: WorkloadResult) -> str:
+    return f"{result.workload.kind.value} x{result.workload.rows}"
 
 
-def _table_row(found: WorkloadResult) -> tuple[str, ...]:
-    figures = _json_record(found)
+def _table_row(result: WorkloadResult) -> tuple[str, ...]:
+    figures = _json_record(result)
     return (
-        found.workload.kind.value,
-        str(found.workload.rows),
+        result.workload.kind.value,
+        str(result.workload.rows),
         f"{figures['repeated']:.0%}",
         format_number(figures["without"]),
         format_number(figures["with"]),
-        f"{found.ratio:.2f}x",
-        f"{min(found.ratios):.2f}",
-        f"{max(found.ratios):.2f}",
+        f"{result.ratio:.2f}x",
+        f"{min(result.ratios):.2f}",
+        f"{max(result.ratios):.2f}",
         format_number(figures["drafted"]),
         format_number(figures["accepted"]),
         f"{figures['tokens_per_step']:.2f}",
     )
 
 
-def _json_record(found: WorkloadResult) -> dict[str, Any]:
+def _json_record(result: WorkloadResult) -> dict[str, Any]:
     """Return the figures of a workload for JSON: speeds are medians, counts are those of a mean run."""
-    runs = found.speculating
+    runs = result.speculating_runs
     return {
-        "text": found.workload.kind.value,
-        "rows": found.workload.rows,
-        "repeated": found.workload.mean_repetition(5),
-        "without": statistics.median(run.together.tokens_per_second for run in found.plain),
-        "with": statistics.median(run.together.tokens_per_second for run in runs),
-        "ratio": found.ratio,
-        "ratios": found.ratios,
-        "cpu_ratio": found.cpu_ratio,
-        "whole_ratio": found.whole_ratio,
+        "text": result.workload.kind.value,
+        "rows": result.workload.rows,
+        "repeated": result.workload.mean_repetition(5),
+        "without": statistics.median(run.concurrent_span.tokens_per_second for run in result.plain_runs),
+        "with": statistics.median(run.concurrent_span.tokens_per_second for run in runs),
+        "ratio": result.ratio,
+        "ratios": result.ratios,
+        "cpu_ratio": result.cpu_ratio,
+        "whole_ratio": result.whole_ratio,
         "drafted": statistics.fmean(run.drafts.drafted for run in runs),
         "accepted": statistics.fmean(run.drafts.accepted for run in runs),
         "tokens_per_step": statistics.fmean(run.tokens_per_step for run in runs),

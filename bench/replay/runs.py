@@ -45,8 +45,8 @@ class ReplayRun:
     """The result of one run: all answers of a workload, computed at once after their prompts."""
 
     tokens: tuple[tuple[int, ...], ...]
-    whole: TimedSpan
-    together: TimedSpan
+    whole_span: TimedSpan
+    concurrent_span: TimedSpan
     """Until the first answer ended. Drafts help some rows more than others, and afterwards fewer rows share a step. In
     a run of more requests than rows the next request takes the place.
     """
@@ -70,7 +70,7 @@ class Workload:
     kind: AnswerKind
     texts: tuple[tuple[ReplayText, ...], ...]
     """`[pairs][rows]`"""
-    live: bool
+    is_live: bool
     """Whether the model's own choices are taken, and not the scripts'."""
 
     def mean_repetition(self, order: int) -> float:
@@ -88,13 +88,13 @@ class WorkloadResult:
     """The runs of a workload with drafts and without, in pairs."""
 
     workload: Workload
-    plain: tuple[ReplayRun, ...]
-    speculating: tuple[ReplayRun, ...]
+    plain_runs: tuple[ReplayRun, ...]
+    speculating_runs: tuple[ReplayRun, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
         """Tokens per second with drafts over those without, while all answers run, pair by pair."""
-        return tuple(a.together.tokens_per_second / b.together.tokens_per_second for a, b in self._pairs)
+        return tuple(a.concurrent_span.tokens_per_second / b.concurrent_span.tokens_per_second for a, b in self._pairs)
 
     @property
     def ratio(self) -> float:
@@ -104,35 +104,43 @@ class WorkloadResult:
     @property
     def cpu_ratio(self) -> float:
         """The median of the pairs' ratios by CPU time."""
-        spans = ((a.together, b.together) for a, b in self._pairs)
+        spans = ((a.concurrent_span, b.concurrent_span) for a, b in self._pairs)
         return statistics.median(b.cpu / b.tokens * a.tokens / a.cpu for a, b in spans)
 
     @property
     def whole_ratio(self) -> float:
         """The median of the pairs' ratios over whole runs, until the last answer ended."""
-        return statistics.median(a.whole.tokens_per_second / b.whole.tokens_per_second for a, b in self._pairs)
+        return statistics.median(
+            a.whole_span.tokens_per_second / b.whole_span.tokens_per_second for a, b in self._pairs
+        )
 
     @property
     def _pairs(self) -> list[tuple[ReplayRun, ReplayRun]]:
         """The pairs of a run with drafts and one without."""
-        return list(zip(self.speculating, self.plain, strict=True))
+        return list(zip(self.speculating_runs, self.plain_runs, strict=True))
 
     @property
     def same_answers(self) -> int:
         """The number of answers, of all pairs, that have the same tokens with drafts and without."""
-        return sum(a == b for mine, other in self._pairs for a, b in zip(mine.tokens, other.tokens, strict=True))
+        return sum(
+            a == b
+            for speculating_run, plain_run in self._pairs
+            for a, b in zip(speculating_run.tokens, plain_run.tokens, strict=True)
+        )
 
 
-def make_workload(kind: AnswerKind, pairs: int, rows: int, tokens: int, engine: Engine, live: bool = False) -> Workload:
+def make_workload(
+    kind: AnswerKind, pairs: int, rows: int, tokens: int, engine: Engine, is_live: bool = False
+) -> Workload:
     """Return the texts of one kind for pairs of runs, with answers of at most `tokens` tokens."""
-    every = [make_text(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
+    texts = [make_text(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
     if kind is AnswerKind.SCHEMA:
-        every = [apply_forced_tokens(row, engine) for row in every]
-    return Workload(kind, tuple(tuple(every[first : first + rows]) for first in range(0, len(every), rows)), live)
+        texts = [apply_forced_tokens(row, engine) for row in texts]
+    return Workload(kind, tuple(tuple(texts[first : first + rows]) for first in range(0, len(texts), rows)), is_live)
 
 
 def measure_workloads(
-    plain: Engine, speculating: Engine, workloads: Sequence[Workload], tell: Callable[[str], None]
+    plain_engine: Engine, speculating_engine: Engine, workloads: Sequence[Workload], on_run: Callable[[str], None]
 ) -> Iterator[WorkloadResult]:
     """Run each workload with drafts and without, and yield its result. Both engines have a row for each text of a run.
 
@@ -140,57 +148,62 @@ def measure_workloads(
     counted. Raises CortexError if an answer is not its script.
     """
     for work in workloads:
-        sides: tuple[tuple[Engine, list[ReplayRun]], ...] = ((plain, []), (speculating, []))
+        engine_runs: tuple[tuple[Engine, list[ReplayRun]], ...] = ((plain_engine, []), (speculating_engine, []))
         for pair in range(-1, len(work.texts)):
             rows = work.texts[max(pair, 0)]
-            for engine, runs in sides if pair % 2 else sides[::-1]:
-                name = "with drafts" if engine is speculating else "without"
-                tell(f"{work.kind.value}, {work.rows} rows, pair {pair + 1} of {len(work.texts)}: {name}")
+            for engine, runs in engine_runs if pair % 2 else engine_runs[::-1]:
+                name = "with drafts" if engine is speculating_engine else "without"
+                on_run(f"{work.kind.value}, {work.rows} rows, pair {pair + 1} of {len(work.texts)}: {name}")
                 run = _run_workload(engine, rows, f"{work.kind.value} {pair}", work)
-                if not work.live and run.tokens != tuple(row.answer for row in rows):
+                if not work.is_live and run.tokens != tuple(row.answer for row in rows):
                     raise CortexError(f"an answer of {work.kind.value} {name} is not its script")
                 if pair >= 0:
                     runs.append(run)
-        yield WorkloadResult(work, tuple(sides[0][1]), tuple(sides[1][1]))
+        yield WorkloadResult(work, tuple(engine_runs[0][1]), tuple(engine_runs[1][1]))
 
 
 class _AnswerClock:
     """Counts the tokens of all answers from its creation on, and notes when the first answer ended."""
 
     def __init__(self) -> None:
-        self._began = Timestamp.now()
+        self._start_time = Timestamp.now()
         self._tokens = 0
-        self.together: TimedSpan | None = None
+        self.concurrent_span: TimedSpan | None = None
 
     def listen(self, event: TokenEvent) -> None:
         """Count an event of any answer."""
         self._tokens += event.token_id is not None
-        if event.completion is not None and self.together is None:
-            self.together = self.span
+        if event.completion is not None and self.concurrent_span is None:
+            self.concurrent_span = self.span
 
     @property
     def span(self) -> TimedSpan:
         """The tokens and the time so far."""
         now = Timestamp.now()
-        return TimedSpan(self._tokens, now.wall - self._began.wall, now.cpu - self._began.cpu)
+        return TimedSpan(self._tokens, now.wall - self._start_time.wall, now.cpu - self._start_time.cpu)
 
 
 def _run_workload(engine: Engine, rows: Sequence[ReplayText], client: str, work: Workload) -> ReplayRun:
     """Compute the answers of all rows. Prompts are computed before, so that they are found in the prefix cache."""
-    scripts = {} if work.live else {seed: row.answer for seed, row in enumerate(rows)}
+    scripts = {} if work.is_live else {seed: row.answer for seed, row in enumerate(rows)}
     with use_scripts(scripts):
         _compute_answers(engine, rows, client, SamplingParams(max_tokens=1))
-        before, clock = engine.stats().speculation, _AnswerClock()
+        stats_before, clock = engine.stats().speculation, _AnswerClock()
         params = SamplingParams(
             max_tokens=None,
-            temperature=LIVE_TEMPERATURE if work.live else 0.0,
+            temperature=LIVE_TEMPERATURE if work.is_live else 0.0,
             ignore_eos=True,
             structured=RECORDS if work.kind is AnswerKind.SCHEMA else None,
         )
-        done = _compute_answers(engine, rows, client, params, clock.listen)
-        whole, after = clock.span, engine.stats().speculation
-    assert clock.together is not None
-    return ReplayRun(tuple(each.token_ids for each in done), whole, clock.together, _stats_between(before, after))
+        completions = _compute_answers(engine, rows, client, params, clock.listen)
+        whole_span, stats_after = clock.span, engine.stats().speculation
+    assert clock.concurrent_span is not None
+    return ReplayRun(
+        tuple(each.token_ids for each in completions),
+        whole_span,
+        clock.concurrent_span,
+        _stats_between(stats_before, stats_after),
+    )
 
 
 def _compute_answers(
@@ -200,9 +213,7 @@ def _compute_answers(
     params: SamplingParams,
     listener: Callable[[TokenEvent], None] | None = None,
 ) -> list[Completion]:
-    """Submit all requests between two steps, and return the answers. They have as many tokens as the scripts, unless
-    `params` say.
-    """
+    """Submit all requests between two steps; return answers as long as the scripts, unless `params` set a length."""
 
     def submit(core: EngineCore) -> list[RequestHandle]:
         return [
@@ -218,13 +229,16 @@ def _compute_answers(
     return [handle.result() for handle in engine.inspect(submit)]
 
 
-def _stats_between(before: SpeculationStats, after: SpeculationStats) -> SpeculationStats:
+def _stats_between(stats_before: SpeculationStats, stats_after: SpeculationStats) -> SpeculationStats:
     """Return the drafted and accepted tokens between two readings of the statistics."""
     sources: Mapping[str, DraftStats] = {
-        name: DraftStats(of.drafted - was.drafted, of.accepted - was.accepted)
-        for name, of in after.sources.items()
-        for was in (before.sources.get(name, DraftStats(0, 0)),)
+        name: DraftStats(source_after.drafted - source_before.drafted, source_after.accepted - source_before.accepted)
+        for name, source_after in stats_after.sources.items()
+        for source_before in (stats_before.sources.get(name, DraftStats(0, 0)),)
     }
     return SpeculationStats(
-        after.drafted - before.drafted, after.accepted - before.accepted, after.verified - before.verified, sources
+        stats_after.drafted - stats_before.drafted,
+        stats_after.accepted - stats_before.accepted,
+        stats_after.verified - stats_before.verified,
+        sources,
     )

@@ -56,19 +56,19 @@ def apply_forced_tokens(text: ReplayText, engine: Engine) -> ReplayText:
     tokenizer = SharedTokenizer(engine.inspect(lambda core: core.loaded.tokenizer))
     matcher = GrammarCompiler(tokenizer, engine.info.vocab_size).compile(RECORDS).make_matcher(forced_tokens=True)
     answer, tokens = engine.decode(text.answer), list[int]()
-    written, ended = "", False
-    while len(tokens) < len(text.answer) and len(written) < len(answer) and not ended:
-        rest = answer[len(written) :][:_AHEAD]
+    written_text, is_finished = "", False
+    while len(tokens) < len(text.answer) and len(written_text) < len(answer) and not is_finished:
+        rest = answer[len(written_text) :][:_AHEAD]
         tokens.append(matcher.forced_tokens[0] if matcher.forced_tokens else _first_token(rest, engine))
-        ended = matcher.accept(tokens[-1])
-        written = engine.decode(tokens)
-        if matcher.error or not answer.startswith(written):
+        is_finished = matcher.accept(tokens[-1])
+        written_text = engine.decode(tokens)
+        if matcher.error or not answer.startswith(written_text):
             raise CortexError(f"an answer of the replay does not follow its schema at {rest[:20]!r}")
     return ReplayText(text.prompt, tuple(tokens))
 
 
 def _first_token(text: str, engine: Engine) -> int:
     """Return the first token of a text."""
-    begin = engine.encode("")  # what the tokenizer puts before each text
-    written = engine.encode(text)
-    return written[len(begin) if written[: len(begin)] == begin else 0]
+    prefix_ids = engine.encode("")  # what the tokenizer puts before each text
+    token_ids = engine.encode(text)
+    return token_ids[len(prefix_ids) if token_ids[: len(prefix_ids)] == prefix_ids else 0]

@@ -28,9 +28,7 @@ _FREE = -1
 
 
 class ScriptedSampler:
-    """A `BatchSampler` whose sampled tokens are replaced by a script's. Penalties would count the model's own
-    tokens.
-    """
+    """A `BatchSampler` that replaces sampled tokens by a script's. Penalties would count the model's own tokens."""
 
     def __init__(
         self,
@@ -39,36 +37,36 @@ class ScriptedSampler:
         vocab_size: int,
         processors: Mapping[JobId, Sequence[LogitsProcessor]],
     ) -> None:
-        self._own = BatchSampler(rows, vocab_size, processors)
+        self._sampler = BatchSampler(rows, vocab_size, processors)
         self._scripts = [scripts.get(row.seed, ()) for row in rows]
 
     def __call__(
         self,
         logits: mx.array,
         token_index: TokenIndex,
-        live: Sequence[bool] | None = None,
+        live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
         """See `BatchSampler`. The tokens stay lazy, and depend on the choice that was computed."""
-        sampled = self._own(logits, token_index, live, mask)
-        written = mx.array(self._script_tokens(token_index))
-        return replace(sampled, tokens=mx.where(written == _FREE, sampled.tokens, written))
+        sampled = self._sampler(logits, token_index, live_flags, mask)
+        script_tokens = mx.array(self._script_tokens(token_index))
+        return replace(sampled, tokens=mx.where(script_tokens == _FREE, sampled.tokens, script_tokens))
 
     def _script_tokens(self, token_index: TokenIndex) -> IntArray:
         """Return each row's next script token, or `_FREE` where its script has ended."""
-        places = zip(self._scripts, token_index.tolist(), strict=True)
-        return np.array([script[at] if at < len(script) else _FREE for script, at in places], np.int32)
+        script_positions = zip(self._scripts, token_index.tolist(), strict=True)
+        return np.array(
+            [script[position] if position < len(script) else _FREE for script, position in script_positions], np.int32
+        )
 
 
 @contextmanager
 def use_scripts(scripts: Scripts) -> Iterator[None]:
-    """Make all engines of this process take the scripts' tokens in this context. No request may run when it begins or
-    ends.
-    """
+    """Make all engines of this process take the scripts' tokens. No request may run when the context begins or ends."""
     names = vars(runner)
-    own = names["BatchSampler"]
+    original_sampler = names["BatchSampler"]
     names["BatchSampler"] = lambda *arguments: ScriptedSampler(scripts, *arguments)
     try:
         yield
     finally:
-        names["BatchSampler"] = own
+        names["BatchSampler"] = original_sampler

@@ -51,46 +51,50 @@ class ReplayText:
     def repetition(self, order: int) -> float:
         """Return the share of the answer's n-grams of `order` tokens that occurred earlier in prompt or answer."""
         text = (*self.prompt, *self.answer)
-        seen: set[tuple[int, ...]] = set()
-        known = 0
+        seen_ngrams: set[tuple[int, ...]] = set()
+        repeated_count = 0
         for end in range(order, len(text) + 1):
-            words = text[end - order : end]
-            known += end > len(self.prompt) and words in seen
-            seen.add(words)
-        return known / max(1, len(self.answer))
+            ngram = text[end - order : end]
+            repeated_count += end > len(self.prompt) and ngram in seen_ngrams
+            seen_ngrams.add(ngram)
+        return repeated_count / max(1, len(self.answer))
 
 
 def make_text(kind: AnswerKind, row: int, tokens: int, encode: Encode) -> ReplayText:
     """Make the prompt and answer of one row: an answer of at most `tokens` tokens."""
     prompt, answer = _MAKERS[kind](row, tokens, encode)
-    begin = tuple(encode(""))  # what the tokenizer puts before each text
-    written = tuple(encode(answer))
-    written = written[len(begin) :] if begin and written[: len(begin)] == begin else written
-    return ReplayText(tuple(encode(prompt)), written[:tokens])
+    prefix_ids = tuple(encode(""))  # what the tokenizer puts before each text
+    answer_ids = tuple(encode(answer))
+    answer_ids = (
+        answer_ids[len(prefix_ids) :] if prefix_ids and answer_ids[: len(prefix_ids)] == prefix_ids else answer_ids
+    )
+    return ReplayText(tuple(encode(prompt)), answer_ids[:tokens])
 
 
 def _make_edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
     """Return a prompt with a source file, and the file with three changed lines."""
     files = _source_files()
     lines = list(_take_tokens(files[row * len(files) // 17 % len(files)].splitlines(), tokens, encode))
-    changed = list(lines)
-    words = [(place, *found) for place, line in enumerate(lines) if (found := _NAME.findall(line))]
+    changed_lines = list(lines)
+    named_lines = [
+        (line_index, *line_names) for line_index, line in enumerate(lines) if (line_names := _NAME.findall(line))
+    ]
     for number in range(3):
-        place, *names = words[(2 * number + 1) * len(words) // 6]
-        changed[place] = f"renamed_{row}_{number}".join(lines[place].rsplit(names[-1], 1))
+        place, *names = named_lines[(2 * number + 1) * len(named_lines) // 6]
+        changed_lines[place] = f"renamed_{row}_{number}".join(lines[place].rsplit(names[-1], 1))
     file = "\n".join(lines)
-    return f"A file:\n\n{file}\n\nThe file with three lines changed:\n\n", "\n".join(changed)
+    return f"A file:\n\n{file}\n\nThe file with three lines changed:\n\n", "\n".join(changed_lines)
 
 
 def _make_quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
     """Return a prompt, and an answer that quotes two of three sentences from it."""
     page = list(_take_tokens(_endless_sentences(row), 2 * tokens, encode))
-    places = random.Random(row).sample(range(len(page)), len(page))
-    quotes = (f"{page[place - 1]} {page[place]}" for place in places)
-    said = (
+    sentence_indices = random.Random(row).sample(range(len(page)), len(page))
+    quotes = (f"{page[sentence_index - 1]} {page[sentence_index]}" for sentence_index in sentence_indices)
+    answer_lines = (
         f'The page says: "{quote}" {free}' for quote, free in zip(quotes, _endless_sentences(row, _FREE), strict=False)
     )
-    return f"A page:\n\n{' '.join(page)}\n\nWhat does it say, and what follows?\n\n", "\n".join(said)
+    return f"A page:\n\n{' '.join(page)}\n\nWhat does it say, and what follows?\n\n", "\n".join(answer_lines)
 
 
 def _make_json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
@@ -130,8 +134,8 @@ def _make_records(row: int, count: int) -> list[dict[str, object]]:
 
 def _make_prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
     """Return a prompt, and an answer of sentences that are in no prompt."""
-    said = _take_tokens(_endless_sentences(row, _PROSE), tokens + 20, encode)
-    return f"Write chapter {row + 1} of the manual, without a heading.\n\n", " ".join(said)
+    sentences = _take_tokens(_endless_sentences(row, _PROSE), tokens + 20, encode)
+    return f"Write chapter {row + 1} of the manual, without a heading.\n\n", " ".join(sentences)
 
 
 _MAKERS: dict[AnswerKind, Callable[[int, int, Encode], tuple[str, str]]] = {
@@ -143,22 +147,22 @@ _MAKERS: dict[AnswerKind, Callable[[int, int, Encode], tuple[str, str]]] = {
 }
 
 
-def _take_tokens(pieces: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
+def _take_tokens(segments: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
     """Yield pieces of a text until they have about `tokens` tokens."""
-    for piece in pieces:
-        yield piece
-        tokens -= max(1, len(encode(piece)))
+    for segment in segments:
+        yield segment
+        tokens -= max(1, len(encode(segment)))
         if tokens <= 0:
             return
 
 
 def _endless_sentences(row: int, offset: int = 0) -> Iterator[str]:
     """Yield sentences without end, beginning at another place for each row."""
-    every = _source_sentences()
-    place = row * _ROW + offset
+    sentences = _source_sentences()
+    index = row * _ROW + offset
     while True:
-        yield every[place % len(every)]
-        place += 1
+        yield sentences[index % len(sentences)]
+        index += 1
 
 
 @cache
@@ -172,11 +176,13 @@ def _source_files() -> tuple[str, ...]:
 @cache
 def _source_sentences() -> tuple[str, ...]:
     """Return the sentences of the modules' docstrings, each once."""
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for text in _source_files():
         for node in ast.walk(ast.parse(text)):
-            said = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
-            for sentence in re.split(r"(?<=\.)\s+", " ".join(said.split())) if isinstance(said, str) else ():
+            docstring = (
+                node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            )
+            for sentence in re.split(r"(?<=\.)\s+", " ".join(docstring.split())) if isinstance(docstring, str) else ():
                 if 6 <= len(sentence.split()) <= 40:
-                    found[sentence] = None
-    return tuple(found)
+                    sentences[sentence] = None
+    return tuple(sentences)

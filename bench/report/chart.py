@@ -17,11 +17,14 @@ def bar_chart(bars: Sequence[ChartBar], width: int = WIDTH) -> str:
 
 
 def _draw_group(name: str, bars: Sequence[ChartBar], width: int) -> str:
-    most = max(bar.value for bar in bars) or 1.0
+    max_value = max(bar.value for bar in bars) or 1.0
     labels = max(len(bar.label) for bar in bars)
     figures = max(len(f"{bar.value:,.1f}") for bar in bars)
-    room = max(width - labels - figures - 3, 8)
-    lines = [f"{bar.label:<{labels}} {bar.value:>{figures},.1f} {_draw_bar(bar.value / most * room)}" for bar in bars]
+    bar_width = max(width - labels - figures - 3, 8)
+    lines = [
+        f"{bar.label:<{labels}} {bar.value:>{figures},.1f} {_draw_bar(bar.value / max_value * bar_width)}"
+        for bar in bars
+    ]
     return "\n".join([f"{name}, {bars[0].unit}", *lines])
 
 

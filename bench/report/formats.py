@@ -34,13 +34,15 @@ def as_csv(report: Report) -> str:
     """Return a report as CSV, a line per record. Lists are joined by spaces."""
     around = {"model": _model_name(report), "chip": report.machine.chip, "blas": report.machine.blas}
     records = [{**record, **around} for record in _all_records(report)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(
+        buffer, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n"
+    )
     writer.writeheader()
     for record in records:
         flat = {k: " ".join(f"{x:.6g}" for x in v) if isinstance(v, (list, tuple)) else v for k, v in record.items()}
         writer.writerow(flat)
-    return out.getvalue().rstrip("\n")
+    return buffer.getvalue().rstrip("\n")
 
 
 def _model_name(report: Report) -> str | None:

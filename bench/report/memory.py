@@ -18,19 +18,19 @@ TARGET = 3.0
 """How many times as fast as a buffer for each block a pool should be."""
 
 
-def pool_section(found: Sequence[WriterResult], sizes: PoolSizes) -> ReportSection:
+def pool_section(results: Sequence[WriterResult], sizes: PoolSizes) -> ReportSection:
     """Return the section about writing keys and values: the tokens per second of each way."""
-    naive = next(median(w.rates) for w in found if w.name == NAIVE)
-    ours = next(median(w.rates) for w in found if w.name == POOL)
+    naive_rate = next(median(w.rates) for w in results if w.name == NAIVE)
+    pool_rate = next(median(w.rates) for w in results if w.name == POOL)
     rows = tuple(
         (
             w.name,
             format_number(median(w.rates)),
             f"{format_number(min(w.rates))} to {format_number(max(w.rates))}",
-            f"{median(w.rates) / naive:.2f}x",
-            f"{w.grown / 2**20:.1f}",
+            f"{median(w.rates) / naive_rate:.2f}x",
+            f"{w.bytes_added / 2**20:.1f}",
         )
-        for w in found
+        for w in results
     )
     table = ReportTable(
         ("keys and values in", "tokens/s", "of all runs", "of naive", "MiB added"),
@@ -38,44 +38,51 @@ def pool_section(found: Sequence[WriterResult], sizes: PoolSizes) -> ReportSecti
         1,
         ("of all runs", "MiB added"),
     )
-    what = (
+    notes = (
         f"{sizes.rows} sequences of {sizes.tokens} tokens, {sizes.layers} layers, {sizes.heads} KV heads of "
         f"{sizes.dim}, float16, blocks of {sizes.block}; a token of every sequence at a time, waited for. All was "
         "read back and is what was written.",
-        f"{POOL} beside {NAIVE}: {ours / naive:.1f}x, target {TARGET:g}x: "
-        f"{'met' if ours >= TARGET * naive else 'missed'}",
+        f"{POOL} beside {NAIVE}: {pool_rate / naive_rate:.1f}x, target {TARGET:g}x: "
+        f"{'met' if pool_rate >= TARGET * naive_rate else 'missed'}",
         "MiB added: what MLX holds more after the last token than before the first. mlx-lm's cache is for rows of one "
         "length that share nothing.",
     )
     records = tuple(
-        {"way": w.name, "tokens_per_second": w.rates, "of_naive": median(w.rates) / naive, "bytes_added": w.grown}
-        for w in found
+        {
+            "way": w.name,
+            "tokens_per_second": w.rates,
+            "of_naive": median(w.rates) / naive_rate,
+            "bytes_added": w.bytes_added,
+        }
+        for w in results
     )
     bars = tuple(
-        ChartBar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in found
+        ChartBar("pool", w.name, "tokens per second", median(w.rates), min(w.rates), max(w.rates)) for w in results
     )
     series = tuple(
-        FigureSeries(f"pool, {w.name}", "t/s", BetterDirection.HIGHER, w.rates, MEMORY) for w in found if w.name == POOL
+        FigureSeries(f"pool, {w.name}", "t/s", BetterDirection.HIGHER, w.rates, MEMORY)
+        for w in results
+        if w.name == POOL
     )
-    return ReportSection("pool", "Pool of blocks", (table,), what, records, bars, series)
+    return ReportSection("pool", "Pool of blocks", (table,), notes, records, bars, series)
 
 
-def allocator_section(found: Sequence[ReplayResult]) -> ReportSection:
+def allocator_section(results: Sequence[ReplayResult]) -> ReportSection:
     """Return the section about allocators: the microseconds per call of each, and the runs that it needed."""
-    ours = {r.trace: median(r.microseconds) for r in found if r.allocator == OURS}
+    our_medians = {r.trace: median(r.microseconds) for r in results if r.allocator == OURS}
     rows = tuple(
         (
             r.trace,
             r.allocator,
             f"{median(r.microseconds):.2f}",
-            f"{median(r.microseconds) / ours[r.trace]:.1f}x" if r.trace in ours else "",
-            f"{r.runs / r.asked:.2f}",
+            f"{median(r.microseconds) / our_medians[r.trace]:.1f}x" if r.trace in our_medians else "",
+            f"{r.runs / r.request_count:.2f}",
         )
-        for r in found
+        for r in results
     )
     table = ReportTable(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2, ("of ours",))
-    counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in found}
-    below = (
+    counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in results}
+    notes = (
         f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
         f"replayed: {', '.join(counts.values())}.",
         "runs/request: 1.00 where every request for blocks got one contiguous run, which attention reads where it is.",
@@ -83,15 +90,21 @@ def allocator_section(found: Sequence[ReplayResult]) -> ReportSection:
         "do not.",
     )
     records = tuple(
-        {"trace": r.trace, "allocator": r.allocator, "microseconds": r.microseconds, "calls": r.calls, "asked": r.asked}
+        {
+            "trace": r.trace,
+            "allocator": r.allocator,
+            "microseconds": r.microseconds,
+            "calls": r.calls,
+            "asked": r.request_count,
+        }
         | {"runs": r.runs}
-        for r in found
+        for r in results
     )
     bars = tuple(
         ChartBar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_min_max(r.microseconds))
-        for r in found
+        for r in results
     )
-    return ReportSection("allocator", "Block allocator", (table,), below, records, bars)
+    return ReportSection("allocator", "Block allocator", (table,), notes, records, bars)
 
 
 def _min_max(values: Sequence[float]) -> tuple[float, float]:
@@ -103,12 +116,12 @@ def _peak_share(speed: KernelSpeed) -> str:
     return f"{median(speed.rates) / speed.peak:.0%}"
 
 
-def _peak_range(found: Sequence[KernelSpeed]) -> str:
+def _peak_range(speeds: Sequence[KernelSpeed]) -> str:
     """Return the lowest and the highest peak bandwidth as text."""
-    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _min_max([speed.peak for speed in found])))
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _min_max([speed.peak for speed in speeds])))
 
 
-def kernel_section(found: Sequence[KernelSpeed], peak: str, gpu: bool) -> ReportSection:
+def kernel_section(speeds: Sequence[KernelSpeed], peak: str, gpu: bool) -> ReportSection:
     """Return the section about decode attention: the bandwidth of each kernel."""
     rows = tuple(
         (
@@ -118,42 +131,43 @@ def kernel_section(found: Sequence[KernelSpeed], peak: str, gpu: bool) -> Report
             "{:.1f} to {:.1f}".format(*_min_max(s.rates)),
             _peak_share(s),
         )
-        for s in found
+        for s in speeds
     )
     table = ReportTable(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))
-    where = "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
-    below = (
-        f"GB/s of keys and values, median run; peak: {_peak_range(found)} GB/s, {peak}. cortexmlx: {where}, on "
-        "blocks in "
-        "random order; MLX: its scaled_dot_product_attention on contiguous arrays."
+    implementation = (
+        "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
+    )
+    note = (
+        f"GB/s of keys and values, median run; peak: {_peak_range(speeds)} GB/s, {peak}. cortexmlx: {implementation}, "
+        "on blocks in random order; MLX: its scaled_dot_product_attention on contiguous arrays."
     )
     records = tuple(
-        {"shape": s.shape.name, "kernel": s.kernel, "gigabytes_per_second": s.rates, "peak": s.peak} for s in found
+        {"shape": s.shape.name, "kernel": s.kernel, "gigabytes_per_second": s.rates, "peak": s.peak} for s in speeds
     )
     bars = tuple(
         ChartBar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_min_max(s.rates))
-        for s in found
+        for s in speeds
     )
-    return ReportSection("kernel", "Decode attention", (table,), (below,), records, bars)
+    return ReportSection("kernel", "Decode attention", (table,), (note,), records, bars)
 
 
 # The ways of decode attention in a report.
 
 
-def choices_section(found: Sequence[TimedChoice]) -> ReportSection:
-    """Return the section about autotuning: the time of each candidate, the fastest first, and the one that an engine
-    would use.
-    """
+def choices_section(choices: Sequence[TimedChoice]) -> ReportSection:
+    """Return the section about autotuning: each candidate's time, fastest first, and the one an engine would use."""
     rows = tuple(
         (choice.batch, name, f"{seconds * 1e6:,.0f}", "serves" if name == choice.chosen else "")
-        for choice in found
+        for choice in choices
         for name, seconds in sorted(choice.seconds.items(), key=lambda each: each[1])
     )
-    refused = sorted({f"{name} cannot serve: {why}" for choice in found for name, why in choice.refused.items()})
-    below = (
+    refusals = sorted(
+        {f"{name} cannot serve: {reason}" for choice in choices for name, reason in choice.refused.items()}
+    )
+    notes = (
         "Microseconds of one layer's attention, median. The fastest way serves, unless the rules' choice is nearly as "
         "fast. Classes with one way are left out.",
-        *refused,
+        *refusals,
     )
     records = tuple(
         {
@@ -163,7 +177,7 @@ def choices_section(found: Sequence[TimedChoice]) -> ReportSection:
             "seconds": dict(choice.seconds),
             "refused": dict(choice.refused),
         }
-        for choice in found
+        for choice in choices
     )
     table = ReportTable(("decode attention", "way", "us", ""), rows, 2)
-    return ReportSection("choices", "Ways of decode attention", (table,), below, records)
+    return ReportSection("choices", "Ways of decode attention", (table,), notes, records)

@@ -53,13 +53,13 @@ def _table_row(c: Comparison) -> tuple[str, ...]:
 
 
 def _json_record(c: Comparison) -> dict[str, Any]:
-    derived = {"ratio": c.ratio, "ratios": c.ratios, "cpu_ratio": c.cpu_ratio, "met": c.meets_target}
-    return {**asdict(c), "better": c.better.value, **derived}
+    derived_figures = {"ratio": c.ratio, "ratios": c.ratios, "cpu_ratio": c.cpu_ratio, "met": c.meets_target}
+    return {**asdict(c), "better": c.better.value, **derived_figures}
 
 
 def _raw_figures(c: Comparison) -> str:
     """Return all figures of a comparison as one line of text."""
-    ours, theirs = (", ".join(format_number(x) for x in side) for side in (c.ours, c.theirs))
-    same = f"same tokens in {c.same_tokens} of {c.requests} requests"
+    our_text, their_text = (", ".join(format_number(x) for x in figures) for figures in (c.ours, c.theirs))
+    same_note = f"same tokens in {c.same_tokens} of {c.requests} requests"
     cpu = "" if c.cpu_ratio is None else f"; {c.cpu_ratio:.2f}x by CPU time"
-    return f"{c.case}, {c.measure} ({c.what}): cortexmlx {ours}; mlx-lm {theirs} {c.unit}{cpu}; {same}"
+    return f"{c.case}, {c.measure} ({c.what}): cortexmlx {our_text}; mlx-lm {their_text} {c.unit}{cpu}; {same_note}"

@@ -17,8 +17,8 @@ class ReportTable:
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    """The first `left` columns are aligned to the left."""
+    left_columns: int = 1
+    """The first `left_columns` columns are aligned to the left."""
     spare: tuple[str, ...] = ()
     """Columns to drop, in this order, while the table is wider than the terminal, or than 80 columns."""
 
@@ -64,7 +64,7 @@ class ReportSection:
     """Its key in JSON."""
     title: str
     tables: tuple[ReportTable, ...]
-    below: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """Lines below the tables."""
     records: tuple[Mapping[str, Any], ...] = ()
     """The figures for programs."""

@@ -104,7 +104,7 @@ def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
 
 def _make_series(rows: Sequence[TestResult], backend: str) -> tuple[FigureSeries, ...]:
     """Return the repetitions of each test by wall time and, on a CPU, by CPU time."""
-    found = []
+    series = []
     for row in rows:
         name, unit = f"{row.test.label}, block {row.block_size}", "t/s"
         machine = COMPUTE if row.test.prompt else MEMORY
@@ -112,6 +112,8 @@ def _make_series(rows: Sequence[TestResult], backend: str) -> tuple[FigureSeries
         if backend == "CPU" and len(row.cpu_rates) == len(row.rates):
             clocks["CPU"] = row.cpu_rates
         for clock, rates in clocks.items():
-            beside = row.beside.get(f"{machine}, {clock}", ())
-            found.append(FigureSeries(name, unit, BetterDirection.HIGHER, rates, machine, clock, beside, row.rounds))
-    return tuple(found)
+            yardstick_seconds = row.yardstick_seconds.get(f"{machine}, {clock}", ())
+            series.append(
+                FigureSeries(name, unit, BetterDirection.HIGHER, rates, machine, clock, yardstick_seconds, row.rounds)
+            )
+    return tuple(series)

@@ -27,19 +27,19 @@ def as_svg(report: Report) -> str:
     model = "" if report.model is None else f"{report.model.name}, "
     top = [_text_element(16, 24, f"cortexmlx bench: {model}{report.machine.chip}", "title")]
     top.append(_text_element(16, 42, report.machine.software(), "small"))
-    y, drawn = _TOP, list[str]()
+    y, elements = _TOP, list[str]()
     for name, group in groupby(bars, key=lambda bar: bar.group):
         lines, y = _draw_group(name, list(group), y)
-        drawn += lines
+        elements += lines
     page = f'<rect class="page" width="{WIDTH}" height="{y}"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}">'
-    return "\n".join([head, f"<style>{_STYLE}</style>", page, *top, *drawn, "</svg>", ""])
+    return "\n".join([head, f"<style>{_STYLE}</style>", page, *top, *elements, "</svg>", ""])
 
 
 def _draw_group(name: str, bars: Sequence[ChartBar], y: int) -> tuple[list[str], int]:
     """Return the SVG elements of a group of bars that begins at `y`, and the `y` of the next group."""
-    most = max(max(bar.value, bar.high) for bar in bars) or 1.0
-    scale = (WIDTH - _LEFT - _RIGHT) / most
+    max_value = max(max(bar.value, bar.high) for bar in bars) or 1.0
+    scale = (WIDTH - _LEFT - _RIGHT) / max_value
     lines = [_text_element(16, y + 18, f"{name}, {bars[0].unit}", "small")]
     y += _LINE
     for bar in bars:
@@ -56,5 +56,5 @@ def _draw_group(name: str, bars: Sequence[ChartBar], y: int) -> tuple[list[str],
 
 def _text_element(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
     """Return an SVG text element. `kind` is its CSS class."""
-    named = f' class="{kind}"' if kind else ""
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{named}>{escape(text)}</text>'
+    class_attribute = f' class="{kind}"' if kind else ""
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{class_attribute}>{escape(text)}</text>'

@@ -21,7 +21,7 @@ def as_markdown(report: Report, width: int = WIDTH) -> str:
 def section_markdown(part: ReportSection, width: int = WIDTH) -> str:
     """Return one section as Markdown."""
     tables = [table_markdown(each, width) for each in part.tables]
-    return "\n\n".join([f"## {part.title}", *tables, *([list_markdown(part.below, width)] if part.below else [])])
+    return "\n\n".join([f"## {part.title}", *tables, *([list_markdown(part.notes, width)] if part.notes else [])])
 
 
 def list_markdown(lines: Sequence[str], width: int = WIDTH) -> str:
@@ -32,22 +32,22 @@ def list_markdown(lines: Sequence[str], width: int = WIDTH) -> str:
     )
 
 
-def table_markdown(given: ReportTable, width: int = WIDTH) -> str:
+def table_markdown(table: ReportTable, width: int = WIDTH) -> str:
     """Return a Markdown table with aligned columns. A table that is too wide loses `spare` columns."""
-    shown = given
-    for gone in given.spare:
-        if _table_width(shown) <= width:
+    visible_table = table
+    for heading in table.spare:
+        if _table_width(visible_table) <= width:
             break
-        shown = _drop_column(shown, gone)
-    widths = _column_widths(shown)
+        visible_table = _drop_column(visible_table, heading)
+    widths = _column_widths(visible_table)
 
     def line(cells: Sequence[str]) -> str:
-        both = zip(cells, widths, strict=True)
-        padded = (c.ljust(w) if i < shown.left else c.rjust(w) for i, (c, w) in enumerate(both))
+        columns = zip(cells, widths, strict=True)
+        padded = (c.ljust(w) if i < visible_table.left_columns else c.rjust(w) for i, (c, w) in enumerate(columns))
         return f"| {' | '.join(padded)} |"
 
-    rule = "|".join("-" * (w + 1) + ("-" if i < shown.left else ":") for i, w in enumerate(widths))
-    return "\n".join([line(shown.headings), f"|{rule}|", *map(line, shown.rows)])
+    rule = "|".join("-" * (w + 1) + ("-" if i < visible_table.left_columns else ":") for i, w in enumerate(widths))
+    return "\n".join([line(visible_table.headings), f"|{rule}|", *map(line, visible_table.rows)])
 
 
 def format_number(value: float) -> str:
@@ -55,20 +55,24 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
-def _column_widths(shown: ReportTable) -> list[int]:
+def _column_widths(table: ReportTable) -> list[int]:
     """Return the width of each column in characters."""
-    return [max(len(line[i]) for line in (shown.headings, *shown.rows)) for i in range(len(shown.headings))]
+    return [max(len(line[i]) for line in (table.headings, *table.rows)) for i in range(len(table.headings))]
 
 
-def _table_width(shown: ReportTable) -> int:
+def _table_width(table: ReportTable) -> int:
     """Return the width of a table in characters."""
-    return sum(_column_widths(shown)) + 3 * len(shown.headings) + 1
+    return sum(_column_widths(table)) + 3 * len(table.headings) + 1
 
 
-def _drop_column(shown: ReportTable, heading: str) -> ReportTable:
-    at = shown.headings.index(heading)
+def _drop_column(table: ReportTable, heading: str) -> ReportTable:
+    column_index = table.headings.index(heading)
 
     def cut(cells: tuple[str, ...]) -> tuple[str, ...]:
-        return cells[:at] + cells[at + 1 :]
+        return cells[:column_index] + cells[column_index + 1 :]
 
-    return ReportTable(cut(shown.headings), tuple(map(cut, shown.rows)), max(1, shown.left - (at < shown.left)))
+    return ReportTable(
+        cut(table.headings),
+        tuple(map(cut, table.rows)),
+        max(1, table.left_columns - (column_index < table.left_columns)),
+    )

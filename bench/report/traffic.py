@@ -23,83 +23,84 @@ BELOW = (
 )
 
 
-def traffic_section(sides: Sequence[TrafficResult], traffic: Traffic) -> ReportSection:
+def traffic_section(results: Sequence[TrafficResult], traffic: Traffic) -> ReportSection:
     """Return the section about random arrivals, with the figures of all runs together."""
-    promise = sides[0].promise
-    figures = [_side_figures(side) for side in sides]
+    promise = results[0].promise
+    figures = [_side_figures(result) for result in results]
     names = list(figures[0])
     rows = []
     for name in names:
-        values = [found[name] for found in figures]
+        values = [result_figures[name] for result_figures in figures]
         ratio = (f"{values[0] / values[1]:.2f}x",) if len(values) > 1 and values[1] else ("",) * (len(values) - 1)
         rows.append((name, *map(format_number, values), *ratio))
-    table = ReportTable(("", *(side.name for side in sides), *(("ratio",) if len(sides) > 1 else ())), tuple(rows))
-    shared = f"{traffic.sharing:.0%} behind one of {traffic.systems} system prompts of {traffic.system} tokens"
-    what = (
-        f"{len(sides[0].requests)} requests in {len(sides[0].traces)} run(s), at random times, {traffic.rate:g} a "
+    table = ReportTable(("", *(side.name for side in results), *(("ratio",) if len(results) > 1 else ())), tuple(rows))
+    shared = f"{traffic.shared_fraction:.0%} behind one of {traffic.systems} system prompts of {traffic.system} tokens"
+    notes = (
+        f"{len(results[0].requests)} requests in {len(results[0].traces)} run(s), at random times, {traffic.rate:g} a "
         f"second: prompts of {traffic.prompt[0]} to {traffic.prompt[1]} tokens, {shared}; answers of "
         f"{traffic.answer[0]} to {traffic.answer[1]}",
         f"goodput: requests per second with TTFT at most {promise.ttft * 1e3:g} ms and TPOT at most "
-        f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good_count} of {len(s.requests)}' for s in sides)}",
-        *_same_tokens_note(sides),
-        *_overload_warning(sides[0], traffic),
+        f"{promise.tpot * 1e3:g} ms: {', '.join(f'{s.name} {s.good_count} of {len(s.requests)}' for s in results)}",
+        *_same_tokens_note(results),
+        *_overload_warning(results[0], traffic),
     )
-    records = tuple(_json_record(side, found) for side, found in zip(sides, figures, strict=True))
+    records = tuple(_json_record(side, found) for side, found in zip(results, figures, strict=True))
     bars = tuple(
         ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
         for p in PERCENTILES
-        for side, found in zip(sides, figures, strict=True)
+        for side, found in zip(results, figures, strict=True)
     )
     return ReportSection(
-        "trace", "Requests as they come", (table,), (*what, *BELOW), records, bars, _make_series(sides[0])
+        "trace", "Requests as they come", (table,), (*notes, *BELOW), records, bars, _make_series(results[0])
     )
 
 
-def _overload_warning(side: TrafficResult, traffic: Traffic) -> tuple[str, ...]:
-    """Return a warning if requests arrived faster than they were answered. Then they wait for each other, and the wait
-    depends more on the rate than on an answer.
-    """
-    served = len(side.requests) / sum(trace.total_seconds().wall for trace in side.traces)
-    if served > KEEPS_UP * traffic.rate:
+def _overload_warning(result: TrafficResult, traffic: Traffic) -> tuple[str, ...]:
+    """Return a warning if requests came faster than answers. They then wait for each other: the rate sets how long."""
+    served_rate = len(result.requests) / sum(trace.total_seconds().wall for trace in result.traces)
+    if served_rate > KEEPS_UP * traffic.rate:
         return ()
     return (
-        f"requests came faster than they were answered ({served:.2g} a second): they waited for each other. A lower "
-        "--request-rate shows what one waits where the machine keeps up",
+        f"requests came faster than they were answered ({served_rate:.2g} a second): they waited for each other. A "
+        "lower --request-rate shows what one waits where the machine keeps up",
     )
 
 
-def _same_tokens_note(sides: Sequence[TrafficResult]) -> tuple[str, ...]:
+def _same_tokens_note(results: Sequence[TrafficResult]) -> tuple[str, ...]:
     """Return a line with the number of requests that have the same tokens on both sides."""
-    if len(sides) < 2:
+    if len(results) < 2:
         return ()
-    both = list(zip(*(side.requests for side in sides), strict=True))
-    return (f"same tokens on both sides in {sum(a.tokens == b.tokens for a, b in both)} of {len(both)} requests",)
+    request_pairs = list(zip(*(result.requests for result in results), strict=True))
+    return (
+        f"same tokens on both sides in {sum(a.tokens == b.tokens for a, b in request_pairs)} of {len(request_pairs)} "
+        "requests",
+    )
 
 
-def _side_figures(side: TrafficResult) -> dict[str, float]:
+def _side_figures(result: TrafficResult) -> dict[str, float]:
     """Return throughput, goodput and the percentiles of waits for one side."""
-    found = {"tokens per second": float(np.mean(side.throughput())), "goodput": float(np.mean(side.goodput()))}
-    for name, waits in side.waits().items():
+    figures = {"tokens per second": float(np.mean(result.throughput())), "goodput": float(np.mean(result.goodput()))}
+    for name, waits in result.waits().items():
         for percentile in PERCENTILES:
-            found[f"{name} p{percentile}"] = 1_000 * float(np.percentile(waits, percentile))
-    return found
+            figures[f"{name} p{percentile}"] = 1_000 * float(np.percentile(waits, percentile))
+    return figures
 
 
-def _json_record(side: TrafficResult, figures: dict[str, float]) -> dict[str, Any]:
+def _json_record(result: TrafficResult, figures: dict[str, float]) -> dict[str, Any]:
     return {
-        "side": side.name,
-        "requests": len(side.requests),
-        "good": side.good_count,
-        "tokens": side.tokens,
+        "side": result.name,
+        "requests": len(result.requests),
+        "good": result.good_count,
+        "tokens": result.tokens,
         **figures,
     }
 
 
-def _make_series(side: TrafficResult) -> tuple[FigureSeries, ...]:
+def _make_series(result: TrafficResult) -> tuple[FigureSeries, ...]:
     """Return one figure for each run. Requests of one run depend on each other, so they are not repetitions."""
-    runs = [side.waits(trace.requests) for trace in side.traces]
-    found = [FigureSeries("trace, tokens per second", "t/s", BetterDirection.HIGHER, tuple(side.throughput()))]
+    runs = [result.waits(trace.requests) for trace in result.traces]
+    series = [FigureSeries("trace, tokens per second", "t/s", BetterDirection.HIGHER, tuple(result.throughput()))]
     for name in ("TTFT", "TPOT"):
         medians = tuple(float(np.median(run[name])) for run in runs)
-        found.append(FigureSeries(f"trace, {name} p50", "s", BetterDirection.LOWER, medians))
-    return tuple(found)
+        series.append(FigureSeries(f"trace, {name} p50", "s", BetterDirection.LOWER, medians))
+    return tuple(series)

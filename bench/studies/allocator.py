@@ -25,9 +25,7 @@ CALLS = 20_000
 
 @dataclass(frozen=True)
 class ChurnCost:
-    """The cost of random `allocate` and `free` calls in a half-full, fragmented arena: microseconds per call, one
-    figure per repeat.
-    """
+    """Microseconds per random `allocate` or `free` call in a half-full, fragmented arena, one figure per repeat."""
 
     total_blocks: int
     fragmentation: float
@@ -41,9 +39,7 @@ class ChurnCost:
 
 @dataclass(frozen=True)
 class ScanCost:
-    """The cost of one `allocate` and the `free` that undoes it, in microseconds, when only the arena's last run is
-    long enough.
-    """
+    """Microseconds of one `allocate` and the `free` that undoes it, when only the arena's last run is long enough."""
 
     name: str
     repeats_us: tuple[float, ...]
@@ -94,23 +90,23 @@ def _draw_trace(total_blocks: int, calls: int, seed: int) -> _CallTrace:
     while allocator.free_blocks:
         runs.append(allocator.allocate(min(rng.randint(1, LONGEST), allocator.largest_free_run)))
     fill = tuple(run.count for run in runs)
-    live = list(range(len(runs)))
-    rng.shuffle(live)
+    live_runs = list(range(len(runs)))
+    rng.shuffle(live_runs)
     holes = []
     while allocator.used_blocks > total_blocks // 2:
-        holes.append(live.pop())
+        holes.append(live_runs.pop())
         allocator.free(runs[holes[-1]])
     churn: list[int] = []
     while len(churn) < calls:
         n = rng.randint(1, LONGEST)
         if allocator.free_blocks > total_blocks // 2 and n <= allocator.largest_free_run:
-            live.append(len(runs))
+            live_runs.append(len(runs))
             runs.append(allocator.allocate(n))
             churn.append(n)
         else:
-            at = rng.randrange(len(live))
-            live[at], live[-1] = live[-1], live[at]
-            churn.append(-live.pop())
+            index = rng.randrange(len(live_runs))
+            live_runs[index], live_runs[-1] = live_runs[-1], live_runs[index]
+            churn.append(-live_runs.pop())
             allocator.free(runs[-churn[-1]])
     return _CallTrace(fill, tuple(holes), tuple(churn))
 
@@ -153,9 +149,7 @@ def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: i
 
 
 def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
-    """Measure each allocator in an arena where every second block is free, and so are the last 64. It allocates those
-    64 and frees them again.
-    """
+    """Measure each allocator: allocate and free the last 64 blocks, where every second one before them is free."""
     results = []
     for name, make in SCANS:
         allocator = make(total_blocks)
@@ -169,19 +163,17 @@ def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[Sc
 
 
 def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
-    """Return the microseconds to allocate and free the last run, from pairs of calls that take at least 50 ms
-    together.
-    """
-    pairs, spent = 0, 0.0
+    """Return the microseconds to allocate and free the last run, the mean over at least 50 ms of such pairs."""
+    pairs, spent_seconds = 0, 0.0
     started = time.perf_counter()
-    while spent < 0.05:
+    while spent_seconds < 0.05:
         run = allocator.allocate(expected.count)
         allocator.free(run)
         if run != expected:
             raise AssertionError(f"allocated {run}, only {expected} is long enough")
         pairs += 1
-        spent = time.perf_counter() - started
-    return spent * 1e6 / pairs
+        spent_seconds = time.perf_counter() - started
+    return spent_seconds * 1e6 / pairs
 
 
 def measure_costs(repeats: int = 5) -> AllocatorBench:
@@ -204,7 +196,7 @@ def report(bench: AllocatorBench) -> str:
             f"({min(row.repeats_us):.2f} to {max(row.repeats_us):.2f}) | "
             f"{row.median_us / bench.churn[0].median_us:.2f}x |"
         )
-    ours = bench.scans[0].median_us
+    our_median_us = bench.scans[0].median_us
     lines += [
         "",
         f"allocate {LONGEST} blocks and free them, {SCAN_BLOCKS:,} blocks, only the last run is long enough:",
@@ -212,7 +204,7 @@ def report(bench: AllocatorBench) -> str:
         "| allocator | us per pair | of ours |",
         "|---|---:|---:|",
     ]
-    lines += [f"| {row.name} | {row.median_us:,.2f} | {row.median_us / ours:,.1f}x |" for row in bench.scans]
+    lines += [f"| {row.name} | {row.median_us:,.2f} | {row.median_us / our_median_us:,.1f}x |" for row in bench.scans]
     return "\n".join(lines)
 
 

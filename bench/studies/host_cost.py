@@ -62,9 +62,9 @@ class _TimedAttention:
     def attend(self, *args: Any, **options: Any) -> mx.array:
         """Compute attention by the backend, and add the time that the call takes."""
         started = time.perf_counter()
-        out = self.attention.attend(*args, **options)
+        output = self.attention.attend(*args, **options)
         self.seconds += time.perf_counter() - started
-        return out
+        return output
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class HostCost:
 def measure_host_cost(model: str, rows: int) -> HostCost:
     """Decode `rows` rows with cortexmlx and with mlx-lm, for about `STEPS` steps in which all rows decode."""
     core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False, speculate=False))
-    timed = _TimedAttention(MetalAttention(make_stub_kernel, check=False))
+    timed_attention = _TimedAttention(MetalAttention(make_stub_kernel, check=False))
     assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
-    core.runner._attend = timed.attend
+    core.runner._attend = timed_attention.attend
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
         handle = RequestHandle(RequestId(row), core.cancel)
@@ -99,14 +99,14 @@ def measure_host_cost(model: str, rows: int) -> HostCost:
         )
     builds, attentions = [], []
     while not core.idle:
-        before = (core.runner.build_seconds, timed.seconds)
+        seconds_before = (core.runner.build_seconds, timed_attention.seconds)
         core.step()
         plan = core._in_flight[-1] if core._in_flight else None
         if plan is not None and plan.kind is StepKind.DECODE and plan.flush is None and len(plan.segments) == rows:
-            builds.append(core.runner.build_seconds - before[0])
-            attentions.append(timed.seconds - before[1])
-    theirs = _mlx_lm_build_seconds(core.loaded.model, rows)
-    return HostCost(rows, *(statistics.quantiles(times[1:])[0] for times in (builds, attentions, theirs)))
+            builds.append(core.runner.build_seconds - seconds_before[0])
+            attentions.append(timed_attention.seconds - seconds_before[1])
+    mlx_lm_builds = _mlx_lm_build_seconds(core.loaded.model, rows)
+    return HostCost(rows, *(statistics.quantiles(times[1:])[0] for times in (builds, attentions, mlx_lm_builds)))
 
 
 def _mlx_lm_build_seconds(model: Any, rows: int) -> list[float]:
@@ -127,15 +127,13 @@ def _mlx_lm_build_seconds(model: Any, rows: int) -> list[float]:
 
 @dataclass(frozen=True)
 class TextCost:
-    """The bytes of a kernel's Metal text and the seconds of a call, with comments (`written`, `before`) and minified
-    (`sent`, `now`).
-    """
+    """Bytes of a kernel's Metal text and seconds per call, with comments (`written_*`) and minified (`sent_*`)."""
 
     kernel: str
-    written: int
-    sent: int
-    before: float
-    now: float
+    written_bytes: int
+    sent_bytes: int
+    written_seconds: float
+    sent_seconds: float
 
 
 SHAPES = (
@@ -149,20 +147,20 @@ PAIRS, CALLS = 40, 25
 
 def measure_text_costs() -> list[TextCost]:
     """Measure what minifying saves for each decode kernel and the reduce kernel: medians of pairs of runs in turns."""
-    written, sent_texts, costs = _unminified_texts(), dict[str, int](), dict[str, TextCost]()
+    written_texts, sent_texts, costs = _unminified_texts(), dict[str, int](), dict[str, TextCost]()
 
     def as_written(*, name: str, header: str, source: str, **options: Any) -> Any:
         sent_texts[name] = len(header) + len(source)
-        header, source = written[name]
+        header, source = written_texts[name]
         return mx.fast.metal_kernel(name=name, header=header, source=source, **options)
 
-    before, now = DecodeKernels(as_written), DecodeKernels(mx.fast.metal_kernel)
+    written_kernels, minified_kernels = DecodeKernels(as_written), DecodeKernels(mx.fast.metal_kernel)
     for variant in SHAPES:
         problem, geometry = make_decode_problem(variant, None), variant.geometry
         decode = f"cortex_{geometry.name}" + ("_quantized" if variant.kv_bits else "")
         for name in (decode, "cortex_paged_reduce"):
-            seconds = _time_pairs(before, now, variant, problem, reduce=name != decode)
-            costs.setdefault(name, TextCost(name, sum(map(len, written[name])), sent_texts[name], *seconds))
+            seconds = _time_pairs(written_kernels, minified_kernels, variant, problem, reduce=name != decode)
+            costs.setdefault(name, TextCost(name, sum(map(len, written_texts[name])), sent_texts[name], *seconds))
     return list(costs.values())
 
 
@@ -178,16 +176,21 @@ def _unminified_texts() -> dict[str, tuple[str, str]]:
 
 
 def _time_pairs(
-    before: DecodeKernels, now: DecodeKernels, variant: Variant, problem: DecodeProblem, *, reduce: bool
+    written_kernels: DecodeKernels,
+    minified_kernels: DecodeKernels,
+    variant: Variant,
+    problem: DecodeProblem,
+    *,
+    reduce: bool,
 ) -> tuple[float, float]:
-    """Return the median seconds of one call with the kernels of `before`, and with those of `now`."""
+    """Return the median seconds of one call, with `written_kernels` and with `minified_kernels`."""
     times: tuple[list[float], list[float]] = ([], [])
 
     def traced(queries: mx.array) -> mx.array:
         inputs = replace(problem.inputs, queries=queries)
-        partials = before.decode(variant, problem.items, inputs)
+        partials = written_kernels.decode(variant, problem.items, inputs)
         for _ in range(PAIRS):
-            for kernels, seconds in zip((before, now), times, strict=True):
+            for kernels, seconds in zip((written_kernels, minified_kernels), times, strict=True):
                 started = time.perf_counter()
                 for _ in range(CALLS):
                     if reduce:
@@ -206,8 +209,9 @@ def text_cost_table() -> str:
     """Measure the costs of kernel texts, and return them as a table."""
     lines = ["kernel                       written    sent  microseconds of a call: before     now   ratio"]
     lines += [
-        f"{cost.kernel.removeprefix('cortex_'):<27}{cost.written:>9}{cost.sent:>8}{cost.before * 1e6:>31.1f}"
-        f"{cost.now * 1e6:>8.1f}{cost.now / cost.before:>8.2f}"
+        f"{cost.kernel.removeprefix('cortex_'):<27}{cost.written_bytes:>9}{cost.sent_bytes:>8}"
+        f"{cost.written_seconds * 1e6:>31.1f}{cost.sent_seconds * 1e6:>8.1f}"
+        f"{cost.sent_seconds / cost.written_seconds:>8.2f}"
         for cost in measure_text_costs()
     ]
     return "\n".join(lines)

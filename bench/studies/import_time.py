@@ -33,13 +33,11 @@ class ImportCost:
 
 
 def measure_imports(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) -> list[ImportCost]:
-    """Return the cost of each program of imports. All take turns with an empty one. Raises CalledProcessError if one
-    fails.
-    """
+    """Return the cost of each import program, in turns with an empty one. Raises CalledProcessError if one fails."""
     runs: dict[str, list[tuple[float, float]]] = {program: [] for program in ("pass", *programs)}
     for _ in range(turns):
-        for program, taken in runs.items():
-            taken.append(_time_program(program))
+        for program, times in runs.items():
+            times.append(_time_program(program))
     cpu = {program: statistics.median(c for c, _ in taken) for program, taken in runs.items()}
     wall = {program: min(w for _, w in taken) for program, taken in runs.items()}
     return [ImportCost(p, 1e3 * (cpu[p] - cpu["pass"]), 1e3 * (wall[p] - wall["pass"])) for p in programs]
@@ -47,15 +45,15 @@ def measure_imports(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) ->
 
 def _time_program(program: str) -> tuple[float, float]:
     """Return the seconds of CPU time and of wall time that `program` takes in its own process."""
-    before, began = _children_cpu_seconds(), time.perf_counter()
+    cpu_before, start_time = _children_cpu_seconds(), time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True)
-    return _children_cpu_seconds() - before, time.perf_counter() - began
+    return _children_cpu_seconds() - cpu_before, time.perf_counter() - start_time
 
 
 def _children_cpu_seconds() -> float:
     """Return the CPU time of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

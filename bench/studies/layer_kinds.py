@@ -136,12 +136,12 @@ def main() -> None:
     )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of: {', '.join(KINDS)}; none: all")
     parser.add_argument("--pairs", type=int, default=MINIMUM_PAIRS)
-    asked = parser.parse_args()
-    unknown = [kind for kind in asked.kinds if kind not in KINDS]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is no kind; there are: {', '.join(KINDS)}")
-    for kind in asked.kinds or KINDS:
-        print(f"## {kind}\n\n{as_markdown(compare_kind(kind, asked.pairs))}\n", flush=True)
+    options = parser.parse_args()
+    unknown_kinds = [kind for kind in options.kinds if kind not in KINDS]
+    if unknown_kinds:
+        parser.error(f"{unknown_kinds[0]!r} is no kind; there are: {', '.join(KINDS)}")
+    for kind in options.kinds or KINDS:
+        print(f"## {kind}\n\n{as_markdown(compare_kind(kind, options.pairs))}\n", flush=True)
 
 
 if __name__ == "__main__":

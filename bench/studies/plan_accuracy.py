@@ -110,12 +110,12 @@ def measure_setting(setting: RunSetting) -> PlanOutcome:
     """Predict the memory of a run, run it, and return both figures."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-promise-") as folder:
         model = _make_model(setting.kind, Path(folder))
-        planned = _predict_memory(model, setting)
-        began = time.perf_counter()
-        peak = _measure_peak(model, setting, planned["rows"])
+        plan = _predict_memory(model, setting)
+        start_time = time.perf_counter()
+        peak = _measure_peak(model, setting, plan["rows"])
         process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        parts = {name: size for name, size in planned.items() if name.endswith("_bytes") and name != "peak_bytes"}
-        return PlanOutcome(setting.name, planned["peak_bytes"], peak, parts, process, time.perf_counter() - began)
+        parts = {name: size for name, size in plan.items() if name.endswith("_bytes") and name != "peak_bytes"}
+        return PlanOutcome(setting.name, plan["peak_bytes"], peak, parts, process, time.perf_counter() - start_time)
 
 
 def _make_model(kind: str, folder: Path) -> str:
@@ -131,8 +131,8 @@ def _predict_memory(model: str, setting: RunSetting) -> dict[str, int]:
     command = [sys.executable, "-c", COMMAND, "plan", model, "--json", "--context", str(setting.tokens)]
     for option, value in setting.options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (run,) = json.loads(done.stdout)["runs"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    (run,) = json.loads(result.stdout)["runs"]
     return dict(run)
 
 
@@ -157,7 +157,7 @@ def _measure_peak(model: str, setting: RunSetting, rows: int) -> int:
         prompt = tuple(random.integers(0, core.info.vocab_size, max(1, setting.tokens - answer)).tolist())
         handles.append(RequestHandle(RequestId(number), core.cancel))
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
-        core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handles[-1], StopConditions())
+        core.add(QueuedRequest(prompt, params, submit_time=time.perf_counter()), handles[-1], StopConditions())
     while not core.idle:
         core.step()
     for handle in handles:
@@ -196,11 +196,11 @@ def main() -> None:
     )
     parser.add_argument("settings", nargs="*", type=int, metavar="SETTING", help="numbers of settings; none: all")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one is not None:
-        print(json.dumps(asdict(measure_setting(SETTINGS[asked.one]))))
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(asdict(measure_setting(SETTINGS[options.one]))))
         return
-    outcomes = [_measure_in_process(number) for number in asked.settings or range(len(SETTINGS))]
+    outcomes = [_measure_in_process(number) for number in options.settings or range(len(SETTINGS))]
     print(outcome_table(outcomes))
     sys.exit(not all(outcome.is_within_plan for outcome in outcomes))
 
@@ -208,8 +208,8 @@ def main() -> None:
 def _measure_in_process(number: int) -> PlanOutcome:
     """Measure a setting in its own process."""
     command = [sys.executable, "-m", "cortexmlx.bench.studies.plan_accuracy", "--one", str(number)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads(result.stdout)
     return PlanOutcome(**figures)
 
 

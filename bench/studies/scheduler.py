@@ -62,12 +62,12 @@ def measure_steps(rows: int, blocks: int, cached: int, steps: int = STEPS) -> St
     cache = KVCache(BlockPools(groups, blocks, DEFAULT_BLOCK_SIZE))
     scheduler = Scheduler(cache, SchedulerConfig(max_rows=rows, prefill_budget=512, context_length=1 << 20))
     random = np.random.default_rng(0)
-    longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
-    filled = 0
-    while filled < cached:
-        _add_request(scheduler, -1 - filled, random, longest, 1)
+    prompt_length = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE
+    filled_blocks = 0
+    while filled_blocks < cached:
+        _add_request(scheduler, -1 - filled_blocks, random, prompt_length, 1)
         _run_to_end(scheduler)
-        filled += longest // DEFAULT_BLOCK_SIZE
+        filled_blocks += prompt_length // DEFAULT_BLOCK_SIZE
     for row in range(rows):
         _add_request(scheduler, 1 + row, random, CONTEXT, steps)
     return StepCost(rows, blocks, cached, tuple(_run_to_end(scheduler)))
@@ -84,22 +84,22 @@ def _run_to_end(scheduler: Scheduler) -> list[float]:
     """Plan and commit until nothing is left. Return the milliseconds of each step in which all rows decode."""
     in_flight: deque[StepPlan] = deque()
     costs: list[float] = []
-    spent, tokens = 0.0, [7] * scheduler.config.max_rows
+    spent_seconds, tokens = 0.0, [7] * scheduler.config.max_rows
     while not scheduler.is_idle:
         started = time.perf_counter()
         plan = scheduler.plan(len(in_flight))
         if plan is not None:
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
-            done = in_flight.popleft()
-            for row in scheduler.commit(done, tokens[: len(done.logit_segments)]):
+            oldest_plan = in_flight.popleft()
+            for row in scheduler.commit(oldest_plan, tokens[: len(oldest_plan.logit_segments)]):
                 if row.finish_reason is not None:
                     scheduler.finish(row.job.id, row.finish_reason)
-        spent += time.perf_counter() - started
+        spent_seconds += time.perf_counter() - started
         if plan is not None:
             if len(plan.logit_segments) == scheduler.config.max_rows == len(plan.positions):
-                costs.append(1_000 * spent)
-            spent = 0.0
+                costs.append(1_000 * spent_seconds)
+            spent_seconds = 0.0
     return costs
 
 

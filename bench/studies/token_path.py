@@ -75,8 +75,8 @@ def _profile_step(core: EngineCore) -> Counter[Function]:
     calls: Counter[Function] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        ours = frame.f_globals.get("__name__", "").startswith("cortexmlx.")
-        if event == "call" and ours and frame.f_code.co_filename != "<string>":
+        is_ours = frame.f_globals.get("__name__", "").startswith("cortexmlx.")
+        if event == "call" and is_ours and frame.f_code.co_filename != "<string>":
             calls[frame.f_code.co_filename, frame.f_code.co_qualname] += 1
 
     sys.setprofile(note)

@@ -65,8 +65,8 @@ SCHEMA = {
 def process_bytes() -> int:
     """Return the memory of this process: its physical footprint on a Mac, its resident memory elsewhere."""
     if sys.platform == "darwin":
-        said = subprocess.run(["footprint", "-f", "bytes", "-p", str(os.getpid())], capture_output=True, text=True)
-        return int(said.stdout.split("Footprint:")[1].split()[0])
+        result = subprocess.run(["footprint", "-f", "bytes", "-p", str(os.getpid())], capture_output=True, text=True)
+        return int(result.stdout.split("Footprint:")[1].split()[0])
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -75,16 +75,16 @@ class WorkingDay:
     """The work done so far in a run of some hours, its faults, and samples of the memory."""
 
     seconds: float
-    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
     samples: list[tuple[float, int, int, int]] = field(default_factory=list)
     """Seconds since the beginning; bytes of the process, active in MLX, cached by MLX."""
-    done: Counter[str] = field(default_factory=Counter)
+    work_counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the beginning. A Mac's clock stands still while it sleeps."""
-        return time.monotonic() - self.began
+        return time.monotonic() - self.start_time
 
     @property
     def is_over(self) -> bool:
@@ -100,9 +100,9 @@ class WorkingDay:
 
         Models come and go, so neighbouring samples are alike. The error is that of means over a twentieth of the time.
         """
-        settled = min(SETTLED, self.seconds / 10)
-        table = np.array([sample for sample in self.samples if sample[0] >= settled])
-        told = {}
+        settle_seconds = min(SETTLED, self.seconds / 10)
+        table = np.array([sample for sample in self.samples if sample[0] >= settle_seconds])
+        trends = {}
         for kind, column in zip(("process", "active", "cached"), table.T[1:], strict=True):
             parts = [(h.mean(), y.mean()) for h, y in _split_in_twenty(table[:, 0] / 3600, column / 1e6)]
             hours, megabytes = np.array(parts).T
@@ -110,8 +110,8 @@ class WorkingDay:
             slope = float(spread @ megabytes / (spread @ spread))
             rest = megabytes - megabytes.mean() - slope * spread
             error = float(np.sqrt(rest @ rest / (len(parts) - 2) / (spread @ spread)))
-            told[kind] = (float(megabytes.mean()), slope, error)
-        return told
+            trends[kind] = (float(megabytes.mean()), slope, error)
+        return trends
 
     def growing_kinds(self) -> list[str]:
         """Return the kinds of memory that grow by more than `MOST_GROWTH` an hour, and more than chance would."""
@@ -121,7 +121,7 @@ class WorkingDay:
 
     def report(self) -> str:
         """Return what was done, the memory trends and the faults, as Markdown."""
-        work = ", ".join(f"{count:,} {what}" for what, count in sorted(self.done.items()))
+        work = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.work_counts.items()))
         lines = [f"{self.elapsed / 3600:.2f} hours: {work}; {len(self.faults)} faults.", ""]
         lines += ["| memory | mean MB | MB an hour | standard error |", "|---|---:|---:|---:|"]
         lines += [f"| {k} | {m:,.0f} | {s:+.1f} | {e:.1f} |" for k, (m, s, e) in self.memory_trends().items()]
@@ -162,13 +162,13 @@ class RandomClient:
         """Do one act, and count it, or record its fault."""
         try:
             act(model)
-            self._day.done[act.__name__] += 1
+            self._day.work_counts[act.__name__] += 1
         except Exception as error:
             self._day.faults.append(f"{self._day.elapsed:.0f} s, {act.__name__} of {model}: {error!r:.300}")
             self._chats.pop(model, None)
 
-    def _random_text(self, words: int) -> str:
-        return " ".join(self._dice.choice(WORDS) for _ in range(words))
+    def _random_text(self, word_count: int) -> str:
+        return " ".join(self._dice.choice(WORDS) for _ in range(word_count))
 
     def _post(self, path: str, expected: int = 200, **body: Any) -> Any:
         """Send a request and return the JSON of its answer. Raises RuntimeError if the status is not as expected."""
@@ -181,8 +181,8 @@ class RandomClient:
         """Take the next turn of a chat, which begins anew when it is long."""
         turns = self._chats.setdefault(model, [{"role": "system", "content": self._random_text(60)}])
         turns.append({"role": "user", "content": self._random_text(self._dice.randrange(3, 40))})
-        told = self._post("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
-        turns.append({"role": "assistant", "content": told["choices"][0]["message"]["content"] or "-"})
+        response = self._post("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
+        turns.append({"role": "assistant", "content": response["choices"][0]["message"]["content"] or "-"})
         if sum(len(turn["content"].encode()) for turn in turns) > 5_000:  # a byte is a token of the random models
             del self._chats[model]
 
@@ -209,8 +209,10 @@ class RandomClient:
         """Ask for JSON that follows a schema."""
         form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
         messages = [{"role": "user", "content": self._random_text(9)}]
-        told = self._post("/v1/chat/completions", model=model, messages=messages, response_format=form, max_tokens=120)
-        choice = told["choices"][0]
+        response = self._post(
+            "/v1/chat/completions", model=model, messages=messages, response_format=form, max_tokens=120
+        )
+        choice = response["choices"][0]
         if choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) != {"name", "kind"}:
             raise RuntimeError(f"not of the schema: {choice['message']['content']!r}")
 
@@ -234,15 +236,15 @@ def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
     full = Path(options["full"]["model"])
     with Engine(str(full), kv_memory="8MB") as engine:
         sizes = layer_sizes(engine, ATTENTION)
-    written = {name: str(write_adapter(folder / name, sizes, 4, seed)) for seed, name in enumerate("ab")}
-    options["full"] |= {"adapters": written}
+    adapter_paths = {name: str(write_adapter(folder / name, sizes, 4, seed)) for seed, name in enumerate("ab")}
+    options["full"] |= {"adapters": adapter_paths}
     options["drafted"] = {"model": str(full), "kv_memory": "48MB", "draft": str(full)}
-    pooling = {"word_embedding_dimension": SMALL["hidden_size"], "pooling_mode_lasttoken": True}
+    pooling_config = {"word_embedding_dimension": SMALL["hidden_size"], "pooling_mode_lasttoken": True}
     embedder = write_random_model(folder / "embedder", SMALL)
     modules = [{"idx": i, "path": p, "type": f"sentence_transformers.models.{k}"} for i, (p, k) in
                enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])]  # fmt: skip
     (embedder / "1_Pooling").mkdir()
-    (embedder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (embedder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_config))
     (embedder / "modules.json").write_text(json.dumps(modules))
     options["embedder"] = {"model": str(embedder), "kv_memory": "16MB"}
     return options
@@ -258,16 +260,16 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
 
     def opener(name: str) -> Callable[[Any], Engine]:
         def open_engine(on_progress: Any) -> Engine:
-            given = dict(options[name])
-            day.done["loads"] += 1
-            engines[name] = Engine(given.pop("model"), on_progress=on_progress, **given)
+            engine_options = dict(options[name])
+            day.work_counts["loads"] += 1
+            engines[name] = Engine(engine_options.pop("model"), on_progress=on_progress, **engine_options)
             return engines[name]
 
         return open_engine
 
     models = [
-        ServedModel(name, opener(name), memory=1, adapters=tuple(given.get("adapters", ())))
-        for name, given in options.items()
+        ServedModel(name, opener(name), memory=1, adapters=tuple(model_options.get("adapters", ())))
+        for name, model_options in options.items()
     ]
     with ModelPool(models, memory=2, idle=30) as pool:
         listening = HttpServer(
@@ -283,36 +285,36 @@ def _serve_models(day: WorkingDay, options: dict[str, dict[str, Any]]) -> Iterat
 
 
 def _apply_pressure(day: WorkingDay, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
-    """Report memory pressure to the open engines: the system's own on a Mac when it changes, and now and then some of
-    ours. Return the system's level.
-    """
+    """Tell engines of memory pressure: a Mac's when it changes, at times a simulated one. Return the system's level."""
     from cortexmlx.errors import EngineClosed
 
     level = last
     if sys.platform == "darwin":
-        told = subprocess.run(["sysctl", "-n", "kern.memorystatus_vm_pressure_level"], capture_output=True, text=True)
-        level = int(told.stdout or 1)
-    ours = dice.random() < SAMPLE_SECONDS / 60
+        result = subprocess.run(["sysctl", "-n", "kern.memorystatus_vm_pressure_level"], capture_output=True, text=True)
+        level = int(result.stdout or 1)
+    is_simulated = dice.random() < SAMPLE_SECONDS / 60
     for engine in list(engines.values()):
         with contextlib.suppress(EngineClosed):
             if level > 1 and level != last:
                 engine.on_memory_pressure("warning" if level == 2 else "critical")
-            elif ours:
+            elif is_simulated:
                 engine.on_memory_pressure(dice.choice(["warning", "critical"]))
-    day.done["pressures"] += ours
-    day.done["pressures of the system"] += level != last
+    day.work_counts["pressures"] += is_simulated
+    day.work_counts["pressures of the system"] += level != last
     return level
 
 
-def run_day(hours: float, seed: int, given: list[str], folder: Path) -> WorkingDay:
+def run_day(hours: float, seed: int, model_names: list[str], folder: Path) -> WorkingDay:
     """Serve models to four random clients for some hours, and return the record of the day."""
     options = _write_models(folder)
-    options |= {name: {"model": name, "kv_store": str(folder / "disk-given")} for name in given}
-    asked = [*(name for name in options if name != "embedder"), "full:a", "full:b"]
+    options |= {name: {"model": name, "kv_store": str(folder / "disk-given")} for name in model_names}
+    client_models = [*(name for name in options if name != "embedder"), "full:a", "full:b"]
     day = WorkingDay(hours * 3600)
     dice = random.Random(seed)
     with _serve_models(day, options) as (url, engines):
-        clients = [threading.Thread(target=RandomClient(day, url, asked, "embedder", seed + i).run) for i in range(4)]
+        clients = [
+            threading.Thread(target=RandomClient(day, url, client_models, "embedder", seed + i).run) for i in range(4)
+        ]
         for client in clients:
             client.start()
         level, wall, steady, tenths = 1, time.time(), time.monotonic(), 0
@@ -320,10 +322,12 @@ def run_day(hours: float, seed: int, given: list[str], folder: Path) -> WorkingD
             time.sleep(min(SAMPLE_SECONDS, max(day.seconds / 100, 0.05)))
             day.sample_memory()
             level = _apply_pressure(day, engines, dice, level)
-            day.done["sleeps"] += time.time() - wall > time.monotonic() - steady + 60  # the other clock stood still
+            day.work_counts["sleeps"] += (
+                time.time() - wall > time.monotonic() - steady + 60
+            )  # the other clock stood still
             wall, steady = time.time(), time.monotonic()
-            if (reached := int(day.elapsed / day.seconds * 10)) > tenths:
-                tenths = reached
+            if (elapsed_tenths := int(day.elapsed / day.seconds * 10)) > tenths:
+                tenths = elapsed_tenths
                 now = " / ".join(f"{size / 1e6:,.0f}" for size in day.samples[-1][1:])
                 print(f"{day.elapsed / 60:.0f} min: {now} MB process / active / cached", flush=True)
         for client in clients:
@@ -338,14 +342,14 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    if not asked.hours > 0:
+    options = parser.parse_args()
+    if not options.hours > 0:
         parser.error("--hours must be above 0")
     if sys.platform == "darwin":
         print("Meanwhile let the Mac sleep and wake, open large apps, and run: sudo memory_pressure -S -l critical")
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")  # clients do not learn why a load failed
     with tempfile.TemporaryDirectory(prefix="cortexmlx-day-") as folder:
-        day = run_day(asked.hours, asked.seed, asked.models, Path(folder))
+        day = run_day(options.hours, options.seed, options.models, Path(folder))
     print(day.report())
     if grows := day.growing_kinds():
         print(f"Memory grows: {', '.join(grows)}.")

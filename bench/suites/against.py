@@ -85,7 +85,7 @@ class Contest:
     def make_case(
         self,
         name: str,
-        what: str,
+        description: str,
         work: Callable[[PromptStream], Sequence[BenchRequest]],
         measures: Sequence[Measure],
         settings: BatchSettings | None = None,
@@ -100,7 +100,7 @@ class Contest:
         watch_kv = settings is not None and settings.watch_kv
         return ComparisonCase(
             name,
-            what,
+            description,
             lambda repetition: self.make_cortex(watch_kv=watch_kv, background=background).run(
                 work(self.make_prompts(name, repetition))
             ),
@@ -144,13 +144,11 @@ def basic_sections(shape: ComparisonSizes) -> list[CaseSection]:
 
 
 def prefill_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return a case for each long prompt, and one for sixteen short prompts. If the sizes name rows, return those with
-    a prompt.
-    """
+    """Return a case per long prompt, and one of sixteen short ones; if the sizes name rows, those with a prompt."""
     if shape.rows:
         return [_prefill_row_case(contest, test) for test in shape.rows if test.prompt]
-    long = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
-    return [*long, _prefill_case(contest, SpeedTest(20, 0, 16, 0))] if long else []
+    long_cases = [_prefill_case(contest, SpeedTest(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
+    return [*long_cases, _prefill_case(contest, SpeedTest(20, 0, 16, 0))] if long_cases else []
 
 
 def _prefill_row_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
@@ -159,14 +157,14 @@ def _prefill_row_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def _prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
-    many = test.batch > 1
-    what = f"{test.batch} prompts of {test.prompt} tokens to all first tokens"
+    is_batch = test.batch > 1
+    description = f"{test.batch} prompts of {test.prompt} tokens to all first tokens"
     return contest.make_case(
         test.label,
-        what if many else f"one prompt of {test.prompt} tokens to its first token",
+        description if is_batch else f"one prompt of {test.prompt} tokens to its first token",
         lambda prompts: [BenchRequest(prompts.next_prompt(test.prompt), 2) for _ in range(test.batch)],
         [prefill_measure(1.0)],
-        simultaneous_settings(test.batch) if many else None,
+        simultaneous_settings(test.batch) if is_batch else None,
     )
 
 
@@ -194,14 +192,14 @@ def _cached_prefill_case(contest: Contest, test: SpeedTest) -> ComparisonCase:
 
 
 def decode_cases(contest: Contest, shape: ComparisonSizes) -> list[ComparisonCase]:
-    """Return cases that decode 1, 8 and 16 rows at the same context. If the sizes name rows, return those that
-    generate.
-    """
+    """Return cases that decode 1, 8 and 16 rows at one context; if the sizes name rows, those that generate."""
     if shape.rows:
         rows = [test for test in shape.rows if test.generate]
         return [_decode_case(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]
-    usual = [(generate, rows) for generate in shape.generates if generate for rows in _DECODING]
-    return [_decode_case(contest, f"tg{generate} x{rows}", rows, shape.context, generate) for generate, rows in usual]
+    combinations = [(generate, rows) for generate in shape.generates if generate for rows in _DECODING]
+    return [
+        _decode_case(contest, f"tg{generate} x{rows}", rows, shape.context, generate) for generate, rows in combinations
+    ]
 
 
 def _decode_case(contest: Contest, name: str, rows: int, context: int, tokens: int) -> ComparisonCase:

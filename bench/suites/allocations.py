@@ -41,13 +41,11 @@ ALLOCATORS: dict[str, Callable[[int], Allocator]] = {
 
 
 class AllocatorCall(NamedTuple):
-    """A recorded call: `allocate` or `extend` returned `run`, or `free` took it. Block numbers are the recorded
-    ones.
-    """
+    """A recorded call: `allocate` or `extend` returned `run`, or `free` took it. Block numbers are as recorded."""
 
-    what: str
+    kind: str
     run: KVHandle
-    longer: bool = False
+    is_extension: bool = False
     """Whether the call was `extend`. `run` is then the added part."""
 
 
@@ -68,10 +66,10 @@ class RecordingAllocator:
 
     def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
         """Extend a run by `n` blocks if it can grow, and record the call."""
-        grown = self._allocator.extend(handle, n)
-        if grown is not None:
-            self.calls.append(AllocatorCall("allocate", KVHandle(handle.stop, n), longer=True))
-        return grown
+        extended_run = self._allocator.extend(handle, n)
+        if extended_run is not None:
+            self.calls.append(AllocatorCall("allocate", KVHandle(handle.stop, n), is_extension=True))
+        return extended_run
 
     def free(self, handle: KVHandle) -> None:
         self._allocator.free(handle)
@@ -82,37 +80,35 @@ def record_calls(requests: Sequence[tuple[Sequence[int], int]], block_size: int)
     """Schedule `requests` (prompt, tokens to generate), and return the allocator's calls."""
     groups = group_layers([KVSpec(1, 8, 8, "float16")])
     cache = KVCache(BlockPools(groups, BLOCKS, block_size))
-    recorded = RecordingAllocator(cache.pools[0].allocator)
-    cache.pools[0].allocator = recorded  # type: ignore[assignment]
+    recorder = RecordingAllocator(cache.pools[0].allocator)
+    cache.pools[0].allocator = recorder  # type: ignore[assignment]
     scheduler = Scheduler(cache, SchedulerConfig(max_rows=ROWS, prefill_budget=512, context_length=1 << 20))
-    waiting = list(reversed(requests))
-    while waiting or not scheduler.is_idle:
-        while waiting and scheduler.rows_waiting < ROWS:
-            prompt, tokens = waiting.pop()
+    pending_requests = list(reversed(requests))
+    while pending_requests or not scheduler.is_idle:
+        while pending_requests and scheduler.rows_waiting < ROWS:
+            prompt, tokens = pending_requests.pop()
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-            scheduler.add(JobId(len(waiting)), QueuedRequest(tuple(prompt), params), frozenset())
+            scheduler.add(JobId(len(pending_requests)), QueuedRequest(tuple(prompt), params), frozenset())
         plan = scheduler.plan(0)
         if plan is not None:
             for row in scheduler.commit(plan, [7] * len(plan.logit_segments)):
                 if row.finish_reason is not None:
                     scheduler.finish(row.job.id, row.finish_reason)
-    return recorded.calls
+    return recorder.calls
 
 
 def record_traces(seed: int, block_size: int, requests: int) -> dict[str, list[AllocatorCall]]:
-    """Record two traces of calls: requests that share nothing, and turns of chats. The beginnings of chats stay cached
-    until others need room.
-    """
-    prompts, chosen = PromptStream(50_000, seed), random.Random(seed)
-    ragged = [(prompts.next_prompt(n), ANSWER) for n in prompts.draw_lengths(requests, 32, 2_048)]
+    """Record traces of unrelated requests and of chat turns. Beginnings of chats stay cached until others need room."""
+    prompts, rng = PromptStream(50_000, seed), random.Random(seed)
+    ragged_requests = [(prompts.next_prompt(n), ANSWER) for n in prompts.draw_lengths(requests, 32, 2_048)]
     chats: list[tuple[int, ...]] = [() for _ in range(max(1, requests // 8))]
     turns = []
     for length in prompts.draw_lengths(requests, 32, 512):
-        chat = chosen.randrange(len(chats))
+        chat = rng.randrange(len(chats))
         chats[chat] += prompts.next_prompt(length)
         turns.append((chats[chat], ANSWER))
         chats[chat] += (7,) * (ANSWER - 1)
-    return {"ragged requests": record_calls(ragged, block_size), "chat turns": record_calls(turns, block_size)}
+    return {"ragged requests": record_calls(ragged_requests, block_size), "chat turns": record_calls(turns, block_size)}
 
 
 @dataclass(frozen=True)
@@ -125,57 +121,61 @@ class ReplayResult:
     """Microseconds per call, for each repetition."""
     calls: int
     """Calls of the trace."""
-    asked: int
+    request_count: int
     """Requests for a run."""
     runs: int
     """Runs that the allocator needed for them."""
 
 
 def measure_allocators(
-    found: dict[str, list[AllocatorCall]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
+    traces: dict[str, list[AllocatorCall]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
 ) -> list[ReplayResult]:
     """Replay every trace on every allocator, in turns."""
-    chosen = names or tuple(ALLOCATORS)
-    times: dict[tuple[str, str], list[float]] = {(trace, name): [] for trace in found for name in chosen}
+    allocator_names = names or tuple(ALLOCATORS)
+    times: dict[tuple[str, str], list[float]] = {(trace, name): [] for trace in traces for name in allocator_names}
     runs: dict[tuple[str, str], int] = {}
     for repetition in range(repetitions):
         for trace, name in times if repetition % 2 == 0 else reversed(times):
             on_run(f"allocator, run {repetition + 1} of {repetitions}: {name} on {trace}")
             gc.collect()
-            seconds, runs[trace, name] = replay_calls(ALLOCATORS[name](BLOCKS), found[trace])
-            times[trace, name].append(seconds * 1e6 / len(found[trace]))
-    asked = {trace: sum(call.what == "allocate" for call in calls) for trace, calls in found.items()}
+            seconds, runs[trace, name] = replay_calls(ALLOCATORS[name](BLOCKS), traces[trace])
+            times[trace, name].append(seconds * 1e6 / len(traces[trace]))
+    request_counts = {trace: sum(call.kind == "allocate" for call in calls) for trace, calls in traces.items()}
     return [
-        ReplayResult(trace, name, tuple(values), len(found[trace]), asked[trace], runs[trace, name])
+        ReplayResult(trace, name, tuple(values), len(traces[trace]), request_counts[trace], runs[trace, name])
         for (trace, name), values in times.items()
     ]
 
 
 def replay_calls(allocator: Allocator, calls: Sequence[AllocatorCall]) -> tuple[float, int]:
     """Replay calls on an allocator. Return the seconds spent in it, and how many runs it returned."""
-    lies = [0] * BLOCKS  # for each recorded block, the block that stands for it here
-    seconds, given, clock = 0.0, 0, time.perf_counter
+    block_map = [0] * BLOCKS  # for each recorded block, the block that stands for it here
+    seconds, run_count, clock = 0.0, 0, time.perf_counter
     extend = getattr(allocator, "extend_table", None)
     for call in calls:
         start, stop = call.run.start, call.run.stop
-        if call.what == "allocate":
-            begin = clock()
-            grown = extend(KVHandle(lies[start - 1], 1), stop - start) if call.longer and extend is not None else None
+        if call.kind == "allocate":
+            started = clock()
+            extended_run = (
+                extend(KVHandle(block_map[start - 1], 1), stop - start)
+                if call.is_extension and extend is not None
+                else None
+            )
             runs = (
-                [KVHandle(grown.start + 1, stop - start)]
-                if grown is not None
+                [KVHandle(extended_run.start + 1, stop - start)]
+                if extended_run is not None
                 else _allocate_in_pieces(allocator, stop - start)
             )
-            seconds += clock() - begin
-            given += len(runs)
-            lies[start:stop] = [block for run in runs for block in range(run.start, run.stop)]
+            seconds += clock() - started
+            run_count += len(runs)
+            block_map[start:stop] = [block for run in runs for block in range(run.start, run.stop)]
         else:
-            pieces = _group_into_runs(lies[start:stop])
-            begin = clock()
-            for piece in pieces:
-                allocator.free(piece)
-            seconds += clock() - begin
-    return seconds, given
+            freed_runs = _group_into_runs(block_map[start:stop])
+            started = clock()
+            for freed_run in freed_runs:
+                allocator.free(freed_run)
+            seconds += clock() - started
+    return seconds, run_count
 
 
 def _allocate_in_pieces(allocator: Allocator, n: int) -> list[KVHandle]:

@@ -45,38 +45,38 @@ class NumpyScan:
     """First-fit allocator by NumPy: the differences of the free flags give all run boundaries at once."""
 
     def __init__(self, total_blocks: int) -> None:
-        self._used = np.ones(total_blocks + 2, dtype=np.int8)
-        self._used[1:-1] = 0
+        self._used_flags = np.ones(total_blocks + 2, dtype=np.int8)
+        self._used_flags[1:-1] = 0
 
     def allocate(self, n: int) -> KVHandle:
-        edges = np.diff(self._used)
+        edges = np.diff(self._used_flags)
         starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         long_enough = np.flatnonzero(stops - starts >= n)
         if not long_enough.size:
             raise KVCacheFull(f"no run of {n} blocks: free some first")
         start = int(starts[long_enough[0]])
-        self._used[1 + start : 1 + start + n] = 1
+        self._used_flags[1 + start : 1 + start + n] = 1
         return KVHandle(start, n)
 
     def free(self, handle: KVHandle) -> None:
-        self._used[1 + handle.start : 1 + handle.stop] = 0
+        self._used_flags[1 + handle.start : 1 + handle.stop] = 0
 
 
 class SubstringScan:
     """First-fit allocator by the fastest scan that Python has: a search for n zero bytes, in C."""
 
     def __init__(self, total_blocks: int) -> None:
-        self._used = bytearray(total_blocks)
+        self._used_flags = bytearray(total_blocks)
 
     def allocate(self, n: int) -> KVHandle:
-        start = self._used.find(bytes(n))
+        start = self._used_flags.find(bytes(n))
         if start == -1:
             raise KVCacheFull(f"no run of {n} blocks: free some first")
-        self._used[start : start + n] = b"\x01" * n
+        self._used_flags[start : start + n] = b"\x01" * n
         return KVHandle(start, n)
 
     def free(self, handle: KVHandle) -> None:
-        self._used[handle.start : handle.stop] = bytes(handle.count)
+        self._used_flags[handle.start : handle.stop] = bytes(handle.count)
 
 
 class BuddyAllocator:
@@ -94,8 +94,8 @@ class BuddyAllocator:
 
     def allocate(self, n: int) -> KVHandle:
         """Return a run of `n` blocks, from a free run of the next power of two."""
-        wanted = (n - 1).bit_length()
-        level = next((i for i in range(wanted, self._levels) if self._free[i]), None)
+        min_level = (n - 1).bit_length()
+        level = next((i for i in range(min_level, self._levels) if self._free[i]), None)
         if level is None:
             raise KVCacheFull(f"no run of {n} blocks: free some first")
         start, _ = self._free[level].popitem()

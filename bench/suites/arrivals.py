@@ -25,9 +25,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Traffic:
-    """The random requests of a serving benchmark: their number, rate and lengths. Lengths are log-uniform between two
-    ends, in tokens.
-    """
+    """A serving benchmark's random requests: number, rate, and log-uniform lengths between two ends, in tokens."""
 
     requests: int = 32
     rate: float = 1.0
@@ -38,7 +36,7 @@ class Traffic:
     """The number of system prompts."""
     system: int = 256
     """Tokens of a system prompt."""
-    sharing: float = 0.75
+    shared_fraction: float = 0.75
     """The share of prompts that begin with a system prompt."""
 
     @property
@@ -54,9 +52,11 @@ class Traffic:
         lengths = prompts.draw_lengths(self.requests, *self.prompt)
         answers = prompts.draw_lengths(self.requests, *self.answer)
         work = []
-        for at, length, answer in zip(arrivals, lengths, answers, strict=True):
-            shared = systems[random.integers(self.systems)] if random.random() < self.sharing else ()
-            work.append(BenchRequest(shared + prompts.next_prompt(length), answer, at=float(at)))
+        for arrival_seconds, length, answer in zip(arrivals, lengths, answers, strict=True):
+            shared = systems[random.integers(self.systems)] if random.random() < self.shared_fraction else ()
+            work.append(
+                BenchRequest(shared + prompts.next_prompt(length), answer, arrival_seconds=float(arrival_seconds))
+            )
         return work
 
 
@@ -75,7 +75,7 @@ def tpot(request: RequestTrace) -> float:
 
 def ttft(request: RequestTrace) -> float:
     """Return the time to first token: seconds from the arrival."""
-    return request.stamps[0].wall - request.submitted.wall
+    return request.stamps[0].wall - request.submit_time.wall
 
 
 @dataclass
@@ -115,9 +115,9 @@ class TrafficResult:
 
     def waits(self, requests: Sequence[RequestTrace] | None = None) -> dict[str, list[float]]:
         """Return the seconds of each kind of wait (TTFT, TPOT, ITL), for some requests or for all."""
-        chosen = self.requests if requests is None else requests
-        gaps = [b.wall - a.wall for request in chosen for a, b in pairwise(request.stamps)]
-        return {"TTFT": [ttft(r) for r in chosen], "TPOT": [tpot(r) for r in chosen], "ITL": gaps}
+        selected_requests = self.requests if requests is None else requests
+        gaps = [b.wall - a.wall for request in selected_requests for a, b in pairwise(request.stamps)]
+        return {"TTFT": [ttft(r) for r in selected_requests], "TPOT": [tpot(r) for r in selected_requests], "ITL": gaps}
 
 
 def run_traffic(
@@ -127,37 +127,35 @@ def run_traffic(
     repetitions: int,
     seed: int,
     against: bool,
-    into: list[TrafficResult],
+    results: list[TrafficResult],
     on_run: Callable[[str], None],
-    before: Callable[[], None] = lambda: None,
+    before_run: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the traffic `repetitions` times, each time with new requests, and put the results `into` a list.
+    """Run the traffic `repetitions` times, each time with new requests, and put the results `results` a list.
 
     With `against`, mlx-lm's batch generator gets the same requests on the same weights. The sides take turns to go
-    first. After an interrupt, the list has whole repetitions only. `before` is called before each run.
+    first. After an interrupt, the list has whole repetitions only. `before_run` is called before each run.
     """
-    sides: list[CortexContestant | MlxLmContestant] = [CortexContestant(engine)]
+    contestants: list[CortexContestant | MlxLmContestant] = [CortexContestant(engine)]
     if against:
-        sides.append(
+        contestants.append(
             MlxLmContestant(engine.inspect(lambda core: core.loaded), BatchSettings(completion_batch_size=ROWS))
         )
-    into += [TrafficResult(side.name, promise) for side in sides]
+    results += [TrafficResult(contestant.name, promise) for contestant in contestants]
     for repetition in range(-1, repetitions):
-        found: list[tuple[TrafficResult, RunTrace]] = []
-        order = list(zip(sides, into, strict=True))
-        for side, served in order if repetition % 2 == 0 else order[::-1]:
-            what = "warming up" if repetition < 0 else f"trace, run {repetition + 1} of {repetitions}"
-            on_run(f"{what}: {side.name}, {traffic.requests} requests at {traffic.rate:g} a second")
-            before()
-            found.append((served, side.run(_make_requests(engine, traffic, seed, repetition))))
-        for served, trace in found if repetition >= 0 else ():
-            served.traces.append(trace)
+        finished_runs: list[tuple[TrafficResult, RunTrace]] = []
+        order = list(zip(contestants, results, strict=True))
+        for side, result in order if repetition % 2 == 0 else order[::-1]:
+            label = "warming up" if repetition < 0 else f"trace, run {repetition + 1} of {repetitions}"
+            on_run(f"{label}: {side.name}, {traffic.requests} requests at {traffic.rate:g} a second")
+            before_run()
+            finished_runs.append((result, side.run(_make_requests(engine, traffic, seed, repetition))))
+        for result, trace in finished_runs if repetition >= 0 else ():
+            result.traces.append(trace)
 
 
 def _make_requests(engine: Engine, traffic: Traffic, seed: int, repetition: int) -> list[BenchRequest]:
-    """Return a run's requests, the same for both sides. The first run is not counted, and has a few requests that
-    arrive at once.
-    """
+    """Return a run's requests, the same for both sides. The uncounted first run has a few that arrive at once."""
     number = 1_000_003 * (seed + 1) + repetition
     prompts = PromptStream(engine.info.vocab_size, number)
     if repetition < 0:

@@ -28,7 +28,7 @@ def time_attention(
     Not in the simulator, whose times are its own.
     """
     backend = choose_backend(attention)
-    if backend.choosing is None or backend.name == "sim":
+    if backend.selectable is None or backend.name == "sim":
         return ()
     dtype = dtype_name(mx.float16 if mx.default_device() == mx.gpu else mx.float32)
     chooser = Autotuner(None)
@@ -36,6 +36,6 @@ def time_attention(
         on_run(f"ways of decode attention, head_dim {dim}, {group} query heads per KV head")
         spec = KVSpec(kv_heads, dim, dim, dtype)
         layer = LayerAttention(dtype, kv_heads * group, spec, block_size, dim**-0.5, None, None, False, None)
-        most = max(shape.rows for shape in shapes), max(shape.tokens for shape in shapes)
-        chooser.choose(attention_jobs({(dim, group): layer}, backend.choosing, *most).values(), seconds=SECONDS)
+        max_sizes = max(shape.rows for shape in shapes), max(shape.tokens for shape in shapes)
+        chooser.choose(attention_jobs({(dim, group): layer}, backend.selectable, *max_sizes).values(), seconds=SECONDS)
     return chooser.choices()

@@ -62,9 +62,7 @@ SHAPES = (KernelShape(1, 4_096), KernelShape(8, 1_024), KernelShape(16, 1_024))
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """The speed of a kernel on a shape: GB/s (10^9 bytes) of keys and values for each repetition, and the memory's
-    peak.
-    """
+    """The speed of a kernel on a shape: GB/s (10^9 bytes) of keys and values for each repetition, and peak memory."""
 
     shape: KernelShape
     kernel: str
@@ -90,9 +88,9 @@ def find_peak_bandwidth(size: int) -> PeakBandwidth:
     numbers = mx.zeros((max(1, size // 4 // _COLUMNS), _COLUMNS), mx.float32)
     row = mx.zeros((1, len(numbers)), mx.float32)
     mx.eval(numbers, row)
-    ways = (lambda: mx.max(numbers), lambda: row @ numbers)
-    best = max(numbers.nbytes / 1e9 / _seconds_per_call(read) for _ in range(5) for read in ways)
-    return PeakBandwidth(best, "what reading an array of that size reaches in this run")
+    read_functions = (lambda: mx.max(numbers), lambda: row @ numbers)
+    max_rate = max(numbers.nbytes / 1e9 / _seconds_per_call(read) for _ in range(5) for read in read_functions)
+    return PeakBandwidth(max_rate, "what reading an array of that size reaches in this run")
 
 
 def _seconds_per_call(make: Callable[[], mx.array], times: int = 1) -> float:
@@ -113,9 +111,9 @@ class KernelInputs:
         arena = KVArena([LayerGroup(spec, (0,))], blocks, block_size)
         sizes = (shape.rows, shape.kv_heads, shape.tokens, shape.dim)
         self._keys, self._values = (mx.random.normal(sizes, key=mx.random.key(i)).astype(dtype) for i in (0, 1))
-        places = np.arange(shape.tokens)
+        positions = np.arange(shape.tokens)
         for row, table in enumerate(tables):
-            slots = mx.array((table[places // block_size] * block_size + places % block_size).astype(np.int32))
+            slots = mx.array((table[positions // block_size] * block_size + positions % block_size).astype(np.int32))
             arena.write(0, slots, self._keys[row], self._values[row])
             mx.eval(arena.arrays())
         heads = shape.kv_heads * shape.group
@@ -155,17 +153,17 @@ def measure_kernels(
     On a CPU each call has a wait of its own.
     """
     gpu = mx.default_device() == mx.gpu
-    dtype, found = mx.float16 if gpu else mx.float32, []
+    dtype, speeds = mx.float16 if gpu else mx.float32, []
     for shape in shapes:
         problem = KernelInputs(shape, block_size, dtype, attention)
         problem.check()
         times = max(1, (1 << 30) // problem.bytes) if gpu else 1
-        most = find_peak_bandwidth(problem.bytes)
+        peak = find_peak_bandwidth(problem.bytes)
         rates: dict[str, list[float]] = {OURS: [], THEIRS: []}
         for repetition in range(repetitions):
-            sides = [(OURS, problem.attend_paged), (THEIRS, problem.attend_contiguous)]
-            for name, make in sides if repetition % 2 == 0 else sides[::-1]:
+            kernel_calls = [(OURS, problem.attend_paged), (THEIRS, problem.attend_contiguous)]
+            for name, make in kernel_calls if repetition % 2 == 0 else kernel_calls[::-1]:
                 on_run(f"kernel, run {repetition + 1} of {repetitions}: {name}, {shape.name}")
                 rates[name].append(problem.bytes / 1e9 / _seconds_per_call(make, times))
-        found += [KernelSpeed(shape, name, tuple(values), most.rate) for name, values in rates.items()]
-    return found, most.source
+        speeds += [KernelSpeed(shape, name, tuple(values), peak.rate) for name, values in rates.items()]
+    return speeds, peak.source

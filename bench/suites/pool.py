@@ -40,7 +40,7 @@ class KVWriter(Protocol):
     `read` returns a layer's `[rows, heads, tokens, dim]`.
     """
 
-    def append(self, place: int, keys: mx.array, values: mx.array) -> None: ...
+    def append(self, position: int, keys: mx.array, values: mx.array) -> None: ...
 
     def evaluate(self) -> None: ...
 
@@ -63,38 +63,38 @@ class ArenaWriter:
         self._tables = blocks.reshape(per_row, sizes.rows).T
         shape = (sizes.rows, sizes.heads, TAIL_COLUMNS, sizes.dim)
         self._tail = [(mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16)) for _ in range(sizes.layers)]
-        self._live = 0
+        self._column_count = 0
         self._end = 0
         mx.eval(self._tail)
 
-    def _slots(self, places: np.ndarray) -> mx.array:
+    def _slots(self, positions: np.ndarray) -> mx.array:
         """Return the arena slots of tokens, `[rows, places]`."""
-        block, offset = np.divmod(places, self._sizes.block)
+        block, offset = np.divmod(positions, self._sizes.block)
         return mx.array((self._tables[:, block] * self._sizes.block + offset).astype(np.int32))
 
-    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
-        """Write the keys and values of every row's token at `place` into the tail."""
+    def append(self, position: int, keys: mx.array, values: mx.array) -> None:
+        """Write the keys and values of every row's token at `position` into the tail."""
         for tail in self._tail:
-            for kept, new in zip(tail, (keys, values), strict=True):
-                kept[:, :, self._live] = new[:, :, 0]
-        self._live, self._end = self._live + 1, place + 1
+            for tail_array, new in zip(tail, (keys, values), strict=True):
+                tail_array[:, :, self._column_count] = new[:, :, 0]
+        self._column_count, self._end = self._column_count + 1, position + 1
 
     def evaluate(self) -> None:
         """Wait until the token is in the tail, and flush a full tail."""
         mx.eval(self._tail)
-        if self._live == TAIL_COLUMNS:
+        if self._column_count == TAIL_COLUMNS:
             self._flush()
 
     def _flush(self) -> None:
         """Write the tail's columns to their blocks."""
-        if not self._live:
+        if not self._column_count:
             return
-        sizes, slots = self._sizes, self._slots(np.arange(self._end - self._live, self._end)).reshape(-1)
+        sizes, slots = self._sizes, self._slots(np.arange(self._end - self._column_count, self._end)).reshape(-1)
         for layer, tail in enumerate(self._tail):
-            columns = (t[:, :, : self._live].swapaxes(0, 1).reshape(sizes.heads, -1, sizes.dim) for t in tail)
+            columns = (t[:, :, : self._column_count].swapaxes(0, 1).reshape(sizes.heads, -1, sizes.dim) for t in tail)
             self._arena.write(layer, slots, *columns)
         mx.eval(self._arena.arrays())
-        self._live = 0
+        self._column_count = 0
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
         """Return a layer's keys and values from the arena, `[rows, heads, tokens, dim]`."""
@@ -110,12 +110,12 @@ class BlockBufferWriter:
     def __init__(self, sizes: PoolSizes) -> None:
         self._sizes = sizes
         self._blocks: dict[tuple[int, int], list[tuple[mx.array, mx.array]]] = {}
-        self._newest: list[mx.array] = []
+        self._newest_blocks: list[mx.array] = []
 
-    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
-        """Write the keys and values of every row's token at `place` into the rows' newest blocks."""
-        sizes, offset = self._sizes, place % self._sizes.block
-        self._newest = []
+    def append(self, position: int, keys: mx.array, values: mx.array) -> None:
+        """Write the keys and values of every row's token at `position` into the rows' newest blocks."""
+        sizes, offset = self._sizes, position % self._sizes.block
+        self._newest_blocks = []
         for layer in range(sizes.layers):
             for row in range(sizes.rows):
                 blocks = self._blocks.setdefault((layer, row), [])
@@ -124,10 +124,10 @@ class BlockBufferWriter:
                     blocks.append((mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16)))
                 for block, new in zip(blocks[-1], (keys, values), strict=True):
                     block[:, offset] = new[row, :, 0]
-                self._newest += blocks[-1]
+                self._newest_blocks += blocks[-1]
 
     def evaluate(self) -> None:
-        mx.eval(self._newest)
+        mx.eval(self._newest_blocks)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
         rows = [self._blocks[layer, row] for row in range(self._sizes.rows)]
@@ -141,23 +141,23 @@ class GrowingArrayWriter:
     def __init__(self, sizes: PoolSizes) -> None:
         self._layers: list[tuple[mx.array, mx.array] | None] = [None] * sizes.layers
 
-    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+    def append(self, position: int, keys: mx.array, values: mx.array) -> None:
         """Copy each layer's keys and values into arrays that are a token longer."""
-        for layer, kept in enumerate(self._layers):
-            if kept is None:
+        for layer, layer_arrays in enumerate(self._layers):
+            if layer_arrays is None:
                 self._layers[layer] = (keys, values)
             else:
                 self._layers[layer] = tuple(  # type: ignore[assignment]
-                    mx.concatenate([old, new], axis=2) for old, new in zip(kept, (keys, values), strict=True)
+                    mx.concatenate([old, new], axis=2) for old, new in zip(layer_arrays, (keys, values), strict=True)
                 )
 
     def evaluate(self) -> None:
         mx.eval(self._layers)
 
     def read(self, layer: int) -> tuple[mx.array, mx.array]:
-        kept = self._layers[layer]
-        assert kept is not None
-        return kept
+        layer_arrays = self._layers[layer]
+        assert layer_arrays is not None
+        return layer_arrays
 
 
 class MlxLmCacheWriter:
@@ -166,7 +166,7 @@ class MlxLmCacheWriter:
     def __init__(self, sizes: PoolSizes) -> None:
         self._caches = [MlxLmCache() for _ in range(sizes.layers)]
 
-    def append(self, place: int, keys: mx.array, values: mx.array) -> None:
+    def append(self, position: int, keys: mx.array, values: mx.array) -> None:
         for cache in self._caches:
             cache.update_and_fetch(keys, values)
 
@@ -194,7 +194,7 @@ class WriterResult:
     name: str
     rates: tuple[float, ...]
     """Tokens per second, for each repetition."""
-    grown: int
+    bytes_added: int
     """Bytes that MLX held after the tokens, minus the bytes before them."""
 
 
@@ -203,13 +203,13 @@ def measure_writers(
 ) -> list[WriterResult]:
     """Measure all ways to write, in turns. Raises CortexError if one does not return what was written."""
     rates: dict[str, list[float]] = {name: [] for name in names}
-    grown: dict[str, int] = {}
+    bytes_added: dict[str, int] = {}
     for repetition in range(repetitions):
         for name in names if repetition % 2 == 0 else reversed(names):
             on_run(f"pool, run {repetition + 1} of {repetitions}: {name}")
-            rate, grown[name] = _measure_writer(WRITERS[name], name, sizes)
+            rate, bytes_added[name] = _measure_writer(WRITERS[name], name, sizes)
             rates[name].append(rate)
-    return [WriterResult(name, tuple(values), grown[name]) for name, values in rates.items()]
+    return [WriterResult(name, tuple(values), bytes_added[name]) for name, values in rates.items()]
 
 
 def _measure_writer(make: Callable[[PoolSizes], KVWriter], name: str, sizes: PoolSizes) -> tuple[float, int]:
@@ -220,14 +220,14 @@ def _measure_writer(make: Callable[[PoolSizes], KVWriter], name: str, sizes: Poo
     news = [(first + t).astype(mx.float16) for t in range(sizes.tokens)]
     mx.eval(news)
     writer = make(sizes)
-    before, started = mx.get_active_memory(), time.perf_counter()
-    for place, new in enumerate(news):
-        writer.append(place, new, -new)
+    bytes_before, started = mx.get_active_memory(), time.perf_counter()
+    for position, new in enumerate(news):
+        writer.append(position, new, -new)
         writer.evaluate()
-    seconds, grown = time.perf_counter() - started, mx.get_active_memory() - before
+    seconds, bytes_added = time.perf_counter() - started, mx.get_active_memory() - bytes_before
     expected = np.arange(sizes.tokens)[None, None, :, None] + np.array(first)
     for layer in range(sizes.layers):
         keys, values = (np.array(array).astype(np.int64) for array in writer.read(layer))
         if not (np.array_equal(keys, expected) and np.array_equal(values, -expected)):
             raise CortexError(f"{name} does not give back what was written to layer {layer}: no figure")
-    return sizes.rows * sizes.tokens / seconds, grown
+    return sizes.rows * sizes.tokens / seconds, bytes_added

@@ -42,8 +42,8 @@ class SpeedTest:
     @property
     def name(self) -> str:
         """The test's name in llama-bench's form: `pp512`, `tg128 @ d4096`."""
-        what = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
-        return f"{what} @ d{self.depth}" if self.depth else what
+        base_name = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
+        return f"{base_name} @ d{self.depth}" if self.depth else base_name
 
     @property
     def label(self) -> str:
@@ -63,9 +63,7 @@ class SpeedTest:
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Mean milliseconds of an engine step, by part: planning, building the graph, waiting for the device, committing
-    tokens.
-    """
+    """Mean milliseconds of each part of an engine step: planning, building the graph, waiting, committing tokens."""
 
     steps: int
     """The number of measured steps."""
@@ -98,7 +96,7 @@ class TestResult:
     """Tokens counted in all timed parts."""
     rounds: tuple[int, ...] = ()
     """The round of each repetition."""
-    beside: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    yardstick_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The yardstick's seconds around each repetition, by part and clock."""
 
     @property
@@ -121,25 +119,23 @@ def make_tests(
     prompts: Sequence[int], generates: Sequence[int], batches: Sequence[int], depths: Sequence[int]
 ) -> list[SpeedTest]:
     """Return the tests of a command line: every combination, except that prompts after a depth have one row only."""
-    found = []
+    tests = []
     for depth in depths:
-        found += [SpeedTest(p, 0, b, depth) for p in prompts if p for b in (batches if not depth else [1])]
-        found += [SpeedTest(0, g, b, depth) for g in generates if g for b in batches]
-    return found
+        tests += [SpeedTest(p, 0, b, depth) for p in prompts if p for b in (batches if not depth else [1])]
+        tests += [SpeedTest(0, g, b, depth) for g in generates if g for b in batches]
+    return tests
 
 
 class TestRuns:
     """The runs so far of all tests, on engines of several block sizes."""
 
     def __init__(
-        self, sizes: Sequence[int], wanted: Sequence[SpeedTest], prompts: PromptStream, repetitions: int
+        self, sizes: Sequence[int], tests: Sequence[SpeedTest], prompts: PromptStream, repetitions: int
     ) -> None:
         self._prompts = prompts
         self._yardstick = Yardstick()
         self._repetitions = repetitions
-        self._runs: dict[tuple[int, SpeedTest], list[_TestRun]] = {
-            (size, test): [] for size in sizes for test in wanted
-        }
+        self._runs: dict[tuple[int, SpeedTest], list[_TestRun]] = {(size, test): [] for size in sizes for test in tests}
 
     def run_tests(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
         """Run each test once in each of these `turns`, after a run that is not counted.
@@ -148,19 +144,19 @@ class TestRuns:
         all of them. The yardstick is measured before each run, and after the last.
         """
         subjects = {size: CortexContestant(engine, watch_kv=True) for size, engine in engines.items()}
-        told = on_run or (lambda what: None)
+        report_run = on_run or (lambda what: None)
         for number, (size, test) in enumerate(self._runs, 1):
-            told(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
+            report_run(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
             _run_test(subjects[size], test.warm_up_test, self._prompts)
         for turn in turns:
             order = list(self._runs.items())
             for (size, test), runs in order if turn % 2 == 0 else reversed(order):
-                told(f"run {turn + 1} of {self._repetitions}: {test.label}, block size {size}")
+                report_run(f"run {turn + 1} of {self._repetitions}: {test.label}, block size {size}")
                 self._yardstick.add_sample()
-                before = self._yardstick.sample_count - 1
-                others = sum(e.stats().kv_bytes for other, e in engines.items() if other != size)
-                run = _run_test(subjects[size], test, self._prompts, others + self._yardstick.bytes)
-                runs.append(replace(run, round=round_, sample=before))
+                sample_index = self._yardstick.sample_count - 1
+                other_bytes = sum(e.stats().kv_bytes for other_size, e in engines.items() if other_size != size)
+                run = _run_test(subjects[size], test, self._prompts, other_bytes + self._yardstick.bytes)
+                runs.append(replace(run, round=round_, sample=sample_index))
         self._yardstick.add_sample()
 
     def results(self) -> tuple[TestResult, ...]:
@@ -186,7 +182,7 @@ def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun], yar
         split=_mean_step_split(runs),
         tokens=sum(run.tokens for run in runs),
         rounds=tuple(run.round for run in runs),
-        beside={name: tuple(each[name] for each in around) for name in around[0]},
+        yardstick_seconds={name: tuple(each[name] for each in around) for name in around[0]},
     )
 
 
@@ -198,31 +194,33 @@ class _TestRun:
     rate: Figure
     kv_bytes: int
     peak_bytes: int
-    before: EngineStats
-    after: EngineStats
+    stats_before: EngineStats
+    stats_after: EngineStats
     round: int = 0
     sample: int = 0
 
 
-def _run_test(subject: CortexContestant, test: SpeedTest, prompts: PromptStream, others: int = 0) -> _TestRun:
-    """Run a test once. MLX's peak memory is counted without the `others` bytes of engines that only wait."""
+def _run_test(subject: CortexContestant, test: SpeedTest, prompts: PromptStream, other_bytes: int = 0) -> _TestRun:
+    """Run a test once. MLX's peak memory is counted without the `other_bytes` bytes of engines that only wait."""
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:
-        return engine.inspect(lambda core: _run_cached_prefill(core, test, prompts, others))
-    before = engine.stats()
+        return engine.inspect(lambda core: _run_cached_prefill(core, test, prompts, other_bytes))
+    stats_before = engine.stats()
     length, tokens = (test.prompt, 2) if test.prompt else (test.depth or 1, test.generate + 1)
-    flight = subject.start([BenchRequest(prompts.next_prompt(length), tokens) for _ in range(test.batch)])
+    in_flight = subject.start([BenchRequest(prompts.next_prompt(length), tokens) for _ in range(test.batch)])
     if test.generate:
-        flight.wait_for_first_tokens()
-        before = engine.stats()
-    trace = flight.finish()
+        in_flight.wait_for_first_tokens()
+        stats_before = engine.stats()
+    trace = in_flight.finish()
     rate = trace.decode_rate() if test.generate else trace.prefill_rate()
-    timed = trace.decoded_tokens if test.generate else test.prompt * test.batch
-    return _TestRun(timed, rate, trace.kv_bytes, mx.get_peak_memory() - others, before, engine.stats())
+    timed_tokens = trace.decoded_tokens if test.generate else test.prompt * test.batch
+    return _TestRun(
+        timed_tokens, rate, trace.kv_bytes, mx.get_peak_memory() - other_bytes, stats_before, engine.stats()
+    )
 
 
-def _run_cached_prefill(core: EngineCore, test: SpeedTest, prompts: PromptStream, others: int) -> _TestRun:
+def _run_cached_prefill(core: EngineCore, test: SpeedTest, prompts: PromptStream, other_bytes: int) -> _TestRun:
     """Compute `depth` tokens of a prompt, then time the rest. Call it on the engine's thread."""
     first: list[tuple[Timestamp, int]] = []
 
@@ -235,30 +233,30 @@ def _run_cached_prefill(core: EngineCore, test: SpeedTest, prompts: PromptStream
     handle = RequestHandle(RequestId(-1), lambda _: None, listen)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     prompt = prompts.next_prompt(test.depth + test.prompt)
-    core.add(QueuedRequest(prompt, params, submitted=time.perf_counter()), handle, StopConditions())
-    computed = 0
+    core.add(QueuedRequest(prompt, params, submit_time=time.perf_counter()), handle, StopConditions())
+    computed_tokens = 0
     try:
-        while computed < test.depth:
-            backoff.tokens = min(budget, test.depth - computed)
+        while computed_tokens < test.depth:
+            backoff.tokens = min(budget, test.depth - computed_tokens)
             core.step()
-            computed = core.scheduler.jobs[0].num_computed_tokens
+            computed_tokens = core.scheduler.jobs[0].num_computed_tokens
     finally:
         backoff.tokens = budget
     core.drain()
-    before, begun = core.stats(), Timestamp.now()
+    stats_before, begin = core.stats(), Timestamp.now()
     while not core.idle:
         core.step()
     end, kv_bytes = first[0]
-    rate, peak = per_second(test.prompt, begun, end), mx.get_peak_memory() - others
-    return _TestRun(test.prompt, rate, kv_bytes, peak, before, core.stats())
+    rate, peak = per_second(test.prompt, begin, end), mx.get_peak_memory() - other_bytes
+    return _TestRun(test.prompt, rate, kv_bytes, peak, stats_before, core.stats())
 
 
 def _mean_step_split(runs: Sequence[_TestRun]) -> StepSplit:
     """Return the mean milliseconds of a step, by part, over all runs."""
-    steps = sum(run.after.steps - run.before.steps for run in runs)
+    steps = sum(run.stats_after.steps - run.stats_before.steps for run in runs)
 
     def mean(part: str) -> float:
-        seconds: float = sum(getattr(r.after, part) - getattr(r.before, part) for r in runs)
+        seconds: float = sum(getattr(r.stats_after, part) - getattr(r.stats_before, part) for r in runs)
         return 1_000 * seconds / max(1, steps)
 
     return StepSplit(steps, *(mean(f"{part}_seconds") for part in ("plan", "build", "wait", "commit")))

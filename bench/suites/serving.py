@@ -53,9 +53,9 @@ def shared_system_prompt(contest: Contest) -> ComparisonCase:
         system = prompts.next_prompt(512)
         return [BenchRequest(system + prompts.next_prompt(32), 16) for _ in range(16)]
 
-    what = "16 questions of 32 tokens behind a shared system prompt of 512 tokens, 16 tokens each"
+    description = "16 questions of 32 tokens behind a shared system prompt of 512 tokens, 16 tokens each"
     return contest.make_case(
-        "shared system prompt", what, work, [_total_measure(0.35)], simultaneous_settings(16), background=True
+        "shared system prompt", description, work, [_total_measure(0.35)], simultaneous_settings(16), background=True
     )
 
 
@@ -82,8 +82,8 @@ def ragged_kv_bytes(contest: Contest) -> ComparisonCase:
     """Return a case: the KV memory of sixteen contexts of very different lengths, in blocks or in a padded batch."""
     settings = BatchSettings(completion_batch_size=16, prefill_batch_size=16, watch_kv=True)
     measure = Measure("peak KV in use", "bytes", RunTrace.kv_peak, BetterDirection.LOWER, 0.5)
-    what = "peak KV memory of 16 requests with prompts of 64 to 1,024 tokens (log-uniform), 16 tokens each"
-    return contest.make_case("ragged KV memory", what, _ragged_requests(16), [measure], settings)
+    description = "peak KV memory of 16 requests with prompts of 64 to 1,024 tokens (log-uniform), 16 tokens each"
+    return contest.make_case("ragged KV memory", description, _ragged_requests(16), [measure], settings)
 
 
 def long_prompt_arrives(contest: Contest) -> ComparisonCase:
@@ -92,43 +92,43 @@ def long_prompt_arrives(contest: Contest) -> ComparisonCase:
 
 
 def long_prompt_in_equal_chunks(contest: Contest) -> ComparisonCase:
-    """Return a case: a long prompt arrives while other rows decode. Both sides compute prompts in chunks of one
-    size.
-    """
+    """Return a case: a long prompt arrives while other rows decode. Both sides compute prompts in equal chunks."""
     settings = BatchSettings(prefill_step_size=CHUNK)
     return _late_prompt_case(contest, "long prompt, equal chunks", f"{CHUNK} tokens per chunk", settings, 1.1)
 
 
-def _late_prompt_case(contest: Contest, name: str, how: str, settings: BatchSettings, target: float) -> ComparisonCase:
+def _late_prompt_case(
+    contest: Contest, name: str, settings_note: str, settings: BatchSettings, target: float
+) -> ComparisonCase:
     """Return a case in which a long prompt arrives while four rows decode."""
 
     def work(prompts: PromptStream) -> list[BenchRequest]:
         rows = [BenchRequest(prompts.next_prompt(64), 96) for _ in range(4)]
-        return [*rows, BenchRequest(prompts.next_prompt(LONG_PROMPT), 2, after=16)]
+        return [*rows, BenchRequest(prompts.next_prompt(LONG_PROMPT), 2, after_tokens=16)]
 
     gap = partial(RunTrace.longest_gap, requests=range(4))
     measures = [
         Measure("longest gap between tokens", "s", gap, BetterDirection.LOWER, target),
         _ttft_measure(4, "TTFT of the new prompt", 1.3),
     ]
-    what = f"4 rows decode while a prompt of {LONG_PROMPT:,} tokens arrives, {how}"
-    return contest.make_case(name, what, work, measures, settings)
+    description = f"4 rows decode while a prompt of {LONG_PROMPT:,} tokens arrives, {settings_note}"
+    return contest.make_case(name, description, work, measures, settings)
 
 
 def ragged_decode(contest: Contest) -> ComparisonCase:
     """Return a case: sixteen rows decode at contexts of 64 to 1,024 tokens, and nothing is padded."""
-    what = "16 rows decode behind prompts of 64 to 1,024 tokens (log-uniform)"
+    description = "16 rows decode behind prompts of 64 to 1,024 tokens (log-uniform)"
     return contest.make_case(
-        "ragged decode x16", what, _ragged_requests(DECODED), [decode_measure(1.1)], simultaneous_settings(16)
+        "ragged decode x16", description, _ragged_requests(DECODED), [decode_measure(1.1)], simultaneous_settings(16)
     )
 
 
 def uniform_decode(contest: Contest) -> ComparisonCase:
     """Return a case: sixteen rows decode at the same long context, where padding costs nothing."""
-    what = "16 rows decode behind prompts of 1,024 tokens"
+    description = "16 rows decode behind prompts of 1,024 tokens"
     return contest.make_case(
         "uniform decode x16",
-        what,
+        description,
         lambda prompts: [BenchRequest(prompts.next_prompt(CONTEXTS[1]), DECODED) for _ in range(16)],
         [decode_measure(1.0)],
         simultaneous_settings(16),
@@ -141,9 +141,9 @@ def ragged_completions(contest: Contest) -> ComparisonCase:
     def work(prompts: PromptStream) -> list[BenchRequest]:
         return [BenchRequest(prompts.next_prompt(32), n) for n in prompts.draw_lengths(64, *COMPLETIONS)]
 
-    what = "64 requests with completions of 16 to 512 tokens (log-uniform) through 16 rows"
+    description = "64 requests with completions of 16 to 512 tokens (log-uniform) through 16 rows"
     settings = BatchSettings(completion_batch_size=16)
-    return contest.make_case("ragged completions", what, work, [_total_measure(0.8)], settings, background=True)
+    return contest.make_case("ragged completions", description, work, [_total_measure(0.8)], settings, background=True)
 
 
 def _ragged_requests(generate: int) -> Callable[[PromptStream], list[BenchRequest]]:

@@ -35,44 +35,47 @@ if TYPE_CHECKING:
 class BatchStatusLine(StatusLine):
     """The status line of a batch run on stderr: done, failed, running and waiting requests.
 
-    - `before`: requests of the `total` that an earlier run finished. They count as done, but not for the time left.
+    - `done_before`: requests of the `total` that an earlier run finished. They count as done, but not for the time
+      left.
     - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
     """
 
-    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, before: int = 0) -> None:
+    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, done_before: int = 0) -> None:
         super().__init__(self._status_text, live=live)
         self._engine = engine
         self._run = run
-        self._before = before
+        self._done_before = done_before
         self._total = total
 
     def _status_text(self) -> str:
         """Return the status line: requests done, failed, running and waiting, and the speed."""
         stats, run = self._engine.stats(), self._run
-        elapsed = run.seconds
-        done = self._before + run.done
-        running, waiting = stats.rows_running, stats.rows_waiting
+        elapsed_seconds = run.seconds
+        done_count = self._done_before + run.done_count
+        running_count, waiting_count = stats.rows_running, stats.rows_waiting
         if self._total is not None:  # the engine knows a few requests at a time; the rest waits, too
-            running = min(running, self._total - done)
-            waiting = self._total - done - running
+            running_count = min(running_count, self._total - done_count)
+            waiting_count = self._total - done_count - running_count
         parts = [
-            f"{done}/{self._total} done" if self._total is not None else f"{done} done",
-            *([f"{run.failed} failed"] if run.failed else []),
-            f"{running} running",
-            f"{waiting} waiting",
-            f"{stats.generated_tokens / elapsed:.0f} tok/s",
+            f"{done_count}/{self._total} done" if self._total is not None else f"{done_count} done",
+            *([f"{run.failed_count} failed"] if run.failed_count else []),
+            f"{running_count} running",
+            f"{waiting_count} waiting",
+            f"{stats.generated_tokens / elapsed_seconds:.0f} tok/s",
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
-        answered = run.done - run.failed  # most errors come at once and say nothing about the others
-        if self._total is not None and answered > 0:
-            asked = max(self._total - done, 0)
-            left = run.last / answered * asked - (elapsed - run.last)  # counts down until the next one is done
-            parts.append(f"{format_duration(max(left, 0.0))} left")
+        answered_count = run.done_count - run.failed_count  # most errors come at once and say nothing about the others
+        if self._total is not None and answered_count > 0:
+            remaining_count = max(self._total - done_count, 0)
+            seconds_left = run.last_answer_seconds / answered_count * remaining_count - (
+                elapsed_seconds - run.last_answer_seconds
+            )  # counts down until the next one is done
+            parts.append(f"{format_duration(max(seconds_left, 0.0))} left")
         return " · ".join(parts)
 
 
-@options.add_sampling_options(without=("presence_penalty", "frequency_penalty"))
-@options.add_engine_options(stored=True)
+@options.add_sampling_options(excluded=("presence_penalty", "frequency_penalty"))
+@options.add_engine_options(has_store=True)
 def batch(
     positional: Annotated[
         list[str],
@@ -114,33 +117,33 @@ def batch(
     """
     if len(positional) > 2:
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
-    *before, source = positional
-    model = options.model_name(before[0] if before else None, model_option)
+    *model_arguments, source = positional
+    model = options.model_name(model_arguments[0] if model_arguments else None, model_option)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = parse_template_vars(template_var, think, raw=raw)
-    out = output_path(output)
-    errors = None if errors is None or output_path(errors) == out == STDOUT else output_path(errors)
-    mode = choose_mode(out, resume=resume, retry_errors=retry_errors, force=force)
+    out_path = output_path(output)
+    errors = None if errors is None or output_path(errors) == out_path == STDOUT else output_path(errors)
+    mode = choose_mode(out_path, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
-    beside = (errors, variables or None, config.adapters)
-    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, *beside)
-    with open_lines(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
-        known = read_ids(source, input_format)
-        ids = known or RequestIds()
+    other_settings = (errors, variables or None, config.adapters)
+    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, *other_settings)
+    with open_lines(source, input_format) as lines, BatchFiles(out_path, errors, mode, source) as files:
+        known_ids = read_ids(source, input_format)
+        ids = known_ids or RequestIds()
         reader = BatchReader(
             lines,
             params,
             jsonl=is_jsonl(source, input_format),
             raw=raw,
             template_vars=variables,
-            ids=ids if known is None else None,
+            ids=ids if known_ids is None else None,
             model=client_model_name(model),
             adapters=tuple(config.adapters or ()),
         )
         files.check(identity, ids.digests)
-        if known is not None and known.lines.keys() <= files.done:
-            finish_complete_run(files, ids, source, ordered=ordered, identity=identity)
+        if known_ids is not None and known_ids.lines.keys() <= files.done_keys:
+            finish_complete_run(files, ids, source, in_order=ordered, identity=identity)
             return
         with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
             engines.print_notes(engine)
@@ -151,65 +154,68 @@ def batch(
             writer = files.open(loaded, ids.digests)
             run = BatchRun(
                 engine,
-                skip_done(reader, files.done),
+                skip_done(reader, files.done_keys),
                 writer,
                 partial(prepare_prompt, engine, system),
                 RecordBuilder(engine.info.name, files.created, engine.token_bytes),
                 rows=config.max_rows,
-                in_order=ordered and not files.kept,
+                in_order=ordered and not files.is_regular_file,
             )
-            total = None if known is None else len(known.lines)
+            total = None if known_ids is None else len(known_ids.lines)
             try:
-                with BatchStatusLine(engine, run, before=len(files.done), total=total, live=out != STDOUT):
+                with BatchStatusLine(
+                    engine, run, done_before=len(files.done_keys), total=total, live=out_path != STDOUT
+                ):
                     run.run()
             finally:
                 try:
-                    if ordered and not run.broken:
+                    if ordered and not run.has_write_error:
                         files.sort_records(ids.lines)
                 finally:
                     print_summary(engine, run, reader, files, total)
-    if run.failed or files.failed:
+    if run.failed_count or files.failed_keys:
         raise typer.Exit(FAILED)
 
 
 def finish_complete_run(
-    files: BatchFiles, ids: RequestIds, source: str, *, ordered: bool, identity: RunIdentity
+    files: BatchFiles, ids: RequestIds, source: str, *, in_order: bool, identity: RunIdentity
 ) -> None:
-    """Finish a run whose requests all have a record already, without loading a model: sort the records if `ordered`,
-    and report them.
-    """
+    """Finish a run whose requests all have records, without a model: sort the records if `in_order`, report them."""
     files.open(identity, ids.digests)
-    if ordered:
+    if in_order:
         files.sort_records(ids.lines)
     if not ids.lines:
         console.print_note(f"{source} has no requests")
     print_done_before(files)
-    if files.failed:
+    if files.failed_keys:
         raise typer.Exit(FAILED)
 
 
 def print_done_before(files: BatchFiles) -> None:
     """Print how many records existed before this run."""
-    if files.done:
-        failed = f", {len(files.failed)} of them errors: --retry-errors asks them again" if files.failed else ""
-        console.print_note(f"{len(files.done)} were there already{failed}")
+    if files.done_keys:
+        failed_note = (
+            f", {len(files.failed_keys)} of them errors: --retry-errors asks them again" if files.failed_keys else ""
+        )
+        console.print_note(f"{len(files.done_keys)} were there already{failed_note}")
 
 
 def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
     """Print the run's summary on stderr: requests done now, done before, and left."""
-    others = sorted(reader.models - {engine.info.name})
-    if others:
-        console.print_note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")
+    other_models = sorted(reader.models - {engine.info.name})
+    if other_models:
+        console.print_note(f"requests name {', '.join(map(repr, other_models))}: {engine.info.name} answered them")
     print_done_before(files)
     seconds = run.seconds
     rate = f", {run.tokens / seconds:.1f} tok/s" if run.tokens else ""
-    cached = f", {run.cached} prompt tokens from the cache" if run.cached else ""
+    cached = f", {run.cached_tokens} prompt tokens from the cache" if run.cached_tokens else ""
     console.print_note(
-        f"{run.done - run.failed} answered, {run.failed} failed, {run.tokens} tokens in {seconds:.1f} s{rate}{cached}"
+        f"{run.done_count - run.failed_count} answered, {run.failed_count} failed, {run.tokens} tokens in "
+        f"{seconds:.1f} s{rate}{cached}"
     )
-    if run.cut:
-        ends = "1 answer ends" if run.cut == 1 else f"{run.cut} answers end"
-        console.print_note(f"{ends} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
-    left = 0 if total is None else total - len(files.done) - run.done
-    if left > 0 and files.kept:
-        console.print_note(f"{left} left: the same command with --resume goes on")
+    if run.cut_count:
+        subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
+        console.print_note(f"{subject} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
+    remaining_count = 0 if total is None else total - len(files.done_keys) - run.done_count
+    if remaining_count > 0 and files.is_regular_file:
+        console.print_note(f"{remaining_count} left: the same command with --resume goes on")

@@ -48,17 +48,17 @@ class RecordSink(Protocol):
 class RecordFile:
     """A file of JSON records, one per line, locked by the run that writes it.
 
-    It is read at once, unless it is begun `anew`. It is not changed before `open`. A last line that was cut in half
-    does not count, and neither do records that `keep` refuses. `failed` has the keys of the error records that were
-    read. Raises InvalidRequest for a file with other content.
+    It is read at once, unless it is begun `is_new`. It is not changed before `open`. A last line that was cut in half
+    does not count, and neither do records that `keep` refuses. `failed_keys` has the keys of the error records that
+    were read. Raises InvalidRequest for a file with other content.
     """
 
-    def __init__(self, path: Path, keep: Callable[[Body], bool] | None = None, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, keep: Callable[[Body], bool] | None = None, *, is_new: bool = False) -> None:
         self.path = Path(os.path.realpath(path))  # the target of a link is replaced
-        self.failed: set[str] = set()
+        self.failed_keys: set[str] = set()
         self._name = path
         self._records: list[tuple[str, int, int]] = []
-        self._left_out = self._index_records(keep) if self.path.exists() and not anew else False
+        self._left_out = self._index_records(keep) if self.path.exists() and not is_new else False
 
     def open(self) -> None:
         """Lock the file, create it if missing, and remove an incomplete last line and the records that `keep` refuses.
@@ -91,9 +91,9 @@ class RecordFile:
         line = to_json(record).encode() + b"\n"
         size = self._end_offset
         try:
-            written = self._file.write(line)
-            while written < len(line):
-                written += self._file.write(line[written:])
+            written_count = self._file.write(line)
+            while written_count < len(line):
+                written_count += self._file.write(line[written_count:])
             self._records.append((key, size, len(line)))
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -110,20 +110,18 @@ class RecordFile:
             raise write_error(str(self._name), error, _REST) from error
 
     def sort_records(self, lines: Mapping[str, int]) -> None:
-        """Sort the records by input line: `lines` maps each key to its line. Records with other keys come last. Raises
-        CortexError if the file cannot be replaced.
-        """
-        ordered = sorted(self._records, key=lambda each: lines.get(each[0], sys.maxsize))
-        if ordered == self._records:
+        """Sort records by their keys' `lines`, unknown keys last. Raises CortexError if the file cannot be replaced."""
+        sorted_records = sorted(self._records, key=lambda each: lines.get(each[0], sys.maxsize))
+        if sorted_records == self._records:
             return
         try:
-            self._rewrite(ordered)
+            self._rewrite(sorted_records)
         except OSError as error:
-            then = "and --resume puts them into order"
+            order_note = "and --resume puts them into order"
             if error.errno == errno.EBUSY:
-                then = "and stays so: a file that is mounted by itself is never replaced, so mount its folder"
-            whole = f"it holds every record in the order in which they finished, {then}"
-            raise write_error(f"{self._name} in the order of the input", error, whole) from error
+                order_note = "and stays so: a file that is mounted by itself is never replaced, so mount its folder"
+            state_note = f"it holds every record in the order in which they finished, {order_note}"
+            raise write_error(f"{self._name} in the order of the input", error, state_note) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -136,63 +134,63 @@ class RecordFile:
 
     def _index_records(self, keep: Callable[[Body], bool] | None) -> bool:
         """Find the offset of each record. Return whether `keep` rejects some of them."""
-        left_out, place = False, 0
+        has_rejected, offset = False, 0
         with self.path.open("rb") as file:
             for number, (line, record) in enumerate(_complete_lines(file), 1):
-                start, place = place, place + len(line)
+                start, offset = offset, offset + len(line)
                 if record is None or (key := record_key(record)) is None:
                     raise InvalidRequest(f"line {number} of {self._name} is no record of a batch: --force starts again")
                 if keep is not None and not keep(record):
-                    left_out = True
+                    has_rejected = True
                     continue
                 self._records.append((key, start, len(line)))
                 if record.get("error"):
-                    self.failed.add(key)
-        return left_out
+                    self.failed_keys.add(key)
+        return has_rejected
 
     def _rewrite(self, records: Sequence[tuple[str, int, int]]) -> None:
-        """Replace the file by one with only these of its records. At every moment, either the old or the new file is
-        complete.
-        """
-        placed, place = [], 0
-        with self.path.open("rb") as old, write_atomically(self.path, beside=rewrite_path(self.path)) as file:
+        """Replace the file by one with only these of its records. At every moment, the old or new file is complete."""
+        new_records, offset = [], 0
+        with self.path.open("rb") as old_file, write_atomically(self.path, temp_path=rewrite_path(self.path)) as file:
             for key, start, length in records:
-                old.seek(start)
-                file.write(old.read(length))
-                placed.append((key, place, length))
-                place += length
-        self._records = placed
+                old_file.seek(start)
+                file.write(old_file.read(length))
+                new_records.append((key, offset, length))
+                offset += length
+        self._records = new_records
 
 
 class BatchWriter:
-    """Writes answers to `out` and failed requests to `errors`, which may be the same file."""
+    """Writes answers to `output` and failed requests to `errors`, which may be the same file."""
 
-    def __init__(self, out: RecordSink, errors: RecordSink) -> None:
-        self._out = out
+    def __init__(self, output: RecordSink, errors: RecordSink) -> None:
+        self._output = output
         self._errors = errors
 
     def write(self, record: Body) -> None:
         """Append a record to the output or to the error file."""
-        (self._errors if record.get("error") else self._out).append(record)
+        (self._errors if record.get("error") else self._output).append(record)
 
     def sync(self) -> None:
         """Flush both files to the disk."""
-        self._out.sync()
-        if self._errors is not self._out:
+        self._output.sync()
+        if self._errors is not self._output:
             self._errors.sync()
 
 
 def _complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
-    """Yield each complete line of a file with its JSON object, or None if it has none. An incomplete last line is
-    skipped.
-    """
-    held: bytes | None = None
+    """Yield each complete line of a file with its JSON object, or None if it has none. Skip an incomplete last line."""
+    previous_line: bytes | None = None
     for line in file:
-        if held is not None:
-            yield held, _parse_object(held)
-        held = line
-    if held is not None and held.endswith(b"\n") and (record := _parse_object(held)) is not None:
-        yield held, record
+        if previous_line is not None:
+            yield previous_line, _parse_object(previous_line)
+        previous_line = line
+    if (
+        previous_line is not None
+        and previous_line.endswith(b"\n")
+        and (record := _parse_object(previous_line)) is not None
+    ):
+        yield previous_line, record
 
 
 def _parse_object(line: bytes) -> Body | None:
@@ -210,10 +208,10 @@ class BatchFiles:
     All paths are checked before a model is loaded. Raises InvalidRequest or CortexError, each with the next step.
     Regular files are synced, resumed and put into order. Stdout, pipes and devices are only written.
 
-    - `kept`: whether OUT is a regular file.
+    - `is_regular_file`: whether OUT is a regular file.
     - `created`: when the run first began, in seconds since 1970.
-    - `done`: the keys of all existing records.
-    - `failed`: the keys of the error records among them.
+    - `done_keys`: the keys of all existing records.
+    - `failed_keys`: the keys of the error records among them.
     """
 
     def __init__(self, output: Path, errors: Path | None, mode: ExistingFileMode, source: str) -> None:
@@ -225,24 +223,24 @@ class BatchFiles:
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
         if output != STDOUT:
             check_side_files(output, side_paths(output), (Path(source), errors))
-        self.kept = is_regular(output)
-        if mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and not self.kept:
+        self.is_regular_file = is_regular(output)
+        if mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and not self.is_regular_file:
             raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
-        self.done: set[str] = set()
-        self.failed: set[str] = set()
+        self.done_keys: set[str] = set()
+        self.failed_keys: set[str] = set()
         self.created = int(time.time())
         self._output = output
         self._errors = errors
         self._mode = mode
         self._read: dict[Path, RecordFile] = {}
-        self._opened: list[RecordFile | RecordStream] = []
-        self._run = BatchRunFile(output) if self.kept else None
+        self._open_files: list[RecordFile | RecordStream] = []
+        self._run = BatchRunFile(output) if self.is_regular_file else None
 
     def __enter__(self) -> BatchFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file in self._opened:
+        for file in self._open_files:
             file.close()
         if self._run is not None:
             self._run.close()
@@ -258,50 +256,52 @@ class BatchFiles:
             for path in (self._output, self._errors):
                 if path is not None and is_regular(path):
                     self._record_file(path)
-            self._run.check_lines(digests, self.done, self.failed)
+            self._run.check_lines(digests, self.done_keys, self.failed_keys)
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
         """Begin or resume the run, save the digests of the input lines, and return the writer."""
-        going = self._run is not None and self._is_resumed
-        if self._run is not None and going:
+        is_resumed = self._run is not None and self._is_resumed
+        if self._run is not None and is_resumed:
             self.created = self._run.check_settings(identity)
-        out = self._open_sink(self._output, anew=not going)
-        writer = BatchWriter(out, out if self._errors is None else self._open_sink(self._errors, anew=not going))
+        output_sink = self._open_sink(self._output, is_new=not is_resumed)
+        writer = BatchWriter(
+            output_sink, output_sink if self._errors is None else self._open_sink(self._errors, is_new=not is_resumed)
+        )
         if self._run is not None:
-            if not going:
+            if not is_resumed:
                 self.created = self._run.start(identity)
             self._run.save_digests(digests)
         return writer
 
     def sort_records(self, lines: Mapping[str, int]) -> None:
         """Sort the records of all files into input order: `lines` maps each key to its line."""
-        for file in self._opened:
+        for file in self._open_files:
             if isinstance(file, RecordFile):
                 file.sort_records(lines)
 
     @property
     def _is_resumed(self) -> bool:
         """Whether this run continues files that have records already."""
-        going = self._mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY)
-        return going and any(path is not None and file_size(path) > 0 for path in (self._output, self._errors))
+        is_resume_mode = self._mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY)
+        return is_resume_mode and any(path is not None and file_size(path) > 0 for path in (self._output, self._errors))
 
-    def _record_file(self, path: Path, *, anew: bool = False) -> RecordFile:
+    def _record_file(self, path: Path, *, is_new: bool = False) -> RecordFile:
         """Return the `RecordFile` of a path, reading the file only once."""
         if path not in self._read:
             keep = (lambda record: not record.get("error")) if self._mode is ExistingFileMode.RETRY else None
-            file = self._read[path] = RecordFile(path, keep, anew=anew)
-            self.done.update(file.keys)
-            self.failed.update(file.failed)
+            file = self._read[path] = RecordFile(path, keep, is_new=is_new)
+            self.done_keys.update(file.keys)
+            self.failed_keys.update(file.failed_keys)
         return self._read[path]
 
-    def _open_sink(self, path: Path, *, anew: bool) -> RecordFile | RecordStream:
+    def _open_sink(self, path: Path, *, is_new: bool) -> RecordFile | RecordStream:
         """Open a record file, or a stream for stdout, a pipe or a device."""
         if not is_regular(path):
-            self._opened.append(RecordStream(None if path == STDOUT else path))
-            return self._opened[-1]
-        file = self._record_file(path, anew=anew)
+            self._open_files.append(RecordStream(None if path == STDOUT else path))
+            return self._open_files[-1]
+        file = self._record_file(path, is_new=is_new)
         file.open()
-        self._opened.append(file)
+        self._open_files.append(file)
         return file
 
 

@@ -85,15 +85,13 @@ class BatchReader:
         self._ids = ids
 
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
-        """Leave out template variables that lines set but that are not in `variables`, which the chat template reads;
-        None: leave out none.
-        """
+        """Leave out lines' template variables that are not in `variables`, which the template reads. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:
-        jsonl, filled = detect_lines(self._lines, self._jsonl)
+        jsonl, numbered_lines = detect_lines(self._lines, self._jsonl)
         parse = self._parse_json if jsonl else self._parse_text
-        for number, line in filled:
+        for number, line in numbered_lines:
             if line is None:
                 yield None
                 continue
@@ -104,13 +102,15 @@ class BatchReader:
 
     def _parse_text(self, number: int, line: bytes) -> BatchRequest | InvalidLine:
         """Parse a plain line as one prompt."""
-        usual = self._defaults
-        variables = NO_VARIABLES if usual.raw else usual.template_vars
+        defaults = self._defaults
+        variables = NO_VARIABLES if defaults.raw else defaults.template_vars
         try:
             prompt = require_prompt_text(decode_line(line))
         except InvalidRequest as error:
             return InvalidLine(number, number, LineStyle.SIMPLE, str(error))
-        return BatchRequest(number, number, LineStyle.SIMPLE, Request((prompt,), usual.params, variables, usual.raw))
+        return BatchRequest(
+            number, number, LineStyle.SIMPLE, Request((prompt,), defaults.params, variables, defaults.raw)
+        )
 
     def _parse_json(self, number: int, line: bytes) -> BatchRequest | InvalidLine:
         """Parse a JSON line as an OpenAI batch request or a simple one."""
@@ -134,8 +134,8 @@ class BatchReader:
 def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds:
     """Read a whole input and return its request ids. Raises InvalidRequest if an id occurs twice."""
     ids = RequestIds()
-    is_json, filled = detect_lines(lines, jsonl)
-    for number, line in filled:
+    is_json, numbered_lines = detect_lines(lines, jsonl)
+    for number, line in numbered_lines:
         if line is None:
             continue
         identity: LineId | None = number
@@ -149,8 +149,6 @@ def collect_ids(lines: Iterable[bytes | None], jsonl: bool | None) -> RequestIds
 
 
 def read_ids(source: str, input_format: InputFormat) -> RequestIds | None:
-    """Read the ids of a regular file ahead of the run; None for a pipe, which can be read only once. Raises
-    InvalidRequest if an id occurs twice.
-    """
+    """Read the ids ahead of the run; None for a pipe, read only once. Raises InvalidRequest if an id occurs twice."""
     with open_ahead(source) as file:
         return None if file is None else collect_ids(file, is_jsonl(source, input_format))

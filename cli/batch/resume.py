@@ -54,22 +54,22 @@ class RunIdentity:
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON, as OUT.run stores them."""
-        kept = {**asdict(self), "source": _stable_source(self.source)}
-        kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
-        lasting = {name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()}
-        kept["adapters"] = lasting or None
-        kept["errors"] = None if self.errors is None else str(self.errors.resolve())
-        kept["defaults"] = asdict(SamplingParams())
-        for params in (kept["params"], kept["defaults"]):
+        settings = {**asdict(self), "source": _stable_source(self.source)}
+        settings["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
+        adapter_paths = {
+            name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()
+        }
+        settings["adapters"] = adapter_paths or None
+        settings["errors"] = None if self.errors is None else str(self.errors.resolve())
+        settings["defaults"] = asdict(SamplingParams())
+        for params in (settings["params"], settings["defaults"]):
             del params["logits_processors"]  # functions, which no command takes
-        normal: dict[str, Any] = json.loads(json.dumps(kept, default=dict))
+        normal: dict[str, Any] = json.loads(json.dumps(settings, default=dict))
         return normal
 
 
 def side_paths(output: Path) -> tuple[Path, Path]:
-    """Return the paths of OUT.run and of the file that replaces OUT in a rewrite. If OUT is a link, both are next to
-    its target, as the records are.
-    """
+    """Return the paths of OUT.run and the file that replaces OUT in a rewrite: beside the target if OUT is a link."""
     return run_path(output), rewrite_path(Path(os.path.realpath(output)))
 
 
@@ -83,85 +83,93 @@ class BatchRunFile(LockedRunFile):
         """Check that the run to resume had the same settings, and return when it began, in seconds since 1970. Raises
         InvalidRequest if they differ from `run` or cannot be read.
         """
-        before = self.read_settings()
-        if not all(isinstance(each, dict) for each in (before.get("params"), before.get("defaults", {}))):
+        saved_settings = self.read_settings()
+        if not all(
+            isinstance(each, dict) for each in (saved_settings.get("params"), saved_settings.get("defaults", {}))
+        ):
             raise self.unreadable_error()
-        now = run.as_json()
+        current_settings = run.as_json()
         if run.weights is None:  # not known yet
-            before["weights"] = before["adapter_weights"] = None
-        changed = _differing_settings(before, now)
-        if changed:
+            saved_settings["weights"] = saved_settings["adapter_weights"] = None
+        changed_names = _differing_settings(saved_settings, current_settings)
+        if changed_names:
             raise InvalidRequest(
-                f"{self._output.name} was written with another {' and '.join(changed)}: use the same, "
+                f"{self._output.name} was written with another {' and '.join(changed_names)}: use the same, "
                 "or --force to begin again"
             )
-        return int(before["created"])
+        return int(saved_settings["created"])
 
     def start(self, run: RunIdentity) -> int:
         """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
         return self.start_run(run.as_json())
 
-    def check_lines(self, digests: Mapping[str, str], done: Collection[str], failed: Collection[str] = ()) -> None:
-        """Raise InvalidRequest if an input line has changed since its record was written. All arguments use the lines'
-        keys.
-        """
-        known = self._saved_digests()
-        changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
-        answered = [key for key in changed if key not in failed]
-        if answered:
+    def check_lines(
+        self, digests: Mapping[str, str], done_keys: Collection[str], failed_keys: Collection[str] = ()
+    ) -> None:
+        """Raise InvalidRequest if an input line changed after its record was written. Arguments use the lines' keys."""
+        saved_digests = self._saved_digests()
+        changed_keys = [
+            key for key in digests if key in done_keys and saved_digests.get(key, digests[key]) != digests[key]
+        ]
+        answered_keys = [key for key in changed_keys if key not in failed_keys]
+        if answered_keys:
             raise InvalidRequest(
                 f"the input has changed: {self._output.name} holds answers to what the requests named "
-                f"{_key_summary(answered)} said before. Give changed requests ids of their own, or use --force to "
+                f"{_key_summary(answered_keys)} said before. Give changed requests ids of their own, or use --force to "
                 "begin again"
             )
-        if changed:
+        if changed_keys:
             raise InvalidRequest(
-                f"the input has changed: what was named {_key_summary(changed)} failed, and says something else now. "
-                "--resume --retry-errors asks again what failed"
+                f"the input has changed: what was named {_key_summary(changed_keys)} failed, and says something else "
+                "now. --resume --retry-errors asks again what failed"
             )
 
     def save_digests(self, digests: Mapping[str, str]) -> None:
         """Append the digests of the input lines, by key."""
-        known = self._saved_digests()
-        new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
+        saved_digests = self._saved_digests()
+        new = {key: digest for key, digest in digests.items() if saved_digests.get(key) != digest}
         if new:
             self.append({"lines": new}, b"\n")  # the last line may have been cut in half
 
     def _saved_digests(self) -> dict[str, str]:
         """Return the saved digests by key. The latest one counts; an incomplete list is ignored."""
-        known: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for line in self.read_entries():
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                known.update(line["lines"])
-        return known
+                digests.update(line["lines"])
+        return digests
 
 
-def _differing_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differing_settings(saved_settings: Mapping[str, Any], current_settings: Mapping[str, Any]) -> list[str]:
     """Return the names of the settings in which two runs differ.
 
     A setting that one version of the program does not know has its default in that version's runs. Only the version
     that knows the setting can tell the default, so each run writes its defaults down.
     """
     missing = object()
-    usual = asdict(RunIdentity("", "", None, False, SamplingParams()))
-    changed = [key for key in now if key not in _APART and before.get(key, usual[key]) != now[key]]
-    changed += [key for key in before if key not in (*now, "created") and before[key] is not None]
-    old, new = before["params"], now["params"]
-    defaults = {**before.get("defaults", {}), **now["defaults"]}
-    for name in {**new, **old}:
+    default_settings = asdict(RunIdentity("", "", None, False, SamplingParams()))
+    changed_names = [
+        key
+        for key in current_settings
+        if key not in _APART and saved_settings.get(key, default_settings[key]) != current_settings[key]
+    ]
+    changed_names += [
+        key for key in saved_settings if key not in (*current_settings, "created") and saved_settings[key] is not None
+    ]
+    saved_params, current_params = saved_settings["params"], current_settings["params"]
+    defaults = {**saved_settings.get("defaults", {}), **current_settings["defaults"]}
+    for name in {**current_params, **saved_params}:
         default = defaults.get(name, missing)
-        if old.get(name, default) != new.get(name, default):
-            changed.append(name)
-    return changed
+        if saved_params.get(name, default) != current_params.get(name, default):
+            changed_names.append(name)
+    return changed_names
 
 
 def _stable_source(source: str) -> str:
-    """Return a name for the input that is the same in every run. A shell pipe, as in `<(...)`, has another number each
-    time, so it counts as stdin.
-    """
+    """Return the input's name, the same in every run: a pipe like `<(...)`, whose number varies, counts as stdin."""
     path = Path(source)
-    piped = descriptor_of(path) is not None and not path.is_file()
-    return "-" if source == "-" or piped else str(path.resolve())
+    is_piped = descriptor_of(path) is not None and not path.is_file()
+    return "-" if source == "-" or is_piped else str(path.resolve())
 
 
 def _key_summary(keys: Sequence[str]) -> str:
@@ -171,7 +179,7 @@ def _key_summary(keys: Sequence[str]) -> str:
 
 
 def skip_done(
-    items: Iterable[BatchRequest | InvalidLine | None], done: Collection[str]
+    items: Iterable[BatchRequest | InvalidLine | None], done_keys: Collection[str]
 ) -> Iterator[BatchRequest | InvalidLine | None]:
     """Yield the items that have no record yet. None, for an item that has not arrived yet, is passed on."""
-    return (item for item in items if item is None or request_key(item.id, item.line) not in done)
+    return (item for item in items if item is None or request_key(item.id, item.line) not in done_keys)

@@ -49,7 +49,7 @@ class _PendingItem:
 
     position: int
     item: BatchRequest | InvalidLine
-    unfinished: int
+    unfinished_count: int
     error: InvalidRequest | None = None
     results: dict[int, Completion | CortexError] = field(default_factory=dict)
     embeddings: Future[Embeddings] | None = None
@@ -69,11 +69,11 @@ class BatchRun:
     - `items`: None stands for an item that has not arrived yet.
     - `prepare`: makes the engine's input of one prompt of a request, or raises InvalidRequest.
     - `in_order`: holds records back until those before them are written.
-    - `done`, `failed`: how many items have finished, and how many of them are errors.
-    - `tokens`, `cached`: generated tokens, and prompt tokens from the cache.
-    - `cut`: how many answers end before their form is whole. They have a note.
-    - `last`: seconds from the start to the last answer.
-    - `broken`: whether a record could not be written.
+    - `done_count`, `failed_count`: how many items have finished, and how many of them are errors.
+    - `tokens`, `cached_tokens`: generated tokens, and prompt tokens from the cache.
+    - `cut_count`: how many answers end before their form is whole. They have a note.
+    - `last_answer_seconds`: seconds from the start to the last answer.
+    - `has_write_error`: whether a record could not be written.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class BatchRun:
         rows: int,
         in_order: bool,
     ) -> None:
-        self.done = 0
-        self.failed = 0
-        self.last = 0.0
+        self.done_count = 0
+        self.failed_count = 0
+        self.last_answer_seconds = 0.0
         self.tokens = 0
-        self.cached = 0
-        self.cut = 0
+        self.cached_tokens = 0
+        self.cut_count = 0
         self._engine = engine
         self._items = items
         self._writer = writer
@@ -101,10 +101,10 @@ class BatchRun:
         self._in_order = in_order
         self._most_held = rows * MAX_HELD_PER_ROW
         self._embedding = ThreadPoolExecutor(rows, "cortexmlx-embed")
-        self._asked: dict[int, tuple[_PendingItem, int]] = {}
+        self._pending_prompts: dict[int, tuple[_PendingItem, int]] = {}
         self._records: dict[int, Body] = {}
-        self._next = 0
-        self.broken = False
+        self._next_position = 0
+        self.has_write_error = False
         self._started = time.monotonic()
 
     @property
@@ -113,29 +113,29 @@ class BatchRun:
         return time.monotonic() - self._started
 
     def run(self) -> None:
-        """Run all items. An interrupt cancels unfinished requests and keeps finished ones. Raises EngineClosed if the
-        engine ends before the requests do.
-        """
+        """Run all items. An interrupt keeps finished ones only. Raises EngineClosed if the engine ends first."""
         prompts, params, adapters = tee(self._prompts(), 3)
-        completed = self._engine.as_completed(
+        completions = self._engine.as_completed(
             (prompt for prompt, _, _ in prompts),
-            (own for prompt, own, _ in params if not isinstance(prompt, PendingPrompt)),
+            (value for prompt, value, _ in params if not isinstance(prompt, PendingPrompt)),
             window=self._most_held if self._in_order else None,
             adapter=(own for prompt, _, own in adapters if not isinstance(prompt, PendingPrompt)),
         )
         try:
-            for index, result in completed:
+            for index, result in completions:
                 self._store_result(index, result)
-                for other, its_result in completed.finished():
-                    self._store_result(other, its_result)
+                for other_index, other_result in completions.finished():
+                    self._store_result(other_index, other_result)
                 self._write_records(in_order=self._in_order)
-            if self._asked:
-                raise EngineClosed(f"the engine ended before {len(self._asked)} requests did: --resume asks them again")
+            if self._pending_prompts:
+                raise EngineClosed(
+                    f"the engine ended before {len(self._pending_prompts)} requests did: --resume asks them again"
+                )
         except BaseException:
-            completed.close()
-            if not self.broken:
-                for index, result in completed.finished():
-                    if not _is_cancelled(result) and self._asked[index][0].is_ready:
+            completions.close()
+            if not self.has_write_error:
+                for index, result in completions.finished():
+                    if not _is_cancelled(result) and self._pending_prompts[index][0].is_ready:
                         self._store_result(index, result)
                 self._write_records(in_order=False)
             raise
@@ -144,63 +144,73 @@ class BatchRun:
 
     def _prompts(self) -> Iterator[tuple[Prompt | PendingPrompt, SamplingParams, str | None]]:
         """Yield the prompts of all items in order, each with its sampling parameters and its adapter."""
-        index, places = count(), count()
+        prompt_numbers, positions = count(), count()
         for item in self._items:
             if item is None:
                 yield PendingPrompt.NOT_YET, SamplingParams(), None
                 continue
-            place = next(places)
+            position = next(positions)
             if isinstance(item, InvalidLine):
-                self._asked[next(index)] = _PendingItem(place, item, unfinished=1), 0
+                self._pending_prompts[next(prompt_numbers)] = _PendingItem(position, item, unfinished_count=1), 0
                 yield EMPTY_PROMPT, SamplingParams(), None
                 continue
             if isinstance(item.request, EmbeddingRequest):
-                made = self._embedding.submit(self._embed, item.request)
-                self._asked[next(index)] = _PendingItem(place, item, unfinished=1, embeddings=made), 0
+                future = self._embedding.submit(self._embed, item.request)
+                self._pending_prompts[next(prompt_numbers)] = (
+                    _PendingItem(position, item, unfinished_count=1, embeddings=future),
+                    0,
+                )
                 yield EMPTY_PROMPT, SamplingParams(), None
                 continue
-            opened = _PendingItem(place, item, unfinished=len(item.request.prompts))
-            for which, asked in enumerate(item.request.prompts):
-                self._asked[next(index)] = opened, which
-                yield self._prepare_prompt(opened, item.request, asked), item.request.params, item.request.adapter
+            pending_item = _PendingItem(position, item, unfinished_count=len(item.request.prompts))
+            for prompt_index, prompt_input in enumerate(item.request.prompts):
+                self._pending_prompts[next(prompt_numbers)] = pending_item, prompt_index
+                yield (
+                    self._prepare_prompt(pending_item, item.request, prompt_input),
+                    item.request.params,
+                    item.request.adapter,
+                )
 
-    def _embed(self, asked: EmbeddingRequest) -> Embeddings:
+    def _embed(self, request: EmbeddingRequest) -> Embeddings:
         return self._engine.embed(
-            asked.inputs, prompt=asked.prompt, dimensions=asked.dimensions, truncate=asked.truncate
+            request.inputs, prompt=request.prompt, dimensions=request.dimensions, truncate=request.truncate
         )
 
-    def _prepare_prompt(self, opened: _PendingItem, request: Request, asked: PromptInput) -> Prompt:
+    def _prepare_prompt(self, pending_item: _PendingItem, request: Request, prompt_input: PromptInput) -> Prompt:
         """Return the prompt to submit; an empty one, which keeps its place, if the request is invalid."""
         try:
-            return self._prepare(request, asked)
+            return self._prepare(request, prompt_input)
         except InvalidRequest as error:
-            opened.error = error
+            pending_item.error = error
             return EMPTY_PROMPT
 
     def _store_result(self, index: int, result: Completion | CortexError) -> None:
         """Store a prompt's result. Make the item's record when its last prompt has finished."""
-        opened, which = self._asked.pop(index)
-        opened.results[which] = result
-        opened.unfinished -= 1
+        pending_item, prompt_index = self._pending_prompts.pop(index)
+        pending_item.results[prompt_index] = result
+        pending_item.unfinished_count -= 1
         if isinstance(result, Completion):
             self.tokens += sum(len(answer.token_ids) for answer in (result, *result.others))
-            self.cached += result.usage.cached_tokens
-        if not opened.unfinished:
-            self._records[opened.position] = self._make_record(opened)
-            self.done += 1
-            if self._records[opened.position].get("error"):
-                self.failed += 1
+            self.cached_tokens += result.usage.cached_tokens
+        if not pending_item.unfinished_count:
+            self._records[pending_item.position] = self._make_record(pending_item)
+            self.done_count += 1
+            if self._records[pending_item.position].get("error"):
+                self.failed_count += 1
             else:
-                self.last = self.seconds
+                self.last_answer_seconds = self.seconds
 
-    def _make_record(self, opened: _PendingItem) -> Body:
-        item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]
+    def _make_record(self, pending_item: _PendingItem) -> Body:
+        item, results = (
+            pending_item.item,
+            [pending_item.results[prompt_index] for prompt_index in sorted(pending_item.results)],
+        )
         if isinstance(item, InvalidLine):
             return error_record(item, item.message)
-        if opened.embeddings is not None:
-            return self._embedding_record(item, opened.embeddings)
-        if opened.error is not None:
-            return error_record(item, str(opened.error))
+        if pending_item.embeddings is not None:
+            return self._embedding_record(item, pending_item.embeddings)
+        if pending_item.error is not None:
+            return error_record(item, str(pending_item.error))
         assert isinstance(item.request, Request)
         answers: list[tuple[Completion, ...]] = []
         for result in results:
@@ -213,22 +223,22 @@ class BatchRun:
 
     def _with_cut_note(self, answer: Completion, params: SamplingParams) -> Completion:
         """Return the answer, with a note if it ends before its structured output is complete."""
-        cut = incomplete_form_note(replace(answer, others=()), params)
-        self.cut += bool(cut)
-        return replace(answer, notes=(*answer.notes, cut)) if cut else answer
+        cut_note = incomplete_form_note(replace(answer, others=()), params)
+        self.cut_count += bool(cut_note)
+        return replace(answer, notes=(*answer.notes, cut_note)) if cut_note else answer
 
-    def _embedding_record(self, item: BatchRequest, embedded: Future[Embeddings]) -> Body:
+    def _embedding_record(self, item: BatchRequest, future: Future[Embeddings]) -> Body:
         """Wait for a request's embeddings, and return their record."""
-        while not embedded.done():
-            wait([embedded], LONGEST_SECONDS)  # a signal ends it soon, whenever it comes
+        while not future.done():
+            wait([future], LONGEST_SECONDS)  # a signal ends it soon, whenever it comes
         try:
-            made = embedded.result()
+            embeddings = future.result()
         except (EngineClosed, HostLost):
             raise
         except CortexError as error:
             return _refusal_record(item, error)
-        self.cached += sum(made.cached_tokens)
-        return self._recorder.embedding_record(item, made)
+        self.cached_tokens += sum(embeddings.cached_tokens)
+        return self._recorder.embedding_record(item, embeddings)
 
     def _write_records(self, *, in_order: bool) -> None:
         """Write the finished records: all, or with `in_order` up to the first that is missing. A record is dropped
@@ -236,16 +246,16 @@ class BatchRun:
         """
         try:
             if not in_order:
-                for place in sorted(self._records):
-                    self._writer.write(self._records[place])
-                    del self._records[place]
-            while self._next in self._records:
-                self._writer.write(self._records[self._next])
-                del self._records[self._next]
-                self._next += 1
+                for position in sorted(self._records):
+                    self._writer.write(self._records[position])
+                    del self._records[position]
+            while self._next_position in self._records:
+                self._writer.write(self._records[self._next_position])
+                del self._records[self._next_position]
+                self._next_position += 1
             self._writer.sync()
         except Exception:
-            self.broken = True
+            self.has_write_error = True
             raise
 
 

@@ -31,33 +31,35 @@ if TYPE_CHECKING:
     from cortexmlx.bench.report.report import Report
 
 
-def parse_numbers(option: str, text: str, least: int) -> list[int]:
+def parse_numbers(option: str, text: str, minimum: int) -> list[int]:
     """Parse a comma-separated list of distinct numbers like `1,4,8`. Raises typer.BadParameter."""
     try:
-        found = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a list of numbers like 1,4,8", param_hint=option) from None
-    if min(found) < least:
-        raise typer.BadParameter(f"{min(found)} is below {least}", param_hint=option)
-    if len(set(found)) < len(found):
+    if min(numbers) < minimum:
+        raise typer.BadParameter(f"{min(numbers)} is below {minimum}", param_hint=option)
+    if len(set(numbers)) < len(numbers):
         raise typer.BadParameter(f"{text} names a number twice", param_hint=option)
-    return found
+    return numbers
 
 
 def parse_block_sizes(text: str) -> list[int]:
     """Parse a list of KV block sizes. Raises typer.BadParameter for a size that the engine does not support."""
-    found = parse_numbers("--block-size", text, 1)
-    wrong = [size for size in found if size not in BLOCK_SIZES]
-    if wrong:
-        raise typer.BadParameter(f"{wrong[0]} is none of {', '.join(map(str, BLOCK_SIZES))}", param_hint="--block-size")
-    return found
+    sizes = parse_numbers("--block-size", text, 1)
+    unsupported = [size for size in sizes if size not in BLOCK_SIZES]
+    if unsupported:
+        raise typer.BadParameter(
+            f"{unsupported[0]} is none of {', '.join(map(str, BLOCK_SIZES))}", param_hint="--block-size"
+        )
+    return sizes
 
 
-def single_number(option: str, found: list[int], why: str) -> int:
+def single_number(option: str, numbers: list[int], reason: str) -> int:
     """Return the only number of a list. Raises typer.BadParameter if there are several."""
-    if len(found) > 1:
-        raise typer.BadParameter(f"takes one number {why}, and here are {len(found)}", param_hint=option)
-    return found[0]
+    if len(numbers) > 1:
+        raise typer.BadParameter(f"takes one number {reason}, and here are {len(numbers)}", param_hint=option)
+    return numbers[0]
 
 
 def parse_goodput(text: str) -> tuple[float, float]:
@@ -72,8 +74,8 @@ def parse_goodput(text: str) -> tuple[float, float]:
         except ValueError:
             seconds = 0.0
         if name not in limits or not seconds > 0:
-            wrong = f"{part!r} is not like ttft:2000 or tpot:200, in milliseconds"
-            raise typer.BadParameter(wrong, param_hint="--goodput")
+            message = f"{part!r} is not like ttft:2000 or tpot:200, in milliseconds"
+            raise typer.BadParameter(message, param_hint="--goodput")
         limits[name] = seconds
     return limits["ttft"], limits["tpot"]
 
@@ -94,8 +96,8 @@ def progress_display() -> Iterator[Callable[[str], None]]:
 
     with console.stderr().status("starting") as status:
 
-        def update(what: str) -> None:
-            status.update(Text(to_single_line(what)))
+        def update(message: str) -> None:
+            status.update(Text(to_single_line(message)))
 
         yield update
 
@@ -104,12 +106,12 @@ class _ThrottledLog:
     """A progress log that prints at most one line every `LOG_SECONDS`."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + LOG_SECONDS
+        self._next_time = time.monotonic() + LOG_SECONDS
 
-    def __call__(self, what: str) -> None:
-        if time.monotonic() >= self._next:
-            console.print_note(what)
-            self._next = time.monotonic() + LOG_SECONDS
+    def __call__(self, message: str) -> None:
+        if time.monotonic() >= self._next_time:
+            console.print_note(message)
+            self._next_time = time.monotonic() + LOG_SECONDS
 
 
 # The sections of `cortexmlx bench`, and the options that each takes. Other options are refused, not ignored.
@@ -167,41 +169,39 @@ SECTIONS_BY_OPTION: dict[str, Collection[BenchSection]] = {
 
 
 def sections_of(suite: Suite, against: bool, speculate: bool = False) -> list[BenchSection]:
-    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if the suite has none for this
-    combination of options.
-    """
+    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if no section fits the options."""
     if speculate:
         if against or suite is not Suite.basic:
-            other = "--against" if against else f"--suite {suite.value}"
-            raise typer.BadParameter(f"is measured alone: leave {other} out", param_hint="--speculate")
+            conflicting_option = "--against" if against else f"--suite {suite.value}"
+            raise typer.BadParameter(f"is measured alone: leave {conflicting_option} out", param_hint="--speculate")
         return [BenchSection.SPECULATION]
     speed = BenchSection.RATIOS if against else BenchSection.ROWS
     if suite is Suite.all:
         return [speed, BenchSection.TRACE, BenchSection.POOL, BenchSection.ALLOCATOR, BenchSection.KERNEL]
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
-    found = {Suite.basic: speed, Suite.serving: speed}.get(suite)
-    chosen = BenchSection[suite.value.upper()] if found is None else found
-    if against and chosen not in (BenchSection.RATIOS, BenchSection.TRACE):
+    speed_section = {Suite.basic: speed, Suite.serving: speed}.get(suite)
+    section = BenchSection[suite.value.upper()] if speed_section is None else speed_section
+    if against and section not in (BenchSection.RATIOS, BenchSection.TRACE):
         raise typer.BadParameter(f"--suite {suite.value} has no peer to run: leave it out", param_hint="--against")
-    return [chosen]
+    return [section]
 
 
-def check_options(names: Iterable[str], chosen: Collection[BenchSection], suite: Suite, against: bool) -> None:
+def check_options(names: Iterable[str], sections: Collection[BenchSection], suite: Suite, against: bool) -> None:
     """Raise typer.BadParameter for an option that none of the chosen sections uses."""
     names = list(names)
     if against and "hosts" in names:
         raise typer.BadParameter("no peer shares weights that are in other processes", param_hint="--hosts")
     for name in names:
-        if name not in SECTIONS_BY_OPTION or set(SECTIONS_BY_OPTION[name]) & set(chosen):
+        if name not in SECTIONS_BY_OPTION or set(SECTIONS_BY_OPTION[name]) & set(sections):
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
                 raise typer.BadParameter(
                     "the cases of --suite serving have sizes of their own", param_hint=_option_name(name)
                 )
             continue
-        suited = f"--suite {suite.value}" + (" with --against" if against else "")
-        asked = "--speculate" if BenchSection.SPECULATION in chosen else suited
-        raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_option_name(name))
+        suite_option = f"--suite {suite.value}" + (" with --against" if against else "")
+        selected_option = "--speculate" if BenchSection.SPECULATION in sections else suite_option
+        raise typer.BadParameter(f"says nothing to {selected_option}: leave it out", param_hint=_option_name(name))
 
 
 def _option_name(name: str) -> str:
@@ -295,14 +295,14 @@ def bench(
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
     paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
     """
-    chosen, given = sections_of(suite, against is not None, speculate), options.given_parameters(ctx)
-    check_options(given, chosen, suite, against is not None)
+    sections, given_names = sections_of(suite, against is not None, speculate), options.given_parameters(ctx)
+    check_options(given_names, sections, suite, against is not None)
     if not 0 < request_rate < float("inf"):
         raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
     sizes, prompts = parse_block_sizes(block_size), parse_numbers("--prompt", prompt, 0)
     generates, batches = parse_numbers("--generate", generate, 0), parse_numbers("--batch", batch, 1)
     depths = parse_numbers("--depth", depth, 0)
-    if chosen != [BenchSection.ROWS]:
+    if sections != [BenchSection.ROWS]:
         single_number("--block-size", sizes, "here")
     ttft, tpot = parse_goodput(goodput)
     memory = options.parse_memory_size(kv_memory)
@@ -317,9 +317,9 @@ def bench(
     from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
     from cortexmlx.bench.suites.rows import make_tests
 
-    saved = _load_baseline(save, compare, plot)
+    saved_run = _load_baseline(save, compare, plot)
     needs_model = bool(
-        {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION} & set(chosen)
+        {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION} & set(sections)
     )
     with _bench_model(model, model_option, needs_model) as (path, notes), progress_display() as on_run:
         if kv_bits is not None and against is not None:
@@ -329,13 +329,13 @@ def bench(
             path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
         )
         rows = _split_into_rounds(plan, repetitions) if save is not None or compare is not None else plan
-        wanted = make_tests(prompts, generates, batches, depths)
-        same_rows = bool({"batch", "depth"} & set(given))
-        shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(wanted) if same_rows else ())
+        tests = make_tests(prompts, generates, batches, depths)
+        same_rows = bool({"batch", "depth"} & set(given_names))
+        shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(tests) if same_rows else ())
         suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
         traffic, peer = Traffic(requests, request_rate), against is not None
         steps: dict[BenchSection, Callable[[], Report]] = {
-            BenchSection.ROWS: lambda: session.measure_rows(rows, wanted, sizes),
+            BenchSection.ROWS: lambda: session.measure_rows(rows, tests, sizes),
             BenchSection.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
             BenchSection.TRACE: lambda: session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0]),
             BenchSection.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
@@ -343,8 +343,8 @@ def bench(
             BenchSection.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
             BenchSection.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
         }
-        report = _measure_sections([steps[section] for section in chosen])
-    _output_report(report, output, save, compare, plot, saved)
+        report = _measure_sections([steps[section] for section in sections])
+    _output_report(report, output, save, compare, plot, saved_run)
 
 
 def _split_into_rounds(plan: BenchPlan, repetitions: int | None) -> BenchPlan:
@@ -354,9 +354,7 @@ def _split_into_rounds(plan: BenchPlan, repetitions: int | None) -> BenchPlan:
 
 
 def _measure_sections(steps: Sequence[Callable[[], Report]]) -> Report:
-    """Run the sections in turn, and return their report. An interrupt ends the run with the sections so far; before
-    the first, it is raised.
-    """
+    """Run the sections in turn and report them. An interrupt reports those so far; before the first, it is raised."""
     from cortexmlx.bench.session import INTERRUPTED as INTERRUPTED_NOTE
     from cortexmlx.bench.session import combine_reports
 
@@ -388,9 +386,9 @@ def _load_baseline(save: Path | None, compare: Path | None, plot: Path | None) -
             raise typer.BadParameter(f"{plot} is where --save keeps the run", param_hint="--plot")
     if compare is None:
         return None
-    before = saved.read_run(compare)
-    compared.check_machine(before, BenchMachine.detect(), compare)
-    return before
+    saved_run = saved.read_run(compare)
+    compared.check_machine(saved_run, BenchMachine.detect(), compare)
+    return saved_run
 
 
 def _check_plot(plot: Path) -> None:
@@ -412,7 +410,7 @@ def _output_report(
     save: Path | None,
     compare: Path | None,
     plot: Path | None,
-    before: SavedRun | None,
+    saved_run: SavedRun | None,
 ) -> None:
     """Compare, save, plot and print the report. Raises typer.Exit if it was interrupted or a figure is slower, and the
     errors of comparing and saving at the end. Measurements are saved even if nobody reads the output, and printed
@@ -421,54 +419,56 @@ def _output_report(
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text
 
-    now, kept, worse = saved.snapshot(report), report, False
-    other: InvalidRequest | None = None
-    if before is not None and compare is not None:
+    current_run, measured_report, is_slower = saved.snapshot(report), report, False
+    comparison_error: InvalidRequest | None = None
+    if saved_run is not None and compare is not None:
         try:
-            compared.check_model(before, now, compare)
-            found = compared.compare_figures(before, now)
-            worse = compared.has_slower_figure(found)
-            report = replace(report, parts=(*report.parts, compared.changes_section(before, now, found, compare)))
+            compared.check_model(saved_run, current_run, compare)
+            outcomes = compared.compare_figures(saved_run, current_run)
+            is_slower = compared.has_slower_figure(outcomes)
+            report = replace(
+                report, parts=(*report.parts, compared.changes_section(saved_run, current_run, outcomes, compare))
+            )
         except InvalidRequest as error:
-            other = error  # measurements are shown and kept anyway
-    failed: list[OSError] = []
+            comparison_error = error  # measurements are shown and kept anyway
+    write_errors: list[OSError] = []
     try:
         if save is not None and not report.interrupted:
-            saved.save_run(kept, save)
+            saved.save_run(measured_report, save)
         if plot is not None:
             with write_atomically(plot) as file:
                 file.write(svg.as_svg(report).encode())
     except OSError as error:
-        failed.append(error)
+        write_errors.append(error)
     if output is OutputFormat.md:
-        seen = console.is_terminal(sys.stdout)
-        width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if seen else text.WIDTH
+        on_terminal = console.is_terminal(sys.stdout)
+        width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
         console.print_result(text.as_markdown(report, width))
-        if seen and (drawn := chart.bar_chart([bar for part in report.parts for bar in part.bars], width)):
-            console.print_result(f"\n{drawn}")
+        if on_terminal and (chart_text := chart.bar_chart([bar for part in report.parts for bar in part.bars], width)):
+            console.print_result(f"\n{chart_text}")
     else:
         console.print_result(
             {OutputFormat.json: formats.as_json, OutputFormat.jsonl: formats.as_json_lines}.get(output, formats.as_csv)(
                 report
             )
         )
-    if failed:
-        raise failed[0]
+    if write_errors:
+        raise write_errors[0]
     if report.interrupted:
         if save is not None:
             console.print_note(f"interrupted: {save} was not written")
         raise typer.Exit(INTERRUPTED)
-    if other is not None:
-        raise other
-    if worse:
+    if comparison_error is not None:
+        raise comparison_error
+    if is_slower:
         raise typer.Exit(SLOWER)
 
 
 @contextmanager
-def _bench_model(argument: str | None, option: str | None, needed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _bench_model(argument: str | None, option: str | None, needs_model: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the chosen model and notes on it: the given one, else the starter model, else one with random weights."""
     name = options.model_name(argument, option)
-    if argument or option or not needed:
+    if argument or option or not needs_model:
         yield name, ()
     elif starter_path() is not None:
         yield STARTER, (f"no model was named: {STARTER}",)

@@ -27,8 +27,8 @@ def read_attachment(name: str) -> AttachedFile:
     path = Path(os.path.expanduser(name.strip().strip("\"'")))
     try:
         if not path.is_file():
-            what = "is a folder: name the files in it" if path.is_dir() else "is not there"
-            raise InvalidRequest(f"{path} {what if path.is_dir() or not path.exists() else 'is no file'}")
+            problem = "is a folder: name the files in it" if path.is_dir() else "is not there"
+            raise InvalidRequest(f"{path} {problem if path.is_dir() or not path.exists() else 'is no file'}")
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise InvalidRequest(
@@ -44,9 +44,9 @@ def read_attachment(name: str) -> AttachedFile:
 
 def _decode_text(path: Path, data: bytes) -> str:
     """Return the text of a file's bytes. Raises InvalidRequest if they are not text, or empty."""
-    known = next((what for begin, what in _BINARY_KINDS.items() if data.startswith(begin)), None)
-    if known is not None or b"\0" in data:
-        raise InvalidRequest(f"{path} is {known or 'a binary file'}, and only text can be read")
+    binary_kind = next((kind for magic, kind in _BINARY_KINDS.items() if data.startswith(magic)), None)
+    if binary_kind is not None or b"\0" in data:
+        raise InvalidRequest(f"{path} is {binary_kind or 'a binary file'}, and only text can be read")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -64,19 +64,19 @@ def read_mentions(message: str) -> tuple[list[AttachedFile], list[str]]:
 
     Other words with an @ are words. Raises InvalidRequest for a file that cannot go into a message.
     """
-    found: dict[Path, AttachedFile] = {}
-    missing = []
-    for quoted, plain in _MENTION.findall(message):
-        path = _resolve_mention(quoted or plain)
+    files: dict[Path, AttachedFile] = {}
+    missing_names = []
+    for quoted_name, plain_name in _MENTION.findall(message):
+        path = _resolve_mention(quoted_name or plain_name)
         if path is not None:
-            found.setdefault(path, read_attachment(str(path)))
+            files.setdefault(path, read_attachment(str(path)))
         elif (
-            quoted
-            or "/" in plain
-            or ("\n" not in message and _FILE_NAME.fullmatch(plain.rstrip(_TRAILING_PUNCTUATION)))
+            quoted_name
+            or "/" in plain_name
+            or ("\n" not in message and _FILE_NAME.fullmatch(plain_name.rstrip(_TRAILING_PUNCTUATION)))
         ):
-            missing.append(quoted or plain)
-    return list(found.values()), missing
+            missing_names.append(quoted_name or plain_name)
+    return list(files.values()), missing_names
 
 
 def _resolve_mention(name: str) -> Path | None:
@@ -98,6 +98,6 @@ def prepend_files(files: Sequence[AttachedFile], message: str) -> str:
 
 def _fence_file(file: AttachedFile) -> str:
     """Return a file's text in a code fence, below its path."""
-    longest = max(map(len, re.findall(r"`{3,}", file.text)), default=2)
-    fence = "`" * (longest + 1)
+    longest_run = max(map(len, re.findall(r"`{3,}", file.text)), default=2)
+    fence = "`" * (longest_run + 1)
     return f"{file.path}:\n{fence}{file.path.suffix.removeprefix('.')}\n{file.text.rstrip()}\n{fence}"

@@ -42,8 +42,8 @@ ROWS = 4
 """Answers of `/n` that are generated at the same time."""
 
 
-@options.add_sampling_options(without=("stop", "presence_penalty", "frequency_penalty"), **FALLBACK_SAMPLING)
-@options.add_engine_options(stored=True, max_rows=ROWS)
+@options.add_sampling_options(excluded=("stop", "presence_penalty", "frequency_penalty"), **FALLBACK_SAMPLING)
+@options.add_engine_options(has_store=True, max_rows=ROWS)
 def chat(
     context: typer.Context,
     model: options.Model = None,
@@ -88,51 +88,51 @@ def chat(
 
     With --tools, the model may call the functions of a Python file. Each call is shown, and runs if you say so.
     """
-    resumed = None if resume is None else find_chat(resume)
-    named = options.model_name(model, model_option)
-    if resumed is not None and model is None and model_option is None:
-        named = model_of_chat(resumed) or named
-    config = replace(config, model=named)
+    resumed_path = None if resume is None else find_chat(resume)
+    model_name = options.model_name(model, model_option)
+    if resumed_path is not None and model is None and model_option is None:
+        model_name = model_of_chat(resumed_path) or model_name
+    config = replace(config, model=model_name)
     if no_save and config.kv_store == default_folder():  # a folder that the user names is still used
         config = replace(config, kv_store=None)
-    piped = not sys.stdin.isatty()
+    is_piped = not sys.stdin.isatty()
     pretty = console.is_terminal(sys.stdout)
-    first = gather_prompt(prompt or ["-"] if piped else prompt or [])
-    if piped and not first:
+    first_question = gather_prompt(prompt or ["-"] if is_piped else prompt or [])
+    if is_piped and not first_question:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean_argument(system, "--system")
-    if piped and tools is not None and not yes:
+    if is_piped and tools is not None and not yes:
         raise typer.BadParameter("nobody can be asked before a call runs: add --yes to run all", param_hint="--tools")
     if yes and tools is None:
         raise typer.BadParameter("there are no calls to run: give --tools FILE.py", param_hint="--yes")
-    offered = () if tools is None else load_tools(tools)
-    keeper = (
+    loaded_tools = () if tools is None else load_tools(tools)
+    saver = (
         None
-        if no_save or (piped and resumed is None)
-        else ChatSaver(None if resumed is None or model_of_chat(resumed) is None else resumed)
+        if no_save or (is_piped and resumed_path is None)
+        else ChatSaver(None if resumed_path is None or model_of_chat(resumed_path) is None else resumed_path)
     )
     remember = not (no_history or no_save)
-    if keeper is not None:
+    if saver is not None:
         remove_leftovers()
-    with engines.ReplaceableEngine(config) as host, handle_signals() as presses:
-        host.undisturbed = lambda: presses.call_on_interrupt(lambda: None)
-        conversation = open_conversation(host.engine, options.given_sampling(context, params), system, resumed)
+    with engines.ReplaceableEngine(config) as host, handle_signals() as interrupts:
+        host.ignore_interrupt = lambda: interrupts.call_on_interrupt(lambda: None)
+        conversation = open_conversation(host.engine, options.given_sampling(context, params), system, resumed_path)
         if variables := parse_template_vars(template_var, think):
             conversation.template_vars = check_variables(host.engine, conversation.template_vars | variables)
-        if pretty and not (piped or once):
-            on_disk = describe_storage(keeper, kv_folder(host.engine))
-            print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, keeper))
-        source = question_source(pretty and not piped, remember)
-        presses.at_leave.append(source.close)
-        if keeper is not None:
-            presses.at_leave.append(keeper.close)
+        if pretty and not (is_piped or once):
+            on_disk = describe_storage(saver, kv_folder(host.engine))
+            print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, saver))
+        source = question_source(pretty and not is_piped, remember)
+        interrupts.at_leave.append(source.close)
+        if saver is not None:
+            interrupts.at_leave.append(saver.close)
         try:
-            settings = ChatSettings(pretty, first, piped or once, offered, ask_first=not yes)
-            run_chat(host, conversation, keeper, source, presses, settings)
+            settings = ChatSettings(pretty, first_question, is_piped or once, loaded_tools, ask_first=not yes)
+            run_chat(host, conversation, saver, source, interrupts, settings)
         finally:
             source.close()
-            if keeper is not None:
-                keeper.close()
+            if saver is not None:
+                saver.close()
 
 
 def model_of_chat(path: Path) -> str | None:
@@ -144,19 +144,19 @@ def model_of_chat(path: Path) -> str | None:
     )
 
 
-def open_conversation(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
-    """Return a new conversation, or the one in the file `resumed`, with the options of the command line. `asked` has
-    the sampling options.
-    """
+def open_conversation(
+    engine: Engine, sampling_options: dict[str, Any], system: str | None, resumed_path: Path | None
+) -> Conversation:
+    """Return a new conversation, or the one in the file `resumed_path`, with the options of the command line."""
     conversation = engine.conversation(system=system, params=default_sampling(engine.info))
-    if resumed is not None:
-        conversation.load(resumed)
+    if resumed_path is not None:
+        conversation.load(resumed_path)
         from cortexmlx.cli.chat.session import conversation_notes
 
         for remark in conversation_notes(engine, conversation):
             console.print_note(remark)
         conversation.system = conversation.system if system is None else system
-    conversation.params = replace(conversation.params, **asked)
+    conversation.params = replace(conversation.params, **sampling_options)
     return conversation
 
 
@@ -166,7 +166,7 @@ class ChatSettings:
 
     pretty: bool
     """Whether the terminal can do more than print lines."""
-    first: str
+    first_question: str
     """The first question; empty: the user types it."""
     once: bool
     """Whether only one question is answered."""
@@ -178,9 +178,9 @@ class ChatSettings:
 def run_chat(
     host: engines.ReplaceableEngine,
     conversation: Conversation,
-    keeper: ChatSaver | None,
+    saver: ChatSaver | None,
     source: QuestionSource,
-    presses: InterruptHandler,
+    interrupts: InterruptHandler,
     settings: ChatSettings,
 ) -> None:
     """Run a chat until the user leaves, or for one question if `settings.once`."""
@@ -192,25 +192,32 @@ def run_chat(
     from cortexmlx.cli.chat.view import ThoughtDisplay
 
     screen = console.stdout()
-    pretty, once, first = settings.pretty, settings.once, settings.first
+    pretty, once, first_question = settings.pretty, settings.once, settings.first_question
     arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
-    folding = ThoughtDisplay()
-    views = view_factory(host, screen, arena, folding, presses)
+    thought_display = ThoughtDisplay()
+    views = view_factory(host, screen, arena, thought_display, interrupts)
     session = ChatSession(
-        host.engine, views, conversation, presses.call_on_interrupt, keeper, arena, host, thought_display=folding
+        host.engine,
+        views,
+        conversation,
+        interrupts.call_on_interrupt,
+        saver,
+        arena,
+        host,
+        thought_display=thought_display,
     )
-    presses.at_leave.insert(0, session.save_partial)
+    interrupts.at_leave.insert(0, session.save_partial)
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
     session.ask_first = settings.ask_first
     if settings.tools:
         session.set_tools(settings.tools)
-    talk = ChatLoop(session, source, screen, presses, pretty=pretty)
+    chat_loop = ChatLoop(session, source, screen, interrupts, pretty=pretty)
     try:
         if not once:
-            talk.run(first)
+            chat_loop.run(first_question)
         else:
-            completion = talk.run_once(first)
+            completion = chat_loop.run_once(first_question)
             if completion.finish_reason is FinishReason.CANCELLED:
                 raise KeyboardInterrupt
             if incomplete_form_note(completion, session.params):
@@ -219,20 +226,18 @@ def run_chat(
         return
     except (LineCleared, TurnStopped):
         raise KeyboardInterrupt from None
-    if pretty and not once and keeper is not None and keeper.saved_path is not None:
-        screen.print(f"kept: {resume_command(keeper.saved_path)}", style="dim", markup=False, soft_wrap=True)
+    if pretty and not once and saver is not None and saver.saved_path is not None:
+        screen.print(f"kept: {resume_command(saver.saved_path)}", style="dim", markup=False, soft_wrap=True)
 
 
 def view_factory(
     host: engines.ReplaceableEngine,
     screen: Console,
     arena: ArenaView | None,
-    folding: ThoughtDisplay,
-    presses: InterruptHandler,
+    thought_display: ThoughtDisplay,
+    interrupts: InterruptHandler,
 ) -> ViewFactory:
-    """Return a function that makes the view of an answer: Markdown with a status line on a terminal, plain text
-    elsewhere. Plain text does not show the arena.
-    """
+    """Return a maker of answer views: Markdown with a status line on a terminal, plain text where `arena` is None."""
     from cortexmlx.cli.chat.status import AnswerStatus
     from cortexmlx.cli.chat.view import MarkdownView, PlainTextView
 
@@ -242,8 +247,8 @@ def view_factory(
         screen,
         AnswerStatus(reply, host.engine.info.context_length, arena),
         thinking=bool(reply.opened),
-        folded=folding.folded,
-        away=presses.away.wait_for_lock,
+        is_folded=thought_display.is_folded,
+        away=interrupts.suspend_handler.wait_for_lock,
     )
 
 
@@ -263,13 +268,13 @@ def kv_folder(engine: Engine) -> str | None:
     return None if store is None else store.path
 
 
-def resume_note(conversation: Conversation, keeper: ChatSaver | None) -> str:
+def resume_note(conversation: Conversation, saver: ChatSaver | None) -> str:
     """Return a note on what a resumed chat contains; empty for a new chat."""
-    if not conversation.messages or keeper is None or keeper.path is None:
+    if not conversation.messages or saver is None or saver.path is None:
         return ""
-    said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
-    unanswered = conversation.messages[-1]["role"] == "user"
-    return said + "\nthe last question has no answer yet: /regen asks it again, /undo takes it back" * unanswered
+    note = f"{saver.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
+    is_unanswered = conversation.messages[-1]["role"] == "user"
+    return note + "\nthe last question has no answer yet: /regen asks it again, /undo takes it back" * is_unanswered
 
 
 def print_banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
@@ -279,9 +284,9 @@ def print_banner(engine: Engine, screen: Console, on_disk: str, so_far: str = ""
     info, stats = engine.info, engine.stats()
     name = info.name if info.adapter is None else f"{info.name} + {info.adapter}"
     size = f"{info.parameters / 1e6:,.0f} M parameters"
-    kept = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
-    context = f"context {info.context_length:,} tokens{kept}"
+    window_text = f", then the first {stats.keep_first:,} and newest {stats.keep_last:,}" if stats.keep_last else ""
+    context = f"context {info.context_length:,} tokens{window_text}"
     screen.print(Text.assemble((to_single_line(name), "bold"), f" · {size} · {context}"))
-    said = [*info.notes, on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
-    for line in [*said, "", *([so_far, ""] if so_far else [])]:
+    lines = [*info.notes, on_disk, "/help lists the commands, /show tells more of the model, Ctrl-D leaves"]
+    for line in [*lines, "", *([so_far, ""] if so_far else [])]:
         screen.print(line, style="dim", markup=False)

@@ -31,15 +31,13 @@ if TYPE_CHECKING:
 _PATH = re.compile(r'(?:^|\s)@"?([^\s"]*)$')
 
 
-def completions(before: str, commands: Mapping[str, SlashCommand]) -> Iterator[tuple[str, int, str]]:
-    """Yield completions of the text `before` the cursor: the word, how many of its characters are typed, and its
-    meaning.
-    """
-    name, blank, argument = before.partition(" ")
+def completions(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -> Iterator[tuple[str, int, str]]:
+    """Yield completions of the text before the cursor: the word, its number of typed characters, and its meaning."""
+    name, blank, argument = text_before_cursor.partition(" ")
     if not blank:
         for command in dict.fromkeys(commands.values()):
-            if before and command.name.startswith(before):
-                yield command.name, len(before), command.help
+            if text_before_cursor and command.name.startswith(text_before_cursor):
+                yield command.name, len(text_before_cursor), command.help
     elif name in commands:
         argument = argument.lstrip()
         for value in _argument_values(commands[name]):
@@ -55,12 +53,12 @@ def _argument_values(command: SlashCommand) -> Iterable[str]:
         return ()
 
 
-def path_prefix(before: str, commands: Mapping[str, SlashCommand]) -> str | None:
+def path_prefix(text_before_cursor: str, commands: Mapping[str, SlashCommand]) -> str | None:
     """Return the partial path at the end of the text before the cursor; None where no path can be."""
-    mention = _PATH.search(before)
+    mention = _PATH.search(text_before_cursor)
     if mention is not None:
         return mention[1]
-    name, blank, argument = before.partition(" ")
+    name, blank, argument = text_before_cursor.partition(" ")
     return argument.lstrip() if blank and name in commands and commands[name].takes_path else None
 
 
@@ -73,12 +71,12 @@ def make_completer(commands: Mapping[str, SlashCommand]) -> Completer:
 
     class ChatCompleter(Completer):
         def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-            before = document.text_before_cursor
-            if "\n" in before and not _PATH.search(before):
+            text_before_cursor = document.text_before_cursor
+            if "\n" in text_before_cursor and not _PATH.search(text_before_cursor):
                 return
-            for text, there, meaning in completions(before, commands):
-                yield Completion(text, start_position=-there, display_meta=meaning)
-            if (path := path_prefix(before, commands)) is not None:
+            for text, typed_count, meaning in completions(text_before_cursor, commands):
+                yield Completion(text, start_position=-typed_count, display_meta=meaning)
+            if (path := path_prefix(text_before_cursor, commands)) is not None:
                 for each in files.get_completions(Document(path), event):
                     kind = "folder" if each.display_text.endswith("/") else "file"
                     yield Completion(each.text, each.start_position, each.display, display_meta=kind)
@@ -106,7 +104,7 @@ class Typeahead:
         self._keys = keys
         self._output = output
         self._terminal = keys.fileno()
-        self._before = termios.tcgetattr(self._terminal)
+        self._saved_modes = termios.tcgetattr(self._terminal)
 
     def disable_echo(self) -> None:
         """Turn the terminal's echo off, except in a prompt."""
@@ -120,21 +118,19 @@ class Typeahead:
         """Restore the terminal as it was before."""
         self._output.disable_bracketed_paste()
         self._output.flush()
-        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._saved_modes)
 
     @contextmanager
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> Iterator[None]:
-        """Collect typed keys in this context for the next prompt. The keys in `at_once` run their action
-        immediately.
-        """
+        """Collect typed keys in this context for the next prompt. The keys in `at_once` run their action at once."""
         from prompt_toolkit.input.typeahead import store_typeahead
 
         self._output.enable_bracketed_paste()  # a prompt switches it off at its end
         self._output.flush()
-        pressed: list[KeyPress] = []
+        key_presses: list[KeyPress] = []
         stop, stopper = os.pipe()
         reader = threading.Thread(
-            target=self._read_keys, args=(stop, pressed, at_once), name="cortexmlx-keys", daemon=True
+            target=self._read_keys, args=(stop, key_presses, at_once), name="cortexmlx-keys", daemon=True
         )
         reader.start()
         try:
@@ -143,33 +139,31 @@ class Typeahead:
             os.close(stopper)
             reader.join()
             os.close(stop)
-            store_typeahead(self._keys, pressed)
+            store_typeahead(self._keys, key_presses)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Set what was typed so far aside for the next message, so that it does not answer a question asked in this
-        context.
-        """
+        """Set typed text aside for the next message, so that it does not answer a question asked in this context."""
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 
-        kept = get_typeahead(self._keys)
-        while select.select([self._terminal], [], [], 0)[0] and (pressed := self._keys.read_keys()):
-            kept += pressed
+        typed_keys = get_typeahead(self._keys)
+        while select.select([self._terminal], [], [], 0)[0] and (new_keys := self._keys.read_keys()):
+            typed_keys += new_keys
         try:
             yield
         finally:
-            store_typeahead(self._keys, kept + get_typeahead(self._keys))
+            store_typeahead(self._keys, typed_keys + get_typeahead(self._keys))
 
-    def _read_keys(self, stop: int, pressed: list[KeyPress], at_once: KeyActions) -> None:
-        """Read keys until `stop` is readable: run those in `at_once`, append the others to `pressed`."""
+    def _read_keys(self, stop: int, key_presses: list[KeyPress], at_once: KeyActions) -> None:
+        """Read keys until `stop` is readable: run those in `at_once`, append the others to `key_presses`."""
         while not self._keys.closed:
-            ready, _, _ = select.select([self._terminal, stop], [], [])
-            if stop in ready:
+            readable_fds, _, _ = select.select([self._terminal, stop], [], [])
+            if stop in readable_fds:
                 return
             for press in self._keys.read_keys():
                 act = at_once.get(press.key.value if isinstance(press.key, Enum) else press.key)
                 if act is None:
-                    pressed.append(press)
+                    key_presses.append(press)
                 else:
                     act()
 
@@ -186,9 +180,7 @@ class QuestionSource(Protocol):
     """A source of the user's messages: an editable line, or plain lines."""
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """Read the user's next message, with `draft` in the input line; None at the end of the input. Raises
-        LineCleared on Ctrl-C.
-        """
+        """Read a message, with `draft` in the input line; None at the input's end. Raises LineCleared on Ctrl-C."""
 
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
         """Hold typed text back while an answer is written: it does not appear in the answer and waits for the next
@@ -200,25 +192,21 @@ class QuestionSource(Protocol):
 
 
 class PlainInput:
-    """Reads messages from stdin line by line, with a prompt on stderr on a terminal. Three quotes begin and end a
-    message of several lines.
-    """
+    """Reads messages from stdin by line, with a prompt on stderr on a terminal. Three quotes enclose several lines."""
 
-    _echoing: list[Any] | None = None
+    _saved_modes: list[Any] | None = None
     """The terminal's modes from before an answer, while the answer is written."""
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """Return the next line, or the lines between three quotes. A draft cannot be edited here, so it is printed
-        above.
-        """
+        """Return the next line, or the lines between three quotes. A draft is printed above, as it cannot be edited."""
         if draft:
             console.print_message(draft)
         text = self._read_line(prompt)
         while text is not None and is_open_block(text):
-            more = self._read_line(CONTINUATION)
-            if more is None:
+            next_line = self._read_line(CONTINUATION)
+            if next_line is None:
                 break
-            text += "\n" + more
+            text += "\n" + next_line
         return text
 
     @contextmanager
@@ -233,13 +221,13 @@ class PlainInput:
 
     def close(self) -> None:
         """Turn the terminal's echo on again."""
-        if self._echoing is not None:
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._echoing)
-            self._echoing = None
+        if self._saved_modes is not None:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._saved_modes)
+            self._saved_modes = None
 
     def _disable_echo(self) -> None:
         terminal = sys.stdin.fileno()
-        self._echoing = termios.tcgetattr(terminal)
+        self._saved_modes = termios.tcgetattr(terminal)
         quiet = termios.tcgetattr(terminal)
         quiet[3] &= ~termios.ECHO
         termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
@@ -278,10 +266,10 @@ class TerminalInput:
                 super().append_string(quotes.protect_quotes(string))
 
             def load_history_strings(self) -> Iterable[str]:
-                return kept.load_history_strings()
+                return stored_history.load_history_strings()
 
             def store_string(self, string: str) -> None:
-                kept.store_string(string)
+                stored_history.store_string(string)
 
         quotes = TypedQuotes()
         keys = KeyBindings()
@@ -293,7 +281,7 @@ class TerminalInput:
 
         # Nothing is drawn around the line, so the cursor position is not needed. Not every terminal reports it.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
-        kept: History = Kept(str(history)) if history and ensure_private_file(history) else InMemoryHistory()
+        stored_history: History = Kept(str(history)) if history and ensure_private_file(history) else InMemoryHistory()
         output = make_prompt_output()
         session: PromptSession[str]
         session = PromptSession(
@@ -320,14 +308,14 @@ class TerminalInput:
         self._asides: PromptSession[str] = PromptSession(
             output=output, enable_suspend=True, interrupt_exception=LineCleared
         )
-        self._ahead = Typeahead(session.input, session.output)
-        self._ahead.disable_echo()
+        self._typeahead = Typeahead(session.input, session.output)
+        self._typeahead.disable_echo()
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """Return the next message, or the answer to another `prompt`."""
         try:
             if prompt != PROMPT:  # the answer to such a question is no message
-                with self._ahead.set_aside():
+                with self._typeahead.set_aside():
                     return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:
@@ -343,11 +331,11 @@ class TerminalInput:
 
     def collect_keys(self, at_once: KeyActions = NO_KEYS) -> AbstractContextManager[None]:
         """Collect typed keys on a thread while an answer is written."""
-        return self._ahead.collect_keys(at_once)
+        return self._typeahead.collect_keys(at_once)
 
     def close(self) -> None:
         """Restore the terminal."""
-        self._ahead.restore_echo()
+        self._typeahead.restore_echo()
 
 
 def history_path() -> Path:

@@ -20,8 +20,8 @@ def starts_block(text: str) -> bool:
 def is_open_block(text: str) -> bool:
     """Return whether `text` begins a block and does not end it. A line that closes its own quotes begins none."""
     first, _, rest = _without_command(text).partition("\n")
-    opened = first.startswith(QUOTES) and QUOTES not in first[len(QUOTES) :]
-    return opened and not rest.rstrip().endswith(QUOTES)
+    opens_block = first.startswith(QUOTES) and QUOTES not in first[len(QUOTES) :]
+    return opens_block and not rest.rstrip().endswith(QUOTES)
 
 
 def strip_quotes(text: str) -> str:
@@ -48,9 +48,7 @@ def _without_command(text: str) -> str:
 
 
 class TypedQuotes:
-    """Tells typed quotes in the input line from those that were pasted, loaded by an editor or part of a draft. Only
-    typed quotes begin and end a block.
-    """
+    """Tells typed quotes from those pasted, loaded by an editor or in a draft. Only typed ones begin or end a block."""
 
     def __init__(self) -> None:
         self.begin("")
@@ -59,30 +57,28 @@ class TypedQuotes:
         """Begin a new input line with this draft."""
         self._text, self._entry = draft, 0
         self._literal = starts_block(draft)
-        self._ending = ""
+        self._pasted_text = ""
 
     def update(self, text: str, entry: int) -> None:
-        """Track that the line now holds `text`. If `entry`, its number in the history, differs, the text was recalled
-        and its blocks are closed.
-        """
-        before, self._text = self._text, text
-        recalled, self._entry = entry != self._entry, entry
-        typed = len(text) - len(before) == 1
-        if recalled:
-            self._literal, self._ending = False, ""
+        """Track the line's new `text`. A new `entry` (history number) means it was recalled, with its blocks closed."""
+        previous_text, self._text = self._text, text
+        is_recalled, self._entry = entry != self._entry, entry
+        is_typed = len(text) - len(previous_text) == 1
+        if is_recalled:
+            self._literal, self._pasted_text = False, ""
             return
         if not starts_block(text):
             self._literal = False
-        elif not starts_block(before) and not typed:
+        elif not starts_block(previous_text) and not is_typed:
             self._literal = True
-        if not typed and text.rstrip() != before.rstrip():
-            self._ending = text.rstrip()
+        if not is_typed and text.rstrip() != previous_text.rstrip():
+            self._pasted_text = text.rstrip()
 
     def is_open(self, text: str) -> bool:
         """Return whether Enter adds a line to an open block instead of sending the message."""
         if self._literal:
             return False
-        return is_open_block(text) or (text.rstrip() == self._ending and is_open_block(f"{text}."))
+        return is_open_block(text) or (text.rstrip() == self._pasted_text and is_open_block(f"{text}."))
 
     def protect_quotes(self, text: str) -> str:
         """Return `text`, quoted once more if its first quotes are part of the message."""

@@ -29,9 +29,9 @@ def describe_default_source(info: ModelInfo) -> str:
     return f"recommended by the model's makers: {', '.join(f'{name} {value:g}' for name, value in info.sampling)}"
 
 
-def carry_over_sampling(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
-    """Return the sampling for a chat that continues with another model: values that the user has not changed become
-    the new model's defaults.
-    """
-    old, new = vars(default_sampling(before)), vars(default_sampling(after))
-    return replace(params, **{name: new[name] for name, value in vars(params).items() if value == old[name]})
+def carry_over_sampling(params: SamplingParams, old_info: ModelInfo, new_info: ModelInfo) -> SamplingParams:
+    """Return a chat's sampling for another model: values that the user did not change become that model's defaults."""
+    old_defaults, new_defaults = vars(default_sampling(old_info)), vars(default_sampling(new_info))
+    return replace(
+        params, **{name: new_defaults[name] for name, value in vars(params).items() if value == old_defaults[name]}
+    )

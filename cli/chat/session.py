@@ -59,9 +59,9 @@ class Question:
     """Replace the last turn as soon as there is an answer."""
     answers: int = 1
     """Answers side by side, of which the user chooses one."""
-    typed: str = ""
+    typed_text: str = ""
     """What the user typed. If it is the text itself, the files that it names are still to be read."""
-    attached: tuple[AttachedFile, ...] = ()
+    attached_files: tuple[AttachedFile, ...] = ()
     """Files that were attached before. They wait again if the question is not answered."""
 
 
@@ -91,9 +91,7 @@ class ChatHost(Protocol):
     """See `ReplaceableEngine.left_out`."""
 
     def check(self, config: EngineConfig) -> dict[str, Exception]:
-        """Check whether an engine with these options could be loaded. Return the adapters that cannot be read, with
-        the reasons.
-        """
+        """Check whether an engine with these options could be loaded. Return the unreadable adapters, with reasons."""
 
     def replace_engine(self, config: EngineConfig) -> None:
         """Close the engine and open another one with these options: see `ReplaceableEngine.replace_engine`."""
@@ -120,9 +118,9 @@ class ChatSession:
     note: Callable[[str], None] = console.print_note
     """Prints a note for the user."""
     figures: FigureDisplay = FigureDisplay.USUAL
-    attached: list[AttachedFile] = field(default_factory=list)
+    attached_files: list[AttachedFile] = field(default_factory=list)
     """Files that go with the next message."""
-    typed: dict[str, str] = field(default_factory=dict)
+    typed_texts: dict[str, str] = field(default_factory=dict)
     """What the user typed, by the text of each message with files in it."""
     undone_question: str | None = None
     """The question that `/undo` took last, until another is answered."""
@@ -130,9 +128,9 @@ class ChatSession:
     """Whether thoughts are folded."""
     ask_first: bool = True
     """Whether the user is asked before a call of the model runs."""
-    allowed: set[str] = field(default_factory=set)
+    allowed_functions: set[str] = field(default_factory=set)
     """Names of functions that run without a question."""
-    _answering: Conversation | None = field(default=None, init=False)
+    _active_conversation: Conversation | None = field(default=None, init=False)
 
     @property
     def params(self) -> SamplingParams:
@@ -143,9 +141,9 @@ class ChatSession:
     def params(self, params: SamplingParams) -> None:
         self.conversation.params = params
 
-    def ask(self, question: Question, follow: ReplyReader | None = None) -> Completion:
-        """Answer a question and store the turn, even if the answer was stopped. `follow` reads the answer to its end,
-        in place of the usual view. Oldest turns that no longer fit are not sent.
+    def ask(self, question: Question, read_reply: ReplyReader | None = None) -> Completion:
+        """Answer a question and store the turn, even if the answer was stopped. `read_reply` reads the answer to its
+        end, in place of the usual view. Oldest turns that no longer fit are not sent.
 
         Raises CortexError if the turn failed, TurnStopped if it was stopped before the first word. The conversation is
         unchanged then.
@@ -155,19 +153,19 @@ class ChatSession:
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
-        talk, unread = self.conversation, self.conversation.unread
-        if question.typed:
-            self.typed[question.text] = question.typed
+        conversation, unread = self.conversation, self.conversation.unread
+        if question.typed_text:
+            self.typed_texts[question.text] = question.typed_text
         if question.replaces_last:
-            talk = talk.fork()
-            talk.undo()
+            conversation = conversation.fork()
+            conversation.undo()
         params = self.params
         if question.answers > 1:
             params = replace(params, n=question.answers, tools=(), tool_choice="auto")
             if self.params.tools:
                 self.note("answers side by side call no functions")
         try:
-            return self._answer(talk, question.text, params, follow or self._display_reply)
+            return self._answer(conversation, question.text, params, read_reply or self._display_reply)
         except BaseException:
             self.conversation.unread = unread
             raise
@@ -178,49 +176,51 @@ class ChatSession:
 
     def set_tools(self, tools: tuple[Tool, ...]) -> None:
         """Replace the tools that the model may call. Raises InvalidRequest if it cannot call any."""
-        before, self.params = self.params, replace(self.params, tools=tools)
+        previous_params, self.params = self.params, replace(self.params, tools=tools)
         try:
             self.conversation.count("?")
         except InvalidRequest:
-            self.params = before
+            self.params = previous_params
             raise
-        self.allowed.clear()
+        self.allowed_functions.clear()
 
-    def _answer(self, talk: Conversation, said: TurnInput, params: SamplingParams, follow: ReplyReader) -> Completion:
+    def _answer(
+        self, conversation: Conversation, turn_input: TurnInput, params: SamplingParams, read_reply: ReplyReader
+    ) -> Completion:
         """Drop turns that do not fit, then stream the answer; retry with fewer turns if the KV cache is full."""
-        self._drop_old_turns(talk, said)
+        self._drop_old_turns(conversation, turn_input)
         try:
-            return self._stream_answer(talk, said, params, follow)
+            return self._stream_answer(conversation, turn_input, params, read_reply)
         except KVCacheFull:  # the system refused the cache more memory: less fits now
-            if not self._drop_old_turns(talk, said):
+            if not self._drop_old_turns(conversation, turn_input):
                 raise
-            return self._stream_answer(talk, said, params, follow)
+            return self._stream_answer(conversation, turn_input, params, read_reply)
 
-    def _drop_old_turns(self, talk: Conversation, question: TurnInput) -> bool:
+    def _drop_old_turns(self, conversation: Conversation, turn_input: TurnInput) -> bool:
         """Drop the oldest turns that do not fit, with a note. Return whether any were dropped."""
-        told = drop_oldest_turns(talk, question, self.engine)
-        if told:
-            self.note(told)
-        return bool(told)
+        drop_note = drop_oldest_turns(conversation, turn_input, self.engine)
+        if drop_note:
+            self.note(drop_note)
+        return bool(drop_note)
 
     def _stream_answer(
-        self, talk: Conversation, said: TurnInput, params: SamplingParams, follow: ReplyReader
+        self, conversation: Conversation, turn_input: TurnInput, params: SamplingParams, read_reply: ReplyReader
     ) -> Completion:
         """Stream one answer, stoppable by Ctrl-C, and store the turn. Raises TurnStopped if nothing was written."""
-        with talk.stream(said, params) as reply, self.stoppable(reply.cancel):
-            self._answering = talk
+        with conversation.stream(turn_input, params) as reply, self.stoppable(reply.cancel):
+            self._active_conversation = conversation
             try:
-                completion = follow(reply)
+                completion = read_reply(reply)
                 answers = (completion, *completion.others)
                 if completion.finish_reason is FinishReason.CANCELLED and not any(each.raw_text for each in answers):
                     raise TurnStopped(NOT_BEGUN)
-                self.conversation, self.undone_question = talk, None
+                self.conversation, self.undone_question = conversation, None
                 self.save()
             except OSError:  # the terminal has gone
                 self.save_partial()
                 raise
             finally:
-                self._answering = None
+                self._active_conversation = None
         return completion
 
     def switch_engine(self, config: EngineConfig) -> None:
@@ -237,8 +237,8 @@ class ChatSession:
         try:
             left_out |= self.host.check(config)
             self._check_adapter_survives(left_out)
-            kept = {name: path for name, path in (config.adapters or {}).items() if name not in left_out}
-            self.host.replace_engine(replace(config, adapters=kept) if left_out else config)
+            readable_adapters = {name: path for name, path in (config.adapters or {}).items() if name not in left_out}
+            self.host.replace_engine(replace(config, adapters=readable_adapters) if left_out else config)
         except KeyboardInterrupt:
             goes_on = f"{self.engine.info.name} goes on, and nothing has changed"
             self.note(f"given up: {goes_on if self.has_model else self.no_model_advice}")
@@ -246,13 +246,13 @@ class ChatSession:
         except (CortexError, OSError):
             raise
         except Exception as error:  # a library may raise anything on broken model files
-            why = f"{type(error).__name__}: {error}".removesuffix(": ")
-            raise CortexError(f"{config.model} cannot be loaded ({why}); {self.engine.info.name} goes on") from error
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise CortexError(f"{config.model} cannot be loaded ({reason}); {self.engine.info.name} goes on") from error
         finally:
             if self.host.engine is not self.engine:
-                before, self.engine = self.engine.info, self.host.engine
+                old_info, self.engine = self.engine.info, self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
-                self.params = carry_over_sampling(self.params, before, self.engine.info)
+                self.params = carry_over_sampling(self.params, old_info, self.engine.info)
                 self._note_lost_adapters(left_out | self.host.left_out)
                 self.print_notes()
 
@@ -260,9 +260,9 @@ class ChatSession:
         """Raise InvalidRequest if this chat's adapter exists only in the open engine, which must then not be closed."""
         name = self.conversation.adapter
         if name is not None and name in unreadable and self.has_model:
-            why = str(unreadable[name]).rstrip(".")
+            reason = str(unreadable[name]).rstrip(".")
             raise InvalidRequest(
-                f"{why}. {name!r} answers here, and the model cannot be loaded again with it: nothing has changed. "
+                f"{reason}. {name!r} answers here, and the model cannot be loaded again with it: nothing has changed. "
                 f"/adapter none lets the model alone answer, /adapter {name}=FOLDER loads it from elsewhere"
             )
 
@@ -270,7 +270,7 @@ class ChatSession:
         """Print which adapters the engine has lost. If this chat used one of them, the model answers alone."""
         if not left_out:
             return
-        reasons = "; ".join(f"{name!r} ({str(why).rstrip('.')})" for name, why in left_out.items())
+        reasons = "; ".join(f"{name!r} ({str(error).rstrip('.')})" for name, error in left_out.items())
         self.note(f"adapters that cannot be loaded any more: {reasons}. /adapter NAME=FOLDER loads one from elsewhere")
         if self.conversation.adapter in left_out:
             self.note(f"{self.engine.info.name} answers alone now, without {self.conversation.adapter}")
@@ -284,9 +284,9 @@ class ChatSession:
     @property
     def no_model_advice(self) -> str:
         """The message for a chat without an open engine: what to do, and where the chat is saved."""
-        kept = self.saver.saved_path if self.saver is not None and self.conversation.messages else None
-        there = "/save FILE keeps the chat" if kept is None else f"the chat is kept in {kept}"
-        return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {there}"
+        saved_path = self.saver.saved_path if self.saver is not None and self.conversation.messages else None
+        save_advice = "/save FILE keeps the chat" if saved_path is None else f"the chat is kept in {saved_path}"
+        return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {save_advice}"
 
     def print_notes(self) -> None:
         """Print the notes on a conversation that was loaded or continues with another model."""
@@ -296,17 +296,17 @@ class ChatSession:
     def save(self) -> None:
         """Save the chat, if chats are saved."""
         if self.saver is not None:
-            self.saver.save(self.conversation, self.typed)
+            self.saver.save(self.conversation, self.typed_texts)
 
     def save_partial(self) -> None:
-        """Save the chat with the unfinished answer, because the program ends. With /regen, the old answer stays until
-        the new one has begun.
-        """
-        if self.saver is None or self._answering is None:
+        """Save the chat with its unfinished answer at exit. After /regen, the old one stays until a new one begins."""
+        if self.saver is None or self._active_conversation is None:
             return
-        talk = self._answering.so_far()
-        if talk.messages[-1]["role"] == "assistant" or len(talk.messages) > len(self.conversation.messages):
-            self.saver.save(talk, self.typed)
+        conversation = self._active_conversation.so_far()
+        if conversation.messages[-1]["role"] == "assistant" or len(conversation.messages) > len(
+            self.conversation.messages
+        ):
+            self.saver.save(conversation, self.typed_texts)
 
     def start_new_chat(self) -> None:
         """Start another chat, saved in a new file."""
@@ -322,15 +322,15 @@ class ChatSession:
     @staticmethod
     def _feed_view(reply: Reply, view: AnswerView) -> Completion:
         """Feed a reply's events to a view, and return the completion."""
-        shown = 0
+        shown_length = 0
         for event in reply:
             view.update_status(event)
             if event.thinking:
-                view.feed(event.thinking, thought=True)
+                view.feed(event.thinking, is_thought=True)
             view.feed(event.text)
-            shown += len(event.text)
+            shown_length += len(event.text)
         completion = reply.result()
-        view.feed(completion.text[shown:])
+        view.feed(completion.text[shown_length:])
         return completion
 
 

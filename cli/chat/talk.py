@@ -45,29 +45,33 @@ class ChatLoop:
     """A chat with a person at a prompt. `pretty` says whether the terminal can do more than print lines."""
 
     def __init__(
-        self, session: ChatSession, source: QuestionSource, screen: Console, presses: InterruptHandler, *, pretty: bool
+        self,
+        session: ChatSession,
+        source: QuestionSource,
+        screen: Console,
+        interrupts: InterruptHandler,
+        *,
+        pretty: bool,
     ) -> None:
         self._session = session
         self._source = source
         self._screen = screen
-        self._presses = presses
+        self._interrupts = interrupts
         self._pretty = pretty
 
-    def run_once(self, first: str) -> Completion:
-        """Answer one question: `first`, or the one that the user types.
+    def run_once(self, first_question: str) -> Completion:
+        """Answer one question: `first_question`, or the one that the user types.
 
         Raises the error of the answer, Leave at the end of the input, LineCleared if Ctrl-C comes twice.
         """
-        step: Question | QuestionDraft | None = Question(first) if first else None
+        step: Question | QuestionDraft | None = Question(first_question) if first_question else None
         while not isinstance(step, Question):
             step = self._read_and_respond(step)
         return self.answer(step)
 
-    def run(self, first: str) -> None:
-        """Ask and answer until the user leaves. Raises LineCleared if Ctrl-C comes twice, EngineClosed if the engine
-        ends.
-        """
-        step: Question | QuestionDraft | None = Question(first) if first else None
+    def run(self, first_question: str) -> None:
+        """Chat until the user leaves. Raises LineCleared if Ctrl-C comes twice, EngineClosed if the engine ends."""
+        step: Question | QuestionDraft | None = Question(first_question) if first_question else None
         while True:
             try:
                 if isinstance(step, Question):
@@ -86,15 +90,15 @@ class ChatLoop:
         LineCleared if Ctrl-C comes twice.
         """
         try:
-            typed = self._source.ask(draft=draft.text if draft is not None else "")
+            line = self._source.ask(draft=draft.text if draft is not None else "")
         except LineCleared:
-            if self._presses.count_interrupt():
+            if self._interrupts.count_interrupt():
                 raise
             console.print_indented(self._screen, "(Ctrl-C again, Ctrl-D or /bye leaves)")
             return None
-        if typed is None:
+        if line is None:
             raise LeaveChat
-        step = self._respond(typed)
+        step = self._respond(line)
         return (
             replace(step, replaces_last=draft.replaces_last)
             if draft is not None and isinstance(step, Question)
@@ -106,20 +110,22 @@ class ChatLoop:
         session, params = self._session, self._session.params
         if self._pretty:
             self._screen.print()
-        before = session.conversation.fork() if params.tools else None
+        previous_conversation = session.conversation.fork() if params.tools else None
         with self._collect_keys():
             if question.answers > 1:
-                together = SideBySideDisplay(self._screen, question.answers, self._presses.away.wait_for_lock)
-                completion = session.ask(question, together.show_reply)
+                display = SideBySideDisplay(
+                    self._screen, question.answers, self._interrupts.suspend_handler.wait_for_lock
+                )
+                completion = session.ask(question, display.show_reply)
             else:
                 completion = session.ask(question)
-        if before is not None and _has_tool_calls(completion):
-            completion = self._run_tool_calls(completion, before)
-        ended = cut_reason(completion, params, session.engine)
+        if previous_conversation is not None and _has_tool_calls(completion):
+            completion = self._run_tool_calls(completion, previous_conversation)
+        end_reason = cut_reason(completion, params, session.engine)
         if self._pretty and session.figures is not FigureDisplay.QUIET:
-            self._screen.print(f"\n{self._statistics_line(completion, ended)}\n", style="dim")
-        if cut := incomplete_form_note(completion, params, ended):
-            console.print_note(cut)
+            self._screen.print(f"\n{self._statistics_line(completion, end_reason)}\n", style="dim")
+        if form_note := incomplete_form_note(completion, params, end_reason):
+            console.print_note(form_note)
         return completion
 
     def _collect_keys(self) -> AbstractContextManager[None]:
@@ -127,13 +133,15 @@ class ChatLoop:
         arena = self._session.arena
         return self._source.collect_keys({} if arena is None else {ARENA_KEY: arena.toggle})
 
-    def _run_tool_calls(self, completion: Completion, before: Conversation) -> Completion:
+    def _run_tool_calls(self, completion: Completion, previous_conversation: Conversation) -> Completion:
         """Run the tool calls of an answer, and those of the answers to their results. Return the last answer.
 
-        If this fails or is stopped, the chat is as it was `before` the question.
+        If this fails or is stopped, the chat is `previous_conversation` again, as before the question.
         """
         session = self._session
-        display = ToolCallDisplay(session.note, self._source.ask, session.allowed, ask_first=session.ask_first)
+        display = ToolCallDisplay(
+            session.note, self._source.ask, session.allowed_functions, ask_first=session.ask_first
+        )
         rounds = ToolRounds(session.params, session.params.offered, on_event=display.show_result)
         try:
             while _has_tool_calls(completion):
@@ -142,16 +150,16 @@ class ChatLoop:
                 with self._collect_keys():
                     completion = session.answer_tool_results(results, rounds.params)
         except BaseException as error:
-            session.conversation = before
+            session.conversation = previous_conversation
             session.save()
             if isinstance(error, KeyboardInterrupt):
                 raise TurnStopped(TAKEN_BACK) from None
             raise
         return completion
 
-    def _statistics_line(self, completion: Completion, end: str) -> str:
+    def _statistics_line(self, completion: Completion, end_reason: str) -> str:
         """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
-        line = statistics_line(completion, end)
+        line = statistics_line(completion, end_reason)
         if self._session.figures is FigureDisplay.VERBOSE:
             times = completion.timings
             line += (
@@ -160,17 +168,17 @@ class ChatLoop:
             )
         return line
 
-    def _respond(self, typed: str) -> Question | QuestionDraft | None:
+    def _respond(self, line: str) -> Question | QuestionDraft | None:
         """Carry out a typed line, and print its error if it fails. Return the question or draft that follows, if there
         is one. If the engine has ended by itself, EngineClosed is raised.
         """
         try:
-            said = parse_input(typed, BY_NAME)
-            if said.command is not None:
-                step = BY_NAME[said.command](self._session, said.text, self._screen)
-                typed_now = isinstance(step, Question) and step.typed == step.text
+            parsed_input = parse_input(line, BY_NAME)
+            if parsed_input.command is not None:
+                step = BY_NAME[parsed_input.command](self._session, parsed_input.text, self._screen)
+                typed_now = isinstance(step, Question) and step.typed_text == step.text
                 return self._add_file_texts(step) if isinstance(step, Question) and typed_now else step
-            return self._add_file_texts(Question(said.text)) if said.text else None
+            return self._add_file_texts(Question(parsed_input.text)) if parsed_input.text else None
         except EngineClosed as error:
             if self._session.has_model:
                 raise
@@ -184,34 +192,34 @@ class ChatLoop:
     def _add_file_texts(self, question: Question) -> Question:
         """Return the question after the texts of the files that it names and of those that are attached."""
         session, text = self._session, question.text
-        found, missing = read_mentions(text)
-        for file in found:
+        named_files, missing_names = read_mentions(text)
+        for file in named_files:
             print_file_size(session, file, self._screen)
-        for name in missing:
+        for name in missing_names:
             console.print_indented(self._screen, f"@{name} is not a file here: it is sent as text")
-        waited, session.attached = session.attached, []
-        files = [*waited, *found]
+        waiting_files, session.attached_files = session.attached_files, []
+        files = [*waiting_files, *named_files]
         if not files:
             return question
-        return replace(question, text=prepend_files(files, text), typed=text, attached=tuple(waited))
+        return replace(question, text=prepend_files(files, text), typed_text=text, attached_files=tuple(waiting_files))
 
     def _answer_reporting_errors(self, question: Question) -> None:
         """Answer a question, and print an error that ends the turn. Only the end of the engine ends the chat.
 
         If no answer is kept, the question that `/undo` took and the waiting files are kept as they were.
         """
-        session, taken = self._session, self._session.undone_question
-        before = session.conversation.fork()
+        session, undone_question = self._session, self._session.undone_question
+        previous_conversation = session.conversation.fork()
         completion = self._answer_or_none(question)
         if completion is not None and question.answers > 1:
-            self._keep_chosen(completion, before)
-        if session.conversation.messages == before.messages:
-            session.undone_question = taken
-            self._reattach(question.attached)
+            self._keep_chosen(completion, previous_conversation)
+        if session.conversation.messages == previous_conversation.messages:
+            session.undone_question = undone_question
+            self._reattach(question.attached_files)
 
     def _answer_or_none(self, question: Question) -> Completion | None:
         """Answer a question. If that fails, print why and return None; only EngineClosed is raised."""
-        before = self._session.conversation.messages
+        previous_messages = self._session.conversation.messages
         try:
             return self.answer(question)
         except EngineClosed:
@@ -219,37 +227,37 @@ class ChatLoop:
         except TurnStopped as stopped:
             console.print_indented(self._screen, str(stopped))
         except KeyboardInterrupt:  # before or after the answer; the signal handler has counted it
-            answered = self._session.conversation.messages != before
-            console.print_indented(self._screen, "stopped" if answered else NOT_BEGUN)
+            is_answered = self._session.conversation.messages != previous_messages
+            console.print_indented(self._screen, "stopped" if is_answered else NOT_BEGUN)
         except CortexError as error:
             console.print_error(str(error))
             if isinstance(error, PromptTooLong | KVCacheFull):
-                way = (
+                advice = (
                     f"nothing was sent. {room_advice(self._session.engine)} /undo, /clear make room; /save keeps "
                     "the chat."
                 )
-                console.print_indented(self._screen, way)
+                console.print_indented(self._screen, advice)
         return None
 
     def _reattach(self, files: Sequence[AttachedFile]) -> None:
         """Attach these files to the next message again."""
-        self._session.attached = [*files, *self._session.attached]
+        self._session.attached_files = [*files, *self._session.attached_files]
         if files:
             names = ", ".join(str(each.path) for each in files)
             console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
-    def _keep_chosen(self, completion: Completion, before: Conversation) -> None:
-        """Keep the answer that the user chooses, or restore the chat from `before` the answers."""
+    def _keep_chosen(self, completion: Completion, previous_conversation: Conversation) -> None:
+        """Keep the answer that the user chooses, or restore the chat from `previous_conversation` the answers."""
         session, answers = self._session, (completion, *completion.others)
         try:
-            chosen = choose_answer(answers, self._source.ask, self._screen)
+            chosen_answer = choose_answer(answers, self._source.ask, self._screen)
         except LineCleared:
-            chosen = None
-        if chosen is None:
-            session.conversation = before
+            chosen_answer = None
+        if chosen_answer is None:
+            session.conversation = previous_conversation
             console.print_indented(self._screen, "none: the chat is as it was before")
         else:
-            session.conversation.choose(chosen)
+            session.conversation.choose(chosen_answer)
         session.save()
 
 

@@ -30,7 +30,7 @@ MAX_PENDING_ROWS = 12
 class ThoughtDisplay:
     """Whether the thoughts of the next answers are folded or shown."""
 
-    folded: bool = False
+    is_folded: bool = False
     """Whether thoughts take only one line."""
 
 
@@ -41,7 +41,7 @@ class AnswerView(Protocol):
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def feed(self, text: str, thought: bool = False) -> None:
+    def feed(self, text: str, is_thought: bool = False) -> None:
         """Show more text of the answer, or of the model's thoughts before it."""
 
     def update_status(self, event: TokenEvent) -> None:
@@ -61,9 +61,9 @@ class PlainTextView:
         self._thoughts.end()
         terminal.print_result(flush=True)
 
-    def feed(self, text: str, thought: bool = False) -> None:
+    def feed(self, text: str, is_thought: bool = False) -> None:
         """Print the text. Thoughts go to stderr."""
-        if thought:
+        if is_thought:
             self._thoughts.print_thought(text)
             return
         if text:
@@ -75,7 +75,7 @@ class PlainTextView:
 
 
 class MarkdownView:
-    """Renders an answer as Markdown on a terminal, above its status line. Thoughts are dim, or one line if `folded`."""
+    """Renders an answer as Markdown on a terminal, above its status line. Thoughts are dim, or one line if folded."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class MarkdownView:
         status: AnswerStatus,
         *,
         thinking: bool,
-        folded: bool = False,
+        is_folded: bool = False,
         away: SuspensionGuard = nullcontext,
     ) -> None:
         self._console = console
         self._status = status
         self._stream = MarkdownStream()
-        self._thought = thinking
-        self._folded = folded
+        self._is_thought = thinking
+        self._is_folded = is_folded
         self._spinner = Spinner("dots")
-        self._pieces = 0
+        self._feed_count = 0
         self._started = time.monotonic()
-        self._drawn: tuple[int, int, int] | None = None
+        self._drawn_state: tuple[int, int, int] | None = None
         self._drawing = LiveDrawing(console, self._take_rows, self._live_rows, away)
         self._region = self._drawing.region
         self._stack = ExitStack()
@@ -110,12 +110,12 @@ class MarkdownView:
             self._print_rest()
         self._stack.close()
 
-    def feed(self, text: str, thought: bool = False) -> None:
+    def feed(self, text: str, is_thought: bool = False) -> None:
         """Add a piece of text. It is drawn now or a moment later."""
         with self._drawing.lock:
-            self._pieces += 1
+            self._feed_count += 1
             if text:
-                self._feed(text, thought)
+                self._feed(text, is_thought)
             self._drawing.request_redraw()
 
     def update_status(self, event: TokenEvent) -> None:
@@ -123,14 +123,12 @@ class MarkdownView:
         self._status.update(event)
 
     def _take_rows(self) -> tuple[list[Text], list[Text]]:
-        """Return the rows that have become final, and the rows below them: the unfinished part of the answer and the
-        status.
-        """
+        """Return the rows that became final, and those below: the unfinished part of the answer and the status."""
         columns, rows = self._console.size
-        state = (self._pieces, columns, rows)
+        state = (self._feed_count, columns, rows)
         lines: list[Text] = []
-        if state != self._drawn:  # else only the figures have changed
-            self._drawn = state
+        if state != self._drawn_state:  # else only the figures have changed
+            self._drawn_state = state
             lines = self._style_rows(self._stream.take_final_rows(self._width, self._max_pending_rows))
         return lines, self._live_rows()
 
@@ -141,8 +139,8 @@ class MarkdownView:
     def _pending_rows(self) -> list[Text]:
         """Return the rows of the answer that may still change; of folded thoughts, only the last row."""
         rows = [row for line in self._stream.pending for row in fold_rows(line, self._console.width)]
-        rows = rows[-1 if self._thought and self._folded else -self._max_pending_rows :]
-        return self._dim_rows(rows) if self._thought else rows
+        rows = rows[-1 if self._is_thought and self._is_folded else -self._max_pending_rows :]
+        return self._dim_rows(rows) if self._is_thought else rows
 
     @property
     def _width(self) -> int:
@@ -154,41 +152,41 @@ class MarkdownView:
         """How many rows that may still change fit on the screen."""
         return max(min((self._console.height - 1) // 2 - len(self._arena_rows()) - 1, MAX_PENDING_ROWS), 1)
 
-    def _feed(self, text: str, thought: bool) -> None:
+    def _feed(self, text: str, is_thought: bool) -> None:
         """Add text to the stream; begin a new one where thoughts end or begin."""
-        if thought != self._thought:
+        if is_thought != self._is_thought:
             self._print_rest()
             if self._stream.has_printed:
                 self._region.show([Text()], [])
             self._stream = MarkdownStream()
-            self._thought = thought
+            self._is_thought = is_thought
         self._stream.feed(text)
 
     def _print_rest(self) -> None:
         """Print the rest of the thoughts or of the answer."""
         lines = self._style_rows(self._stream.take_remaining_rows(self._width))
-        if self._thought and self._folded and self._stream.has_printed:
+        if self._is_thought and self._is_folded and self._stream.has_printed:
             lines = [Text(f"thought for {time.monotonic() - self._started:.0f} s (/thoughts shows it)", THOUGHT)]
         self._region.show(lines, [])
 
     def _style_rows(self, lines: list[Text]) -> list[Text]:
         """Return the rows as they are shown: thoughts dim, or none if folded."""
-        if not self._thought:
+        if not self._is_thought:
             return lines
-        return [] if self._folded else self._dim_rows(lines)
+        return [] if self._is_folded else self._dim_rows(lines)
 
     def _dim_rows(self, lines: list[Text]) -> list[Text]:
         """Return the rows in the style of thoughts."""
-        styled = [line.copy() for line in lines]
-        for line in styled:
+        styled_lines = [line.copy() for line in lines]
+        for line in styled_lines:
             line.stylize(THOUGHT)
-        return styled
+        return styled_lines
 
     def _status_rows(self) -> list[Text]:
         """Return the status line, with as many statistics as fit, and the picture of the arena."""
         spinner = cast(Text, self._spinner.render(time.monotonic()))
-        figures, room = self._status.line().split(" · "), self._console.width - 4
-        while len(figures) > 1 and len(" · ".join(figures)) > room:
+        figures, max_width = self._status.line().split(" · "), self._console.width - 4
+        while len(figures) > 1 and len(" · ".join(figures)) > max_width:
             figures.pop()
         return [Text.assemble(spinner, " ", " · ".join(figures), style=FAINT), *self._arena_rows()]
 

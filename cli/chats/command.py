@@ -47,27 +47,27 @@ def chats(
     if rename is not None and len(names or ()) != 1:
         raise typer.BadParameter(f"--rename takes one chat, not {len(names or ())}", param_hint="NAME")
     remove_leftovers()
-    found = list(dict.fromkeys(map(find_in_history, names))) if names else saved_paths()
+    paths = list(dict.fromkeys(map(find_in_history, names))) if names else saved_paths()
     if rename is not None:
-        found = [rename_chat(found[0], rename)]
+        paths = [rename_chat(paths[0], rename)]
     elif delete:
-        if not (yes or confirm_delete(found)):
+        if not (yes or confirm_delete(paths)):
             raise typer.Exit(1)
-        for each in found:
+        for each in paths:
             delete_chat(each)
     if as_json:
         records = [
-            {"name": each.stem, "path": str(each), "deleted": True} if delete else chat_record(each) for each in found
+            {"name": each.stem, "path": str(each), "deleted": True} if delete else chat_record(each) for each in paths
         ]
         print_line(json.dumps({"folder": str(chats_folder()), "chats": records}))
     elif delete or rename is not None:
-        for each in found:
+        for each in paths:
             print_line(f"deleted {each.stem}" if delete else f"renamed to {each.stem}")
     elif path:
-        for each in found if names else [chats_folder()]:
+        for each in paths if names else [chats_folder()]:
             print_line(str(each))
     else:
-        print_table(found)
+        print_table(paths)
 
 
 def print_line(line: str) -> None:
@@ -76,9 +76,7 @@ def print_line(line: str) -> None:
 
 
 def chat_record(chat: Path) -> dict[str, object]:
-    """Return a saved chat's name, time and size for `--json`, without reading the file. A chat that is being deleted
-    has no size.
-    """
+    """Return a chat's name, time and size for `--json`, without reading it. One being deleted has no time or size."""
     try:
         status = chat.stat()
     except OSError:
@@ -86,24 +84,24 @@ def chat_record(chat: Path) -> dict[str, object]:
     return {"name": chat.stem, "path": str(chat), "modified": int(status.st_mtime), "bytes": status.st_size}
 
 
-def print_table(found: list[Path]) -> None:
+def print_table(paths: list[Path]) -> None:
     """Print time, size and name of each saved chat."""
-    if not found:
+    if not paths:
         console.print_note("no chats are kept yet: a chat in a terminal is kept after every turn")
-    for each in found:
+    for each in paths:
         try:
             status = each.stat()
         except OSError:
             continue
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-        print_line(f"{when}  {format_bytes(status.st_size):>9}  {to_single_line(each.stem)}")
+        time_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+        print_line(f"{time_text}  {format_bytes(status.st_size):>9}  {to_single_line(each.stem)}")
 
 
-def confirm_delete(found: list[Path]) -> bool:
+def confirm_delete(paths: list[Path]) -> bool:
     """Ask whether to delete the chats. Raises typer.BadParameter if nobody can be asked."""
     if not (sys.stdin.isatty() and console.is_terminal(sys.stderr)):
         raise typer.BadParameter("nobody can be asked here: --yes deletes without a question", param_hint="--delete")
-    names = ", ".join(to_single_line(each.stem) for each in found)
+    names = ", ".join(to_single_line(each.stem) for each in paths)
     console.print_note(f"delete {names} for ever? y or n")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -120,23 +118,21 @@ def delete_chat(chat: Path) -> None:
 
 
 def rename_chat(chat: Path, name: str) -> Path:
-    """Rename a chat's file, and return its new path. Raises InvalidRequest if it is open, or if the name cannot be
-    used.
-    """
+    """Rename a chat's file, and return its new path. Raises InvalidRequest if it is open or the name cannot be used."""
     target = chats_folder() / f"{check_name(name)}.json"
     if target == chat:
         return chat
     lock = lock_chat(chat)
     try:
-        other = ChatLock.acquire(target, state_folder())
-        if other is None or target.exists() or target.is_symlink():
+        target_lock = ChatLock.acquire(target, state_folder())
+        if target_lock is None or target.exists() or target.is_symlink():
             raise InvalidRequest(f"there is a chat {target.stem} already: give --rename another name")
         try:
             chat.rename(target)
         except OSError as error:
             raise CortexError(f"{chat} cannot be renamed: {error.strerror or error}") from error
         finally:
-            other.release()
+            target_lock.release()
     finally:
         lock.release()
     return target
@@ -151,9 +147,7 @@ def lock_chat(chat: Path) -> ChatLock:
 
 
 def check_name(name: str) -> str:
-    """Return the name if it can be a file in the folder of chats and can be typed. Raises InvalidRequest for any
-    other.
-    """
+    """Return the name if it can be a file in the folder of chats and be typed. Raises InvalidRequest for any other."""
     name = name.removesuffix(".json")
     if not name or name != name.strip() or name[0] in ".-~" or "/" in name or "\\" in name or not name.isprintable():
         raise InvalidRequest(

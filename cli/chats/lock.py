@@ -69,9 +69,7 @@ class ChatLock:
 
 
 def remove_stale_locks(state: Path) -> None:
-    """Remove the lock files of chats that were killed. No chat takes a lock meanwhile, so a lock that can be taken is
-    stale.
-    """
+    """Remove the lock files of killed chats. No chat takes a lock meanwhile, so a lock that can be taken is stale."""
     folder = state / _FOLDER
     with suppress(OSError), _lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in folder.glob("*.lock"):

@@ -56,8 +56,8 @@ def resume_command(path: Path) -> str:
 
 def find_chat(name: str) -> Path:
     """Find a saved chat by name, beginning of a name or `last`, or any file by path. Raises InvalidRequest."""
-    if (kept := _match_name(name)) is not None:
-        return kept
+    if (saved_path := _match_name(name)) is not None:
+        return saved_path
     if (path := Path(os.path.expanduser(name))).is_file():
         return path
     if name and path.exists():
@@ -69,11 +69,13 @@ def find_in_history(name: str) -> Path:
     """Find a saved chat as `find_chat` does, but no file elsewhere. Raises InvalidRequest."""
     if (path := _match_name(name)) is not None:
         return path
-    fits = [path.stem for path in saved_paths() if name and path.stem.startswith(name)]
-    if fits:
-        newest = ", ".join(map(to_single_line, fits[:_SHOWN]))
-        more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
-        raise InvalidRequest(f"no chat {name!r} is kept: the newest are {newest}{more}; all of them begin so, name one")
+    matching_names = [path.stem for path in saved_paths() if name and path.stem.startswith(name)]
+    if matching_names:
+        newest_names = ", ".join(map(to_single_line, matching_names[:_SHOWN]))
+        more_note = f" and {len(matching_names) - _SHOWN} more" if len(matching_names) > _SHOWN else ""
+        raise InvalidRequest(
+            f"no chat {name!r} is kept: the newest are {newest_names}{more_note}; all of them begin so, name one"
+        )
     raise InvalidRequest(f"no chat {name!r} is kept: {newest_names_phrase()}")
 
 
@@ -84,22 +86,20 @@ def newest_names_phrase() -> str:
 
 
 def _match_name(name: str) -> Path | None:
-    """Return the only saved chat for a name or the beginning of one, or the newest for `last`; None if there is none,
-    or several.
-    """
-    kept = saved_paths()
-    if name == LAST and kept:
-        return kept[0]
-    for fits in ([p for p in kept if p.stem == name], [p for p in kept if name and p.stem.startswith(name)]):
-        if len(fits) == 1:
-            return fits[0]
+    """Return the saved chat with this name or beginning, or the newest for `last`; None if none or several match."""
+    paths = saved_paths()
+    if name == LAST and paths:
+        return paths[0]
+    for matches in ([p for p in paths if p.stem == name], [p for p in paths if name and p.stem.startswith(name)]):
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 
 def saved_paths() -> list[Path]:
     """Return the files of saved chats, the newest first."""
-    written = {path: _file_version(path) for path in chats_folder().glob("*.json") if not path.is_dir()}
-    return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
+    versions = {path: _file_version(path) for path in chats_folder().glob("*.json") if not path.is_dir()}
+    return sorted((path for path in versions if versions[path]), key=lambda path: versions[path], reverse=True)
 
 
 def saved_names() -> list[str]:
@@ -127,9 +127,9 @@ class ChatSaver:
     """
 
     path: Path | None = None
-    _warned: bool = field(default=False, init=False)
+    _has_warned: bool = field(default=False, init=False)
     _known_version: tuple[int, ...] = field(default=(), init=False)
-    _writing: bool = field(default=False, init=False)
+    _is_writing: bool = field(default=False, init=False)
     _lock: ChatLock | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -140,26 +140,26 @@ class ChatSaver:
     @property
     def saved_path(self) -> Path | None:
         """The chat's file; None if there is none, or if its last turns could not be written."""
-        return None if self._warned else self.path
+        return None if self._has_warned else self.path
 
-    def save(self, conversation: Conversation, typed: Mapping[str, str] | None = None) -> None:
+    def save(self, conversation: Conversation, typed_texts: Mapping[str, str] | None = None) -> None:
         """Save the chat, in another file if another chat has written to its own. A failure is reported once, and the
-        chat continues. A new chat is named by its first question, or by what was `typed` if the question has files
-        in it.
+        chat continues. A new chat is named by its first question, or by its text in `typed_texts` if the question has
+        files in it.
         """
         if self.path is None and not conversation.messages:
             return
-        if self._writing:  # a signal ends the program during a write: the file is this chat's
+        if self._is_writing:  # a signal ends the program during a write: the file is this chat's
             return self._write(conversation)
         try:
-            self._choose_file(conversation, typed or {})
+            self._choose_file(conversation, typed_texts or {})
         except OSError as error:  # the folder may be another user's
             return self._warn_once(f"{chats_folder()} cannot be used: {error.strerror or error}")
-        self._writing = True
+        self._is_writing = True
         try:
             self._write(conversation)
         finally:
-            self._writing = False
+            self._is_writing = False
 
     def close(self) -> None:
         """Release the lock, because the chat has ended."""
@@ -170,23 +170,23 @@ class ChatSaver:
     def start_new_file(self) -> None:
         """Save later turns as another chat, in a new file."""
         self.close()
-        self.path, self._warned = None, False
+        self.path, self._has_warned = None, False
 
-    def _choose_file(self, conversation: Conversation, typed: Mapping[str, str]) -> None:
+    def _choose_file(self, conversation: Conversation, typed_texts: Mapping[str, str]) -> None:
         """Choose a file if there is none yet, or if another chat now uses this one. Raises OSError."""
         if self.path is None:
-            self.path, self._lock = _lock_free_path(_new_chat_path(conversation, typed))
-        elif why := self._conflict_reason(self.path):
+            self.path, self._lock = _lock_free_path(_new_chat_path(conversation, typed_texts))
+        elif reason := self._conflict_reason(self.path):
             path, lock = _lock_free_path(self.path)
             self.close()
             self.path, self._lock = path, lock
-            console.print_note(f"{why}: this one is kept as {path.stem}")
+            console.print_note(f"{reason}: this one is kept as {path.stem}")
 
-    def _warn_once(self, why: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         """Print once that the chat is not saved."""
-        if not self._warned:
-            console.print_error(f"{why}; the chat is not kept (--no-save says so)")
-        self._warned = True
+        if not self._has_warned:
+            console.print_error(f"{reason}; the chat is not kept (--no-save says so)")
+        self._has_warned = True
 
     def _write(self, conversation: Conversation) -> None:
         """Write the conversation to its file, and make it the newest chat."""
@@ -195,7 +195,7 @@ class ChatSaver:
             conversation.save(self.path)
             _make_newest(self.path)
             self._known_version = _file_version(self.path)
-            self._warned = False
+            self._has_warned = False
         except ConversationFileError as error:
             self._warn_once(str(error))
 
@@ -205,25 +205,23 @@ class ChatSaver:
             self._lock = ChatLock.acquire(path, state_folder())
         if self._lock is None:
             return f"{path.stem} is open in another chat"
-        written = _file_version(path)
-        if written not in ((), self._known_version):
+        file_version = _file_version(path)
+        if file_version not in ((), self._known_version):
             return f"another chat has gone on in {path.stem}"
-        return f"{path.stem} may not be written to" if written and not path.stat().st_mode & stat.S_IWUSR else ""
+        return f"{path.stem} may not be written to" if file_version and not path.stat().st_mode & stat.S_IWUSR else ""
 
 
-def _new_chat_path(conversation: Conversation, typed: Mapping[str, str]) -> Path:
+def _new_chat_path(conversation: Conversation, typed_texts: Mapping[str, str]) -> Path:
     """Return the file of a new chat, if no other chat has that name."""
     first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
-    words = first if isinstance(first, str) else ""
-    return chats_folder() / f"{make_name(typed.get(words, words), date.today())}.json"
+    question = first if isinstance(first, str) else ""
+    return chats_folder() / f"{make_name(typed_texts.get(question, question), date.today())}.json"
 
 
 def _lock_free_path(path: Path) -> tuple[Path, ChatLock]:
-    """Lock and return this file, or the first one with a number after its name that does not exist and that no other
-    chat has locked.
-    """
-    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    for each in chain([path], numbered):
+    """Lock and return the first path that neither exists nor is locked: this one, or one with a number added."""
+    numbered_paths = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    for each in chain([path], numbered_paths):
         lock = ChatLock.acquire(each, state_folder())
         if lock is not None and not each.exists():
             return each, lock
@@ -234,23 +232,24 @@ def _lock_free_path(path: Path) -> tuple[Path, ChatLock]:
 
 def _make_newest(path: Path) -> None:
     """Make the chat that was saved last the newest, even if the clock was put back after others were saved."""
-    latest = max(
-        (written[0] for other in saved_paths() if other != path and (written := _file_version(other))), default=0
+    latest_time = max(
+        (version[0] for other_path in saved_paths() if other_path != path and (version := _file_version(other_path))),
+        default=0,
     )
-    if path.stat().st_mtime_ns <= latest:
+    if path.stat().st_mtime_ns <= latest_time:
         with suppress(OSError):
-            os.utime(path, ns=(latest + 1_000_000, latest + 1_000_000))
+            os.utime(path, ns=(latest_time + 1_000_000, latest_time + 1_000_000))
 
 
-def describe_storage(keeper: ChatSaver | None, store: Path | str | None) -> str:
+def describe_storage(saver: ChatSaver | None, store: Path | str | None) -> str:
     """Return which parts of a chat stay on disk, and where: messages, typed lines, keys and values."""
-    parts = [] if keeper is None else [f"the chat in {_shorten_home(keeper.path or state_folder())}"]
+    parts = [] if saver is None else [f"the chat in {_shorten_home(saver.path or state_folder())}"]
     if store is not None:
         parts.append(f"keys and values in {_shorten_home(Path(store))}")
     if not parts:
         return "nothing of this chat stays on disk"
-    without = "nothing" if store is None or Path(store) == default_folder() else "no chat"
-    return f"on disk: {', '.join(parts)}" + ("" if keeper is None else f"; --no-save: {without}")
+    no_save_effect = "nothing" if store is None or Path(store) == default_folder() else "no chat"
+    return f"on disk: {', '.join(parts)}" + ("" if saver is None else f"; --no-save: {no_save_effect}")
 
 
 def _shorten_home(path: Path) -> str:

@@ -20,9 +20,7 @@ from cortexmlx.system.machine import memory_bytes, working_set_bytes
 
 
 def run_checks() -> Iterator[DoctorCheck]:
-    """Run every check and yield its lines in order. A check that raises counts as failed, and the next one still
-    runs.
-    """
+    """Run every check and yield its lines in order. A check that raises counts as failed, and the next still runs."""
     for name, look in CHECKS.items():
         try:
             yield from look()
@@ -51,21 +49,25 @@ def _check_packages() -> Iterator[DoctorCheck]:
     """Check that the required versions of MLX and mlx-lm are installed."""
     from packaging.requirements import Requirement
 
-    wanted = {
+    requirements = {
         r.name: r for r in map(Requirement, importlib.metadata.requires("cortexmlx") or []) if _is_required(r.marker)
     }
     for name in ("mlx", "mlx-lm"):
-        needed = wanted[name]
+        requirement = requirements[name]
         try:
-            found = importlib.metadata.version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield DoctorCheck(name, CheckStatus.FAIL, "not installed", f"pip install '{needed.name}{needed.specifier}'")
+            yield DoctorCheck(
+                name, CheckStatus.FAIL, "not installed", f"pip install '{requirement.name}{requirement.specifier}'"
+            )
             continue
-        if needed.specifier.contains(found):
-            yield DoctorCheck(name, CheckStatus.OK, found)
+        if requirement.specifier.contains(version):
+            yield DoctorCheck(name, CheckStatus.OK, version)
         else:
-            detail = f"{found}, but this version was made for {needed.specifier}"
-            yield DoctorCheck(name, CheckStatus.FAIL, detail, f"pip install '{needed.name}{needed.specifier}'")
+            detail = f"{version}, but this version was made for {requirement.specifier}"
+            yield DoctorCheck(
+                name, CheckStatus.FAIL, detail, f"pip install '{requirement.name}{requirement.specifier}'"
+            )
 
 
 def _is_required(marker: object) -> bool:
@@ -82,21 +84,21 @@ def _check_device() -> Iterator[DoctorCheck]:
 
     from cortexmlx.bench.measure.machine import BenchMachine
 
-    here = BenchMachine.detect()
+    machine = BenchMachine.detect()
     verdict, advice = CheckStatus.OK, ""
-    if mx.metal.is_available() and here.device == "CPU":
+    if mx.metal.is_available() and machine.device == "CPU":
         verdict, advice = (
             CheckStatus.FAIL,
             "MLX computes on a GPU, but none can be opened in this session or virtual machine",
         )
-    elif sys.platform == "darwin" and here.device == "CPU":
+    elif sys.platform == "darwin" and machine.device == "CPU":
         verdict, advice = (
             CheckStatus.WARN,
             "this MLX was built without Metal: pip install --force-reinstall --no-cache mlx",
         )
-    elif "Paravirtual" in here.chip:
+    elif "Paravirtual" in machine.chip:
         verdict, advice = CheckStatus.WARN, "the GPU of a virtual machine: its results and times are not an Apple GPU's"
-    yield DoctorCheck("device", verdict, f"{here.device}: {here.chip}, {here.cpus} CPUs", advice)
+    yield DoctorCheck("device", verdict, f"{machine.device}: {machine.chip}, {machine.cpus} CPUs", advice)
 
 
 def _check_blas() -> Iterator[DoctorCheck]:
@@ -149,13 +151,13 @@ def _check_hub_cache() -> Iterator[DoctorCheck]:
     from cortexmlx.models.resolve import SourceKind
 
     cache = Path(constants.HF_HUB_CACHE)
-    here = [model for model in list_models() if model.kind is SourceKind.HUB]
-    size, there = sum(model.size for model in here), next(p for p in (cache, *cache.parents) if p.exists())
-    free = shutil.disk_usage(there).free
-    detail = f"{len(here)} of the hub, {format_bytes(size)}; {format_bytes(free)} free in {cache}"
-    if not os.access(there, os.W_OK):
+    models = [model for model in list_models() if model.kind is SourceKind.HUB]
+    size, existing_folder = sum(model.size for model in models), next(p for p in (cache, *cache.parents) if p.exists())
+    free = shutil.disk_usage(existing_folder).free
+    detail = f"{len(models)} of the hub, {format_bytes(size)}; {format_bytes(free)} free in {cache}"
+    if not os.access(existing_folder, os.W_OK):
         yield DoctorCheck(
-            "models", CheckStatus.WARN, detail, f"nothing can be downloaded: you may not write in {there}"
+            "models", CheckStatus.WARN, detail, f"nothing can be downloaded: you may not write in {existing_folder}"
         )
     elif free < _MIN_FREE_BYTES:
         yield DoctorCheck(

@@ -41,12 +41,12 @@ def time_choices(model: str) -> Iterator[DoctorCheck]:
     from cortexmlx.core.config import EngineConfig
     from cortexmlx.core.in_process_model import InProcessModel
 
-    opened = InProcessModel(EngineConfig(model), lambda call: None)
+    loaded_model = InProcessModel(EngineConfig(model), lambda call: None)
     try:
-        opened.choose_attention(seconds=_SECONDS, again=True)
-        choices = opened.choices
+        loaded_model.choose_attention(seconds=_SECONDS, ignore_table=True)
+        choices = loaded_model.choices
     finally:
-        opened.release()
+        loaded_model.release()
     if not choices:
         detail = "nothing to choose: the model runs on mlx-lm's own caches, or a warning says what failed"
         yield DoctorCheck(NAME, CheckStatus.WARN, detail)
@@ -56,8 +56,10 @@ def time_choices(model: str) -> Iterator[DoctorCheck]:
 def choice_line(choice: TimedChoice) -> DoctorCheck:
     """Return a choice as a line of the report, with the fastest candidate first."""
     times = sorted(choice.seconds.items(), key=lambda each: each[1])
-    told = [f"{name} {seconds * 1e6:,.0f} us" for name, seconds in times]
-    told += [f"{name} cannot serve: {why}" for name, why in choice.refused.items()]
+    candidate_texts = [f"{name} {seconds * 1e6:,.0f} us" for name, seconds in times]
+    candidate_texts += [f"{name} cannot serve: {reason}" for name, reason in choice.refused.items()]
     if choice.source is ChoiceSource.RULE and not choice.seconds:
-        told.append("not timed")
-    return DoctorCheck(NAME, CheckStatus.OK, f"{choice.job}; {choice.batch}: {choice.chosen} ({', '.join(told)})")
+        candidate_texts.append("not timed")
+    return DoctorCheck(
+        NAME, CheckStatus.OK, f"{choice.job}; {choice.batch}: {choice.chosen} ({', '.join(candidate_texts)})"
+    )

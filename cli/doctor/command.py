@@ -57,11 +57,11 @@ def doctor(
         report = report.expanduser()
         check_writable(report)
     colours = {CheckStatus.OK: "32", CheckStatus.WARN: "33", CheckStatus.FAIL: "1;31"}
-    coloured = console.is_coloured(sys.stdout)
+    is_coloured = console.is_coloured(sys.stdout)
 
     def show(check: DoctorCheck) -> None:
         verdict = f"{check.verdict.value:<4}"
-        if coloured:
+        if is_coloured:
             console.write_control(sys.stdout, f"\x1b[{colours[check.verdict]}m{verdict}\x1b[0m")
         else:
             console.print_result(verdict, end="")
@@ -69,45 +69,43 @@ def doctor(
         if check.advice:
             console.print_result(f"{'':<20}-> {adapt_commands(check.advice)}", flush=True)
 
-    done = []
+    checks = []
     for check in _selected_checks(options.model_name(model, None) if time else None, report is not None):
-        done.append(check)
+        checks.append(check)
         if not as_json:
             show(check)
     sections: dict[str, Any] = {}
     if report is not None:
         from cortexmlx.cli.doctor.trial import run_trial
 
-        sections, more = run_trial(lambda what: console.print_note(f"report: {what}"))
-        done += more
-        for check in () if as_json else more:
+        sections, trial_checks = run_trial(lambda what: console.print_note(f"report: {what}"))
+        checks += trial_checks
+        for check in () if as_json else trial_checks:
             show(check)
     if as_json:
-        console.print_result(json.dumps([asdict(check) for check in done]))
+        console.print_result(json.dumps([asdict(check) for check in checks]))
     if report is not None:
-        write_report(report, done, sections)
-    if any(check.verdict is CheckStatus.FAIL for check in done):
+        write_report(report, checks, sections)
+    if any(check.verdict is CheckStatus.FAIL for check in checks):
         raise typer.Exit(FAILED)
 
 
-def _selected_checks(timed: str | None, everything: bool) -> Iterator[DoctorCheck]:
-    """Yield all checks, or only the attention times of a model; with `everything` both, and errors of the timing as
-    failed checks.
-    """
+def _selected_checks(timed_model: str | None, everything: bool) -> Iterator[DoctorCheck]:
+    """Yield all checks, or only a model's attention times; with `everything` both, a timing error as a failed check."""
     from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
     from cortexmlx.cli.doctor.checks import run_checks
     from cortexmlx.cli.doctor.choices import NAME, time_choices
 
-    if timed is None or everything:
+    if timed_model is None or everything:
         yield from run_checks()
-    if timed is None:
+    if timed_model is None:
         return
     try:
-        yield from time_choices(timed)
+        yield from time_choices(timed_model)
     except Exception as error:
         if not everything:
             raise
-        detail = f"{type(error).__name__}: {error}".replace(timed, "MODEL")
+        detail = f"{type(error).__name__}: {error}".replace(timed_model, "MODEL")
         yield DoctorCheck(NAME, CheckStatus.FAIL, detail, "the report is written without its times")
 
 

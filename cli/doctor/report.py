@@ -34,14 +34,14 @@ class Anonymizer:
 
     def __init__(self) -> None:
         paths = sorted({p for p in _personal_paths() if len(p) > 1}, key=len, reverse=True)
-        self._known = re.compile(rf"(?:{'|'.join(map(re.escape, paths)) or '(?!)'})(?:[/\\][^\s'\",;()<>]*)?")
-        words = "|".join(map(re.escape, sorted(set(_personal_names()), key=len, reverse=True))) or "(?!)"
-        self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])", re.IGNORECASE)
+        self._path_pattern = re.compile(rf"(?:{'|'.join(map(re.escape, paths)) or '(?!)'})(?:[/\\][^\s'\",;()<>]*)?")
+        name_alternatives = "|".join(map(re.escape, sorted(set(_personal_names()), key=len, reverse=True))) or "(?!)"
+        self._name_pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{name_alternatives})(?![A-Za-z0-9])", re.IGNORECASE)
 
     def anonymize_text(self, text: str) -> str:
         """Return a text without names and paths."""
         text = _QUOTED_PATH.sub(r"\1<path>\1", text)
-        return self._words.sub("<name>", _PATH.sub("<path>", self._known.sub("<path>", text)))
+        return self._name_pattern.sub("<name>", _PATH.sub("<path>", self._path_pattern.sub("<path>", text)))
 
     def anonymize_data(self, value: Any) -> Any:
         """Return JSON data with all of its texts anonymized, except keys."""
@@ -56,10 +56,10 @@ class Anonymizer:
 
 def _personal_paths() -> Iterator[str]:
     """Yield the folders whose paths may name the user."""
-    places = [home_folder(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)]
+    paths = [home_folder(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)]
     with suppress(OSError):  # somebody has removed it
-        places.append(Path.cwd())
-    for path in places:
+        paths.append(Path.cwd())
+    for path in paths:
         yield from (str(path), os.path.realpath(path))
     for name, value in os.environ.items():
         if name.endswith(("_HOME", "_CACHE", "_PATH", "_STORE", "_DIR")) and os.path.isabs(value):
@@ -68,28 +68,26 @@ def _personal_paths() -> Iterator[str]:
 
 def _personal_names() -> Iterator[str]:
     """Yield the names of the user and the host, and parts of them."""
-    found = [platform.node(), platform.node().partition(".")[0], home_folder().name, os.environ.get("USER", "")]
+    names = [platform.node(), platform.node().partition(".")[0], home_folder().name, os.environ.get("USER", "")]
     try:
-        found.append(getpass.getuser())
+        names.append(getpass.getuser())
         import pwd
 
-        whole = pwd.getpwuid(os.getuid()).pw_gecos.partition(",")[0]
-        found += [whole, *whole.split()]
+        full_name = pwd.getpwuid(os.getuid()).pw_gecos.partition(",")[0]
+        names += [full_name, *full_name.split()]
     except (ImportError, KeyError, OSError):  # a system, or a container, that does not name its users
         pass
-    yield from (name for name in found if len(name) > 2)
+    yield from (name for name in names if len(name) > 2)
 
 
 def safe_environment() -> dict[str, str]:
-    """Return the environment variables that affect a run. Values that are not numbers or single words, or that may be
-    secret, become `<set>`.
-    """
-    wanted = ("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")
-    hidden = ("KEY", "TOKEN", "SECRET")
+    """Return environment variables that affect a run. Secrets and all but numbers and single words become `<set>`."""
+    prefixes = ("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")
+    secret_words = ("KEY", "TOKEN", "SECRET")
     return {
-        name: value if _PLAIN_VALUE.fullmatch(value) and not any(word in name for word in hidden) else "<set>"
+        name: value if _PLAIN_VALUE.fullmatch(value) and not any(word in name for word in secret_words) else "<set>"
         for name, value in sorted(os.environ.items())
-        if name.startswith(wanted)
+        if name.startswith(prefixes)
     }
 
 
@@ -98,9 +96,7 @@ FORMAT = 1
 
 
 def check_writable(path: Path) -> None:
-    """Raise InvalidRequest or OSError if the report cannot be written to this file, before anything is measured.
-    Nothing is left of the attempt.
-    """
+    """Raise InvalidRequest or OSError before measuring if this file cannot be written. Leave nothing of the attempt."""
     try:
         path.open("x").close()
     except FileExistsError:

@@ -56,25 +56,25 @@ MAX_SECONDS = 10.0
 _PERSONAL_OR_LONG = ("timeline", "sequences", "requests", "kv_store")
 
 
-def run_trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[DoctorCheck]]:
+def run_trial(announce: Callable[[str], None]) -> tuple[dict[str, Any], list[DoctorCheck]]:
     """Run a model briefly and return the report's engine sections by name, and checks of that engine. It runs the
-    starter model, or a tiny random one if that is not installed. A section that fails has the error. `begins` is
+    starter model, or a tiny random one if that is not installed. A section that fails has the error. `announce` is
     called with a line for each.
     """
     with ExitStack() as stack:
-        begins("opening a model")
+        announce("opening a model")
         try:
             name, engine = _open_trial_engine(stack)
         except Exception as error:  # an installation that is not whole, too: then a report helps most
             return {"model": _error_section(error)}, []
-        found: dict[str, Any] = {"model": {"name": name, "dtype": engine.info.dtype}}
+        sections: dict[str, Any] = {"model": {"name": name, "dtype": engine.info.dtype}}
         for section, make in SECTIONS.items():
-            begins(section)
+            announce(section)
             try:
-                found[section] = make(engine)
+                sections[section] = make(engine)
             except Exception as error:
-                found[section] = _error_section(error)
-        return found, list(check_arena_writes(engine.stats()))
+                sections[section] = _error_section(error)
+        return sections, list(check_arena_writes(engine.stats()))
 
 
 def _open_trial_engine(stack: ExitStack) -> tuple[str, Engine]:
@@ -94,9 +94,7 @@ def _error_section(error: Exception) -> dict[str, str]:
 
 
 def compare_decode(engine: Engine) -> dict[str, Any]:
-    """Compare decode speed with mlx-lm: tokens per second of both sides in pairs, each side first in turn. They have
-    the same weights and prompts.
-    """
+    """Compare decoding tokens per second with mlx-lm: same weights and prompts, in pairs, each side first in turn."""
     from cortexmlx.bench.measure.trace import BenchRequest, RunTrace
     from cortexmlx.bench.suites.against import Contest
 
@@ -113,14 +111,14 @@ def compare_decode(engine: Engine) -> dict[str, Any]:
 
     for run in (ours, theirs):  # the first steps of a kind take longer
         run(0)
-    began, pairs = time.monotonic(), list[tuple[RunTrace, RunTrace]]()
-    while len(pairs) < RUNS_PER_SIDE and (not pairs or time.monotonic() - began < MAX_SECONDS):
+    start_time, pairs = time.monotonic(), list[tuple[RunTrace, RunTrace]]()
+    while len(pairs) < RUNS_PER_SIDE and (not pairs or time.monotonic() - start_time < MAX_SECONDS):
         number = len(pairs) + 1
         if number % 2:
-            mine, other = ours(number), theirs(number)
+            cortex_run, mlx_lm_run = ours(number), theirs(number)
         else:
-            other, mine = theirs(number), ours(number)
-        pairs.append((mine, other))
+            mlx_lm_run, cortex_run = theirs(number), ours(number)
+        pairs.append((cortex_run, mlx_lm_run))
     return {
         "prompt_tokens": PROMPT,
         "generated_tokens": TOKENS,

@@ -35,7 +35,7 @@ UNSUPPORTED_OPTIONS = (*options.PER_REQUEST, "draft", "keep_first", "keep_last",
 """Options that do not apply: nothing is generated, and a text is computed whole."""
 
 
-@options.add_engine_options(without=UNSUPPORTED_OPTIONS)
+@options.add_engine_options(excluded=UNSUPPORTED_OPTIONS)
 def embed(
     positional: Annotated[
         list[str],
@@ -84,10 +84,10 @@ def embed(
     """
     if len(positional) > 2:
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
-    *before, source = positional
-    if not before and model_option is None:
+    *model_args, source = positional
+    if not model_args and model_option is None:
         raise typer.BadParameter("give an embedding model, and a file or - after it", param_hint="MODEL IN")
-    model = options.model_name(before[0] if before else None, model_option)
+    model = options.model_name(model_args[0] if model_args else None, model_option)
     out = output_path(output)
     mode = choose_mode(out, resume=resume, retry_errors=False, force=force)
     shape = EmbedSettings(model, None if config.adapter is None else str(config.adapter), prompt, dimensions, truncate)
@@ -96,7 +96,7 @@ def embed(
         files.check_settings(settings)
         total = _count_total(source)
         jsonl = is_jsonl(source, input_format)
-        if total is not None and files.before >= total and files.before:
+        if total is not None and files.previous_rows >= total and files.previous_rows:
             finish_complete_run(files, read_texts(lines, jsonl), settings)
             return
         with engines.open_engine(replace(config, model=model)) as engine:
@@ -104,16 +104,18 @@ def embed(
             info = _embedding_info(engine)
             read_prompt_name(prompt, info)
             read_dimensions(dimensions, info)
-            made = partial(engine.embed, prompt=prompt, dimensions=dimensions, truncate=truncate)
+            embed_texts = partial(engine.embed, prompt=prompt, dimensions=dimensions, truncate=truncate)
             name = prompt or info.default_prompt
             instruction = None if name is None else info.prompts[name]
             numbers = dimensions or info.dimensions
-            cut = info.max_tokens if truncate else None
-            found = replace(settings, weights=engine.info.identity, instruction=instruction, longest_text=cut)
-            files.open(found, numbers)
-            run = EmbedRun(made, files.append)
-            prompted = prompt is not None
-            texts = _skip_done(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)
+            longest_text = info.max_tokens if truncate else None
+            run_settings = replace(
+                settings, weights=engine.info.identity, instruction=instruction, longest_text=longest_text
+            )
+            files.open(run_settings, numbers)
+            run = EmbedRun(embed_texts, files.append)
+            has_prompt = prompt is not None
+            texts = _skip_done(read_texts(lines, jsonl, engine.info.vocab_size, has_prompt=has_prompt), files)
             try:
                 with StatusLine(lambda: progress_line(run, files, total), live=out != STDOUT):
                     run.run(texts)
@@ -137,14 +139,14 @@ def finish_complete_run(files: EmbedFiles, texts: Iterator[TextLine | None], set
 
 def progress_line(run: EmbedRun, files: EmbedFiles, total: int | None) -> str:
     """Return the status line of a run: rows done and speed."""
-    done, elapsed = files.before + run.done, run.seconds
+    done_count, elapsed = files.previous_rows + run.done, run.seconds
     parts = [
-        f"{done}/{total} done" if total is not None else f"{done} done",
+        f"{done_count}/{total} done" if total is not None else f"{done_count} done",
         *([f"{run.failed} failed"] if run.failed else []),
         f"{(run.tokens - run.cached) / elapsed:.0f} tok/s",
     ]
     if total is not None and run.done:
-        parts.append(f"{format_duration(elapsed / run.done * max(total - done, 0))} left")
+        parts.append(f"{format_duration(elapsed / run.done * max(total - done_count, 0))} left")
     return " · ".join(parts)
 
 
@@ -153,35 +155,35 @@ def print_summary(run: EmbedRun, files: EmbedFiles, total: int | None) -> None:
     print_done_before(files)
     rate = f", {(run.tokens - run.cached) / run.seconds:.1f} tok/s" if run.tokens else ""
     cached = f", {run.cached} of them from the cache" if run.cached else ""
-    good = run.done - run.failed
+    embedded_count = run.done - run.failed
     console.print_note(
-        f"{good} embedded, {run.failed} failed, {run.tokens} tokens in {run.seconds:.1f} s{rate}{cached}"
+        f"{embedded_count} embedded, {run.failed} failed, {run.tokens} tokens in {run.seconds:.1f} s{rate}{cached}"
     )
-    left = 0 if total is None else total - files.before - run.done
-    if left > 0 and files.kept:
-        console.print_note(f"{left} left: the same command with --resume goes on")
+    remaining = 0 if total is None else total - files.previous_rows - run.done
+    if remaining > 0 and files.is_resumable:
+        console.print_note(f"{remaining} left: the same command with --resume goes on")
 
 
 def print_done_before(files: EmbedFiles) -> None:
     """Print how many rows existed before this run."""
-    if files.before:
-        console.print_note(f"{files.before} were there already")
+    if files.previous_rows:
+        console.print_note(f"{files.previous_rows} were there already")
 
 
 def _skip_done(texts: Iterator[TextLine | None], files: EmbedFiles) -> Iterator[TextLine | None]:
     """Yield the texts that have no row yet. Raises InvalidRequest if a text that has one was changed."""
-    place = 0
+    text_count = 0
     for line in texts:
         if line is not None:
-            place += 1
-            if place <= files.before:
-                files.check_line(place - 1, line)
+            text_count += 1
+            if text_count <= files.previous_rows:
+                files.check_line(text_count - 1, line)
                 continue
         yield line
-    if place < files.before:
+    if text_count < files.previous_rows:
         raise InvalidRequest(
-            f"the input has changed: it has {place:,} texts, and OUT {files.before:,} rows: use the same input, or "
-            "--force to begin again"
+            f"the input has changed: it has {text_count:,} texts, and OUT {files.previous_rows:,} rows: use the same "
+            "input, or --force to begin again"
         )
 
 

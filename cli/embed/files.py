@@ -55,87 +55,91 @@ class EmbedFiles:
     """
 
     def __init__(self, output: Path, source: str, mode: ExistingFileMode) -> None:
-        self.kept = is_regular(output)
+        self.is_resumable = is_regular(output)
         """Whether OUT is a regular file, so that a later run can go on with it."""
         self._output = output
         self._digests: dict[int, str] = {}
         self._run: LockedRunFile | None = None
-        self._opened = False
-        ending = output.suffix.lower()
-        if ending == ".parquet":
+        self._is_open = False
+        extension = output.suffix.lower()
+        if extension == ".parquet":
             require_pyarrow()
         if output != STDOUT:
-            going = mode is ExistingFileMode.RESUME
+            resuming = mode is ExistingFileMode.RESUME
             check_output(output, "-o", source, mode, "embed")
-            if ending not in _ARRAYS:
+            if extension not in _ARRAYS:
                 check_extension(output, "-o", mode, "embed")
-            own = [run_path(output), *([pending_rows_path(output)] if ending == ".parquet" else [])]
-            check_side_files(output, own, (Path(source),), "embed")
-            if mode is ExistingFileMode.NEW and any(file_size(each) for each in own[1:]):
+            side_files = [run_path(output), *([pending_rows_path(output)] if extension == ".parquet" else [])]
+            check_side_files(output, side_files, (Path(source),), "embed")
+            if mode is ExistingFileMode.NEW and any(file_size(each) for each in side_files[1:]):
                 raise InvalidRequest(
                     f"{pending_rows_path(output)} has the rows of a run to {output} that has not ended: --resume "
                     "continues it, "
                     "--force starts again and deletes them"
                 )
-            if going and not self.kept:
+            if resuming and not self.is_resumable:
                 raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
-        if not self.kept and ending in _ARRAYS:
-            raise InvalidRequest(f"{output} is no file, and {ending[1:]} needs one: give -o a file, or another ending")
-        if self.kept:
+        if not self.is_resumable and extension in _ARRAYS:
+            raise InvalidRequest(
+                f"{output} is no file, and {extension[1:]} needs one: give -o a file, or another ending"
+            )
+        if self.is_resumable:
             self._run = LockedRunFile(output, "embed")
-        begun = bool(file_size(output) or (ending == ".parquet" and file_size(pending_rows_path(output))))
-        self._going = mode is ExistingFileMode.RESUME and begun
+        has_output = bool(file_size(output) or (extension == ".parquet" and file_size(pending_rows_path(output))))
+        self._is_resuming = mode is ExistingFileMode.RESUME and has_output
         try:
-            self.rows = self._make_row_file(output, ending)
+            self.rows = self._make_row_file(output, extension)
         except BaseException:
             self.__exit__()
             raise
-        self.before = self.rows.count
+        self.previous_rows = self.rows.count
         """Rows that an earlier run has written."""
 
     def __enter__(self) -> EmbedFiles:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._opened:
+        if self._is_open:
             self.rows.close()
         if self._run is not None:
             self._run.close()
 
     def check_settings(self, settings: EmbedSettings) -> None:
         """Raise InvalidRequest if the run to resume had other settings."""
-        if self._run is None or not self._going:
+        if self._run is None or not self._is_resuming:
             return
-        before = self._run.read_settings()
-        known = {name: value for name, value in _settings_json(settings).items() if not _is_set_on_load(name, settings)}
-        if changed := [name for name, value in known.items() if before.get(name) != value]:
+        saved_settings = self._run.read_settings()
+        current_settings = {
+            name: value for name, value in _settings_json(settings).items() if not _is_set_on_load(name, settings)
+        }
+        if changed_names := [name for name, value in current_settings.items() if saved_settings.get(name) != value]:
             raise InvalidRequest(
-                f"{self._output.name} was written with another {' and '.join(changed)}: use the same, or --force to "
-                "begin again"
+                f"{self._output.name} was written with another {' and '.join(changed_names)}: use the same, or --force "
+                "to begin again"
             )
         for entry in self._run.read_entries():
             self._digests |= enumerate(entry["digests"], int(entry["first"]))
 
-    def check_line(self, place: int, line: TextLine) -> None:
+    def check_line(self, row_index: int, line: TextLine) -> None:
         """Raise InvalidRequest if the text of an existing row has changed."""
-        if self._digests.get(place, line.digest) != line.digest:
+        if self._digests.get(row_index, line.digest) != line.digest:
             raise InvalidRequest(
-                f"the input has changed: row {place + 1} of {self._output.name} is of another text than line "
+                f"the input has changed: row {row_index + 1} of {self._output.name} is of another text than line "
                 f"{line.number} has now: use the same input, or --force to begin again"
             )
 
     def open(self, settings: EmbedSettings, dimensions: int) -> None:
         """Begin or resume the run."""
-        if self._going:
+        if self._is_resuming:
             self.check_settings(settings)
         self.open_rows(dimensions)
-        if self._run is not None and not self._going:
+        if self._run is not None and not self._is_resuming:
             self._run.start_run(_settings_json(settings))
 
     def open_rows(self, dimensions: int | None) -> None:
         """Open OUT without OUT.run. `dimensions` is the length of a vector; None: as its rows have."""
         self.rows.open(dimensions)
-        self._opened = True
+        self._is_open = True
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
         """Write rows, after the digests of their texts: rows without digests could not be checked by a later run."""
@@ -143,14 +147,18 @@ class EmbedFiles:
             self._run.append({"first": self.rows.count, "digests": [row.line.digest for row in rows]}, b"\n")
         self.rows.append(rows)
 
-    def _make_row_file(self, output: Path, ending: str) -> RowFile:
+    def _make_row_file(self, output: Path, extension: str) -> RowFile:
         """Return the row file for OUT's format."""
-        anew = not self._going
-        if not self.kept:
+        overwrite = not self._is_resuming
+        if not self.is_resumable:
             return RowStream(None if output == STDOUT else output)
-        if ending == ".npy":
-            return NpyRowFile(output, anew=anew)
-        return ParquetRowFile(output, anew=anew) if ending == ".parquet" else JsonlRowFile(output, anew=anew)
+        if extension == ".npy":
+            return NpyRowFile(output, overwrite=overwrite)
+        return (
+            ParquetRowFile(output, overwrite=overwrite)
+            if extension == ".parquet"
+            else JsonlRowFile(output, overwrite=overwrite)
+        )
 
 
 def _is_set_on_load(name: str, settings: EmbedSettings) -> bool:
@@ -161,5 +169,5 @@ def _is_set_on_load(name: str, settings: EmbedSettings) -> bool:
 def _settings_json(settings: EmbedSettings) -> dict[str, Any]:
     """Return the settings as JSON, with the adapter's full path."""
     adapter = settings.adapter
-    lasting = None if adapter is None else str(Path(os.path.expanduser(adapter)).resolve())
-    return asdict(replace(settings, adapter=lasting))
+    adapter_path = None if adapter is None else str(Path(os.path.expanduser(adapter)).resolve())
+    return asdict(replace(settings, adapter=adapter_path))

@@ -19,20 +19,20 @@ _KEPT = "what it holds stays, and --resume goes on"
 
 
 class JsonlRowFile:
-    """A JSONL file with one embedding record per line. An existing file is read on construction, unless `anew`, and
-    not changed before `open`.
+    """A JSONL file with one embedding record per line. An existing file is read on construction, unless `overwrite`,
+    and not changed before `open`.
 
     Lines at its end that are no whole records do not count: a process that is killed leaves them, or a machine without
     power. Raises InvalidRequest for such a line before a whole one.
     """
 
-    def __init__(self, path: Path, *, anew: bool = False, packed: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, packed: bool = False) -> None:
         self.count = 0
         self.failed = 0
         self._path = path
         self._packed = packed
         self._size = 0
-        if not anew and path.is_file():
+        if not overwrite and path.is_file():
             self._count_records()
 
     def open(self, dimensions: int | None) -> None:
@@ -47,9 +47,9 @@ class JsonlRowFile:
         """Write rows and flush them to the disk. Raises CortexError."""
         data = b"".join(to_json(row_record(row, packed=self._packed)).encode() + b"\n" for row in rows)
         try:
-            written = self._file.write(data)
-            while written < len(data):
-                written += self._file.write(data[written:])
+            written_bytes = self._file.write(data)
+            while written_bytes < len(data):
+                written_bytes += self._file.write(data[written_bytes:])
             os.fsync(self._file.fileno())
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -76,14 +76,16 @@ class JsonlRowFile:
 
     def _count_records(self) -> None:
         """Count the whole records of the existing file. Raises InvalidRequest for any other line before one."""
-        broken = 0
+        broken_line = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not (line.startswith(b'{"id": ') and line.endswith(b"}\n")):
-                    broken = broken or number
+                    broken_line = broken_line or number
                     continue
-                if broken:
-                    raise InvalidRequest(f"line {broken} of {self._path} is no record of embed: --force starts again")
+                if broken_line:
+                    raise InvalidRequest(
+                        f"line {broken_line} of {self._path} is no record of embed: --force starts again"
+                    )
                 self._size += len(line)
                 self.count += 1
                 self.failed += b'"embedding": ' not in line

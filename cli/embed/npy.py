@@ -25,12 +25,12 @@ class NpyRowFile:
     the end of a process, and is written again.
     """
 
-    def __init__(self, path: Path, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.count = 0
         self.failed = 0
         self._path = path
         self._dimensions: int | None = None
-        if not anew and path.is_file() and path.stat().st_size:
+        if not overwrite and path.is_file() and path.stat().st_size:
             self._read_existing()
 
     def open(self, dimensions: int | None) -> None:
@@ -53,13 +53,13 @@ class NpyRowFile:
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
         """Write rows and flush them to the disk. Raises CortexError."""
         assert self._dimensions is not None
-        nothing = np.full(self._dimensions, np.nan, "<f4")
-        data = memoryview(b"".join((nothing if r.vector is None else r.vector.astype("<f4")).tobytes() for r in rows))
-        place = self._end_offset
+        nan_row = np.full(self._dimensions, np.nan, "<f4")
+        data = memoryview(b"".join((nan_row if r.vector is None else r.vector.astype("<f4")).tobytes() for r in rows))
+        offset = self._end_offset
         try:
             while data:
-                written = os.pwrite(self._file, data, place)
-                data, place = data[written:], place + written
+                written_bytes = os.pwrite(self._file, data, offset)
+                data, offset = data[written_bytes:], offset + written_bytes
             os.fsync(self._file)
             self._write_header(self.count + len(rows))
         except OSError as error:
@@ -89,26 +89,26 @@ class NpyRowFile:
 
     def _read_existing(self) -> None:
         """Count the rows of the existing file. Raises InvalidRequest if embed did not write it."""
-        strange = InvalidRequest(f"{self._path} is no array that embed has begun: --force starts again")
+        format_error = InvalidRequest(f"{self._path} is no array that embed has begun: --force starts again")
         with self._path.open("rb") as file:
             head = file.read(HEADER_BYTES)
             try:
                 file.seek(len(_MAGIC))
                 shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
             except ValueError:
-                raise strange from None
+                raise format_error from None
             if len(shape) != 2 or not shape[1] or fortran or kind != np.dtype("<f4") or head != make_header(*shape):
-                raise strange
+                raise format_error
         self._dimensions = int(shape[1])
-        whole = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM_BYTES * self._dimensions)
-        self.count = min(int(shape[0]), whole)
+        complete_rows = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM_BYTES * self._dimensions)
+        self.count = min(int(shape[0]), complete_rows)
         if self.count:
-            there = np.memmap(self._path, "<f4", "r", HEADER_BYTES, (self.count, self._dimensions))
-            self.failed = int(np.isnan(there[:, 0]).sum())
+            vectors = np.memmap(self._path, "<f4", "r", HEADER_BYTES, (self.count, self._dimensions))
+            self.failed = int(np.isnan(vectors[:, 0]).sum())
 
 
 def make_header(rows: int, dimensions: int | None) -> bytes:
     """Return the .npy header of an array; it always has the same length."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {dimensions}), }}"
-    said = text.ljust(HEADER_BYTES - len(_MAGIC) - 3).encode() + b"\n"
-    return _MAGIC + len(said).to_bytes(2, "little") + said
+    header = text.ljust(HEADER_BYTES - len(_MAGIC) - 3).encode() + b"\n"
+    return _MAGIC + len(header).to_bytes(2, "little") + header

@@ -38,22 +38,20 @@ def require_pyarrow() -> None:
 
 
 class ParquetRowFile:
-    """A Parquet file with the columns id, embedding (a list of float32), prompt_tokens, truncated and error. Until it
-    is finished, its rows are in OUT.rows.
-    """
+    """A Parquet file of id, embedding (float32 list), prompt_tokens, truncated, error; in OUT.rows until finished."""
 
-    def __init__(self, path: Path, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         require_pyarrow()
         self._path = path
         self._finished = (
-            not anew and path.is_file() and path.stat().st_size > 0 and not pending_rows_path(path).exists()
+            not overwrite and path.is_file() and path.stat().st_size > 0 and not pending_rows_path(path).exists()
         )
         self._rows: JsonlRowFile | None = None
         self._dimensions: int | None = None
         if self._finished:
             self._count_rows()
         else:
-            self._rows = JsonlRowFile(pending_rows_path(path), anew=anew, packed=True)
+            self._rows = JsonlRowFile(pending_rows_path(path), overwrite=overwrite, packed=True)
 
     @property
     def count(self) -> int:
@@ -66,17 +64,13 @@ class ParquetRowFile:
         return self._finished_failed if self._rows is None else self._rows.failed
 
     def open(self, dimensions: int | None) -> None:
-        """Lock OUT.rows, create it if missing, and cut off an incomplete end; do nothing if the Parquet file is
-        finished. Raises CortexError.
-        """
+        """Unless finished, lock OUT.rows, create it if missing, and cut off an incomplete end. Raises CortexError."""
         self._dimensions = dimensions
         if self._rows is not None:
             self._rows.open(dimensions)
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
-        """Write rows to OUT.rows and flush them to the disk. Raises CortexError, InvalidRequest if the Parquet file is
-        finished.
-        """
+        """Write rows to OUT.rows and flush them to disk. Raises CortexError, InvalidRequest if the file is finished."""
         if self._rows is None:
             raise InvalidRequest(
                 f"{self._path} is finished, with {self.count:,} rows, and the input has more: a Parquet file cannot be "
@@ -138,10 +132,10 @@ def _write_parquet(file: Any, rows: JsonlRowFile, dimensions: int | None) -> Non
     records = rows.records()
     with parquet.ParquetWriter(file, schema) as writer:
         while group := list(itertools.islice(records, _ROWS_PER_GROUP)):
-            there = [_decode_vector(record.get("embedding")) for record in group]
+            embeddings = [_decode_vector(record.get("embedding")) for record in group]
             columns = [
                 [record["id"] if numbers else _encodable_text(record["id"]) for record in group],
-                there,
+                embeddings,
                 [record.get("prompt_tokens") for record in group],
                 [record.get("truncated", False) for record in group],
                 [record["error"]["message"] if "error" in record else None for record in group],

@@ -60,6 +60,6 @@ def row_record(row: EmbeddingRow, *, packed: bool) -> Body:
     """Return a row as JSON, without values that differ from run to run. `packed`: the vector is in base64."""
     if row.vector is None:
         return error_record(InvalidLine(row.line.number, row.line.id, LineStyle.SIMPLE, row.error), row.error, row.code)
-    said: Body = {"id": row.line.id, "embedding": encode_vector(row.vector, packed=packed)}
-    said["prompt_tokens"] = row.prompt_tokens
-    return {**said, "truncated": True} if row.truncated else said
+    record: Body = {"id": row.line.id, "embedding": encode_vector(row.vector, packed=packed)}
+    record["prompt_tokens"] = row.prompt_tokens
+    return {**record, "truncated": True} if row.truncated else record

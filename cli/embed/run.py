@@ -52,9 +52,7 @@ class EmbedRun:
         return time.monotonic() - self._started
 
     def run(self, lines: Iterable[TextLine | None]) -> None:
-        """Embed all lines. An interrupt keeps finished rows. Raises EngineClosed and HostLost, and what `append`
-        raises.
-        """
+        """Embed all lines. An interrupt keeps finished rows. Raises EngineClosed, HostLost and what `append` raises."""
         pending: deque[Future[list[EmbeddingRow]]] = deque()
         pool = ThreadPoolExecutor(CHUNKS_AT_ONCE, "cortexmlx-embed")
         try:
@@ -91,28 +89,28 @@ class EmbedRun:
     def _rows_of_chunk(self, chunk: Sequence[TextLine]) -> list[EmbeddingRow]:
         """Return the rows of a chunk, including those of unreadable lines."""
         texts = [(line, line.text) for line in chunk if line.text is not None]
-        computed = {row.line.number: row for row in self._compute_rows(texts)}
-        return [computed.get(line.number) or EmbeddingRow(line, None, error=line.error) for line in chunk]
+        rows_by_line = {row.line.number: row for row in self._compute_rows(texts)}
+        return [rows_by_line.get(line.number) or EmbeddingRow(line, None, error=line.error) for line in chunk]
 
     def _compute_rows(self, texts: Sequence[tuple[TextLine, TextOrTokens]]) -> list[EmbeddingRow]:
         """Compute the rows of texts. If the engine refuses one of them, the others are computed without it."""
         if not texts:
             return []
         try:
-            made = self._embed([text for _, text in texts])
+            embeddings = self._embed([text for _, text in texts])
         except (EngineClosed, HostLost):
             raise
         except CortexError as error:
             if len(texts) == 1:
                 code = INVALID_REQUEST if is_client_error(error) else type(error).__name__
-                said = str(error).replace("text 0 ", "the text ", 1).replace("`truncate`", "--truncate")
-                return [EmbeddingRow(texts[0][0], None, error=said, code=code)]
+                message = str(error).replace("text 0 ", "the text ", 1).replace("`truncate`", "--truncate")
+                return [EmbeddingRow(texts[0][0], None, error=message, code=code)]
             middle = len(texts) // 2
             return self._compute_rows(texts[:middle]) + self._compute_rows(texts[middle:])
-        counts = zip(made.prompt_tokens, made.cached_tokens, made.truncated, strict=True)
+        counts = zip(embeddings.prompt_tokens, embeddings.cached_tokens, embeddings.truncated, strict=True)
         return [
             EmbeddingRow(line, vector, *count)
-            for (line, _), vector, count in zip(texts, made.vectors, counts, strict=True)
+            for (line, _), vector, count in zip(texts, embeddings.vectors, counts, strict=True)
         ]
 
 

@@ -31,23 +31,23 @@ class TextLine:
 
 
 def read_texts(
-    lines: Iterable[bytes | None], jsonl: bool | None, vocab_size: int | None = None, *, prompted: bool = False
+    lines: Iterable[bytes | None], jsonl: bool | None, vocab_size: int | None = None, *, has_prompt: bool = False
 ) -> Iterator[TextLine | None]:
-    """Yield a text for each line that is not blank. None, for a line that has not arrived yet, is passed on. If they
-    are `prompted`, a prompt is put before each text, so token ids are refused.
+    """Yield a text for each line that is not blank. None, for a line that has not arrived yet, is passed on. With
+    `has_prompt`, a prompt is put before each text, so token ids are refused.
 
     With `jsonl` None, the first line decides: JSON begins with a brace. A line without a text is one with the reason.
     """
-    is_json, filled = detect_lines(lines, jsonl)
-    for number, line in filled:
-        yield None if line is None else _parse_line(number, line, is_json, vocab_size, prompted)
+    is_json, nonblank_lines = detect_lines(lines, jsonl)
+    for number, line in nonblank_lines:
+        yield None if line is None else _parse_line(number, line, is_json, vocab_size, has_prompt)
 
 
-def _parse_line(number: int, line: bytes, is_json: bool, vocab_size: int | None, prompted: bool) -> TextLine:
+def _parse_line(number: int, line: bytes, is_json: bool, vocab_size: int | None, has_prompt: bool) -> TextLine:
     """Parse a line as a text to embed, or note why it is none."""
     digest, identity = blake2b(line, digest_size=8).hexdigest(), number
     text: TextOrTokens | None = None
-    why = ""
+    reason = ""
     try:
         if not is_json:
             text = require_text(decode_line(line), "the line")
@@ -55,12 +55,12 @@ def _parse_line(number: int, line: bytes, is_json: bool, vocab_size: int | None,
             data = parse_object(line, _EXPECTED_FIELD)
             identity = read_line_id(data, number)  # type: ignore[assignment]
             read = _text_field(data, vocab_size)
-            if prompted and not isinstance(read, str):
+            if has_prompt and not isinstance(read, str):
                 raise InvalidRequest(f"--prompt {NO_PROMPT_FOR_TOKENS}")
             text = read
     except InvalidRequest as error:
-        why = str(error)
-    return TextLine(number, identity, text, why, digest)
+        reason = str(error)
+    return TextLine(number, identity, text, reason, digest)
 
 
 def _text_field(data: dict[str, object], vocab_size: int | None) -> TextOrTokens:

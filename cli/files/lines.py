@@ -16,11 +16,11 @@ def detect_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[boo
 
     Each line comes with its number, counted from 1. A None after the first line is passed on.
     """
-    filled = _nonblank_lines(lines)
-    number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
+    nonblank_lines = _nonblank_lines(lines)
+    number, first = next(((number, line) for number, line in nonblank_lines if line is not None), (0, None))
     if first is None:
         return False, iter(())
-    return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], filled)
+    return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], nonblank_lines)
 
 
 def _nonblank_lines(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
@@ -43,8 +43,8 @@ def decode_line(line: bytes) -> str:
         raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
 
 
-def parse_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[str, Any]:
-    """Parse a line as a JSON object. `wanted` names the fields that one should have. Raises InvalidRequest."""
+def parse_object(line: bytes, expected_fields: str = "`prompt` or `messages`") -> dict[str, Any]:
+    """Parse a line as a JSON object. `expected_fields` names the fields that one should have. Raises InvalidRequest."""
     try:
         data = json.loads(decode_line(line), object_pairs_hook=_reject_duplicates)
     except InvalidRequest:
@@ -54,7 +54,7 @@ def parse_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[st
     except RecursionError:
         raise InvalidRequest("not JSON that can be read: nested too deeply") from None
     if not isinstance(data, dict):
-        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with {wanted}")
+        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with {expected_fields}")
     return data
 
 

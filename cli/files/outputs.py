@@ -60,8 +60,8 @@ def rewrite_path(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def open_locked(path: Path, what: str = "batch") -> FileIO:
-    """Open a file to append to, locked against other runs of the kind that `what` names. Raises InvalidRequest if
+def open_locked(path: Path, run_kind: str = "batch") -> FileIO:
+    """Open a file to append to, locked against other runs of the kind that `run_kind` names. Raises InvalidRequest if
     another run writes the file, OSError if it cannot be opened.
     """
     file = FileIO(path, "ab")
@@ -71,22 +71,18 @@ def open_locked(path: Path, what: str = "batch") -> FileIO:
         file.close()
         if not isinstance(error, BlockingIOError):
             raise
-        raise InvalidRequest(f"another {what} is writing {path}: wait for it, or give another name") from None
+        raise InvalidRequest(f"another {run_kind} is writing {path}: wait for it, or give another name") from None
     return file
 
 
 def descriptor_of(path: Path) -> int | None:
-    """Return the descriptor of this process that a path such as `/dev/fd/3` names, open or not; None for any other
-    path.
-    """
-    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
-    return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
+    """Return the descriptor of this process that a path like `/dev/fd/3` names, open or not; None for other paths."""
+    match = _DESCRIPTOR.fullmatch(str(path.absolute()))
+    return None if match is None else int(match[2]) if match[2] else _STANDARD.index(match[1])
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether a path is a regular file or does not exist yet. False for stdout and for a path that names an open
-    descriptor of this process.
-    """
+    """Return whether a path is a regular file or does not exist yet; False for stdout and the process's descriptors."""
     if path == STDOUT or descriptor_of(path) is not None:
         return False
     return path.is_file() or not path.exists()
@@ -97,72 +93,70 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if is_regular(path) and path.is_file() else 0
 
 
-def check_output(path: Path, option: str, source: str, mode: ExistingFileMode, what: str = "batch") -> None:
+def check_output(path: Path, option: str, source: str, mode: ExistingFileMode, run_kind: str = "batch") -> None:
     """Check an output file before a model is loaded. Raises InvalidRequest with the next step."""
     target = Path(os.path.realpath(path))
     try:
-        there = path.stat()
+        file_stat = path.stat()
     except FileNotFoundError:
-        there = None
+        file_stat = None
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}: give {option} another name") from None
-    if there is not None and stat.S_ISDIR(there.st_mode):
+    if file_stat is not None and stat.S_ISDIR(file_stat.st_mode):
         raise InvalidRequest(f"{path} is a folder: give {option} a file")
-    if there is None and descriptor_of(path) is not None:
+    if file_stat is None and descriptor_of(path) is not None:
         raise InvalidRequest(f"{path} is not open: give {option} another name")
-    if there is None and not target.parent.is_dir():
+    if file_stat is None and not target.parent.is_dir():
         raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
-    if there is not None and Path(source).exists() and path.samefile(source):
+    if file_stat is not None and Path(source).exists() and path.samefile(source):
         raise InvalidRequest(f"{source} is both input and output: give {option} another name")
-    if not os.access(path if there is not None else target.parent, os.W_OK):
+    if not os.access(path if file_stat is not None else target.parent, os.W_OK):
         raise InvalidRequest(f"{path} may not be written: give {option} another name")
-    if there is not None and is_regular(path):
-        open_locked(path, what).close()
+    if file_stat is not None and is_regular(path):
+        open_locked(path, run_kind).close()
     if mode is ExistingFileMode.NEW and file_size(path):
         raise InvalidRequest(
             f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
         )
 
 
-def check_side_files(output: Path, own: Iterable[Path], others: Iterable[Path | None], what: str = "batch") -> None:
-    """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the `others`
-    that the user named, or another program's file.
+def check_side_files(
+    output: Path, side_files: Iterable[Path], other_files: Iterable[Path | None], run_kind: str = "batch"
+) -> None:
+    """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the
+    `other_files` that the user named, or another program's file.
     """
-    named = [other for other in others if other is not None]
-    for each in own:
-        for other in named:
+    named_files = [named_file for named_file in other_files if named_file is not None]
+    for each in side_files:
+        for other in named_files:
             if os.path.realpath(other) == str(each):
-                raise InvalidRequest(f"{other} is what a {what} to {output} keeps for itself: give -o another name")
+                raise InvalidRequest(f"{other} is what a {run_kind} to {output} keeps for itself: give -o another name")
         if each.is_file() and not _is_record_file(each):
             raise InvalidRequest(
-                f"{each} is none of a {what}'s, and one to {output} writes over it: give -o another name"
+                f"{each} is none of a {run_kind}'s, and one to {output} writes over it: give -o another name"
             )
 
 
 def _is_record_file(path: Path) -> bool:
-    """Return whether a file is empty or begins with a JSON object. Zero bytes, as after a power failure, count as
-    empty.
-    """
+    """Return whether a file is empty or begins with a JSON object. Zero bytes, as after power loss, count as empty."""
     with path.open("rb") as file:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
-def check_extension(path: Path, option: str, mode: ExistingFileMode, what: str = "batch") -> None:
-    """Raise InvalidRequest for a file name with the extension of another format. A file with such a name can be
-    resumed, since an earlier version may have begun it.
-    """
-    ending = path.suffix.lower()
+def check_extension(path: Path, option: str, mode: ExistingFileMode, run_kind: str = "batch") -> None:
+    """Raise InvalidRequest for another format's extension, except to resume what an earlier version may have begun."""
+    extension = path.suffix.lower()
     if (
         is_regular(path)
-        and ending in _OTHER_FORMS
+        and extension in _OTHER_FORMS
         and not (mode in (ExistingFileMode.RESUME, ExistingFileMode.RETRY) and path.exists())
     ):
         raise InvalidRequest(
-            f"{what} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
+            f"{run_kind} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[extension]}: "
             f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 
 
-def write_error(name: str, error: OSError, then: str) -> CortexError:
-    """Return the error for a file that cannot be written. `then` says what remains of it."""
-    return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")
+def write_error(name: str, error: OSError, file_state: str) -> CortexError:
+    """Return the error for a file that cannot be written. `file_state` says what remains of it."""
+    return CortexError(f"{name} cannot be written: {error.strerror or error}; {file_state}")

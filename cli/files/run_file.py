@@ -20,32 +20,32 @@ def run_path(output: Path) -> Path:
 
 
 class LockedRunFile:
-    """OUT.run, locked by one run at a time. Its first line has the run's settings. `what` names the kind of run in
+    """OUT.run, locked by one run at a time. Its first line has the run's settings. `run_kind` names the kind of run in
     messages. Raises CortexError if it cannot be written, InvalidRequest if another run has locked it.
     """
 
-    def __init__(self, output: Path, what: str) -> None:
+    def __init__(self, output: Path, run_kind: str) -> None:
         self.path = run_path(output)
         self._output = output
         try:
             self._file = self.path.open("a+b", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidRequest(f"another {what} is writing {output}: wait for it, or give -o another name") from None
+            raise InvalidRequest(
+                f"another {run_kind} is writing {output}: wait for it, or give -o another name"
+            ) from None
         except OSError as error:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
     def read_settings(self) -> dict[str, Any]:
-        """Return the settings of the run, with its start time as `created`, in seconds since 1970. Raises
-        InvalidRequest if they cannot be read.
-        """
+        """Return the run's settings, with its start as `created` (Unix time). Raises InvalidRequest if unreadable."""
         self._file.seek(0)
         try:
-            before = json.loads(self._file.readline())
-            before["created"] = int(before["created"])
+            settings = json.loads(self._file.readline())
+            settings["created"] = int(settings["created"])
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise self.unreadable_error() from None
-        return dict(before)
+        return dict(settings)
 
     def unreadable_error(self) -> InvalidRequest:
         """Return the error for a run whose settings cannot be read."""
@@ -55,10 +55,10 @@ class LockedRunFile:
 
     def start_run(self, settings: Mapping[str, Any]) -> int:
         """Begin a new run and save its settings. Return its start time, in seconds since 1970."""
-        created = int(time.time())
+        start_time = int(time.time())
         self._file.truncate(0)
-        self.append({**settings, "created": created})
-        return created
+        self.append({**settings, "created": start_time})
+        return start_time
 
     def read_entries(self) -> Iterator[Any]:
         """Yield the JSON values that were appended after the settings. An incomplete line is left out."""
@@ -69,9 +69,9 @@ class LockedRunFile:
             except ValueError:
                 continue
 
-    def append(self, values: Mapping[str, Any], before: bytes = b"") -> None:
-        """Append a JSON value as a line, after the bytes `before`. Raises CortexError if that fails."""
-        data = memoryview(before + json.dumps(values).encode() + b"\n")
+    def append(self, values: Mapping[str, Any], prefix: bytes = b"") -> None:
+        """Append a JSON value as a line, after the bytes `prefix`. Raises CortexError if that fails."""
+        data = memoryview(prefix + json.dumps(values).encode() + b"\n")
         try:
             while data:
                 data = data[self._file.write(data) :]

@@ -30,9 +30,9 @@ class InputKind:
     """What a command's input lines are, in words for messages."""
 
     command: str
-    json: str
+    json_item: str
     """What a line of JSON is."""
-    plain: str
+    plain_item: str
     """What a plain line is."""
 
 
@@ -65,21 +65,23 @@ _SILENCE_SECONDS = 1.0
 
 
 @contextmanager
-def open_lines(source: str, input_format: InputFormat, reads: InputKind = BATCH) -> Iterator[Iterable[bytes | None]]:
+def open_lines(
+    source: str, input_format: InputFormat, input_kind: InputKind = BATCH
+) -> Iterator[Iterable[bytes | None]]:
     """Open the input and yield its lines as bytes. None stands for a line that a pipe does not have yet.
 
     Raises InvalidRequest for a file that is no list of requests, OSError for one that cannot be opened.
     """
     if source == STDIN:
-        yield _pipe_lines(sys.stdin.buffer, source, input_format, reads)
+        yield _pipe_lines(sys.stdin.buffer, source, input_format, input_kind)
         return
     with _open_file(Path(source)) as file:
         if Path(source).is_file():
-            _reject_other_formats(source, file.read(_HEAD_BYTES), input_format, reads)
+            _reject_other_formats(source, file.read(_HEAD_BYTES), input_format, input_kind)
             file.seek(0)
             yield file
         else:
-            yield _pipe_lines(file, source, input_format, reads)
+            yield _pipe_lines(file, source, input_format, input_kind)
 
 
 def _open_file(path: Path) -> BinaryIO:
@@ -96,7 +98,7 @@ def _open_file(path: Path) -> BinaryIO:
 
 
 def _pipe_lines(
-    file: BinaryIO, source: str, input_format: InputFormat, reads: InputKind = BATCH
+    file: BinaryIO, source: str, input_format: InputFormat, input_kind: InputKind = BATCH
 ) -> Iterator[bytes | None]:
     """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from
     the pipe.
@@ -108,8 +110,8 @@ def _pipe_lines(
     except OSError:  # an object that stands in for stdin
         yield from file
         return
-    begun: list[bytes] = []
-    first = True
+    line_parts: list[bytes] = []
+    is_first = True
     while True:
         if not select.select([descriptor], [], [], _PATIENCE_SECONDS)[0]:
             yield None
@@ -117,15 +119,15 @@ def _pipe_lines(
         data = os.read(descriptor, _HEAD_BYTES)
         if not data:
             break
-        if first:
-            _reject_other_formats(source, data, input_format, reads)
-            first = False
+        if is_first:
+            _reject_other_formats(source, data, input_format, input_kind)
+            is_first = False
         *lines, rest = data.split(b"\n")
         for line in lines:
-            yield b"".join([*begun, line])
-            begun = []
-        begun.append(rest)
-    yield b"".join(begun)
+            yield b"".join([*line_parts, line])
+            line_parts = []
+        line_parts.append(rest)
+    yield b"".join(line_parts)
 
 
 def is_jsonl(source: str, input_format: InputFormat) -> bool | None:
@@ -146,36 +148,42 @@ def open_ahead(source: str) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, reads: InputKind) -> None:
-    """Raise InvalidRequest if the first bytes or the name of the input show that it is neither JSONL nor plain lines.
-    The message says how to convert it, if possible.
-    """
-    again = f"cortexmlx {reads.command} ... -"
+def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, input_kind: InputKind) -> None:
+    """Raise InvalidRequest if name or first bytes show another format than JSONL or lines; say how to convert it."""
+    retry_command = f"cortexmlx {input_kind.command} ... -"
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
     for magic, unpack in _COMPRESSED.items():
         if head.startswith(magic):
-            raise InvalidRequest(f"{name} is compressed: {unpack}{file} | {again}")
+            raise InvalidRequest(f"{name} is compressed: {unpack}{file} | {retry_command}")
     for mark, encoding in _WIDE_ENCODINGS.items():
         if head.startswith(mark):
             convert = f"iconv -f {encoding} -t UTF-8{file}"
-            raise InvalidRequest(f"{name} is {encoding}, and {reads.command} reads UTF-8: {convert} | {again}")
+            raise InvalidRequest(
+                f"{name} is {encoding}, and {input_kind.command} reads UTF-8: {convert} | {retry_command}"
+            )
     if head.startswith(_BINARY) or b"\0" in head:
-        raise InvalidRequest(f"{name} is no text: {reads.command} reads JSONL or plain lines, in UTF-8")
+        raise InvalidRequest(f"{name} is no text: {input_kind.command} reads JSONL or plain lines, in UTF-8")
     if input_format is not InputFormat.auto:
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHER_FORMATS.get(suffix)) is not None:
-        how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE and reads is BATCH else ""
+        conversion_hint = (
+            f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE and input_kind is BATCH else ""
+        )
         raise InvalidRequest(
-            f"{name} is {kind}: {reads.command} reads JSONL, {reads.json} a line, or plain lines, {reads.plain} a "
-            f"line. With --format lines every line of it is {reads.plain}, the first one too{how}"
+            f"{name} is {kind}: {input_kind.command} reads JSONL, {input_kind.json_item} a line, or plain lines, "
+            f"{input_kind.plain_item} a line. With --format lines every line of it is {input_kind.plain_item}, the "
+            f"first one too{conversion_hint}"
         )
     first, newline, _ = head.lstrip(_BLANK).partition(b"\n")
     first = first.strip()
     if (first in (b"{", b"[") and newline) or (first.startswith(b"[") and suffix in _JSON):
-        what = ".[]" if first != b"{" else "."
+        jq_filter = ".[]" if first != b"{" else "."
         raise InvalidRequest(
-            f"{name} is one JSON value, but must have {reads.json} on each line: jq -c '{what}'{file} | {again}"
+            f"{name} is one JSON value, but must have {input_kind.json_item} on each line: jq -c '{jq_filter}'{file} | "
+            f"{retry_command}"
         )
     if first and suffix in _JSON and not any(line.lstrip(_BLANK).startswith(b"{") for line in head.splitlines()):
-        raise InvalidRequest(f"{name} has no JSON object: --format lines reads each line of it as {reads.plain}")
+        raise InvalidRequest(
+            f"{name} has no JSON object: --format lines reads each line of it as {input_kind.plain_item}"
+        )

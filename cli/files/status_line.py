@@ -22,14 +22,14 @@ class StatusLine:
     """
 
     def __init__(self, line: Callable[[], str], *, live: bool) -> None:
-        self._shown = line
+        self._format_line = line
         self._status: Any = None
         if console.is_terminal(sys.stderr) and (live or not sys.stdout.isatty()):
             from rich.status import Status
 
             self._status = Status("starting", console=console.stderr())
-        self._every = LIVE_SECONDS if self._status else LOG_SECONDS
-        self._over = threading.Event()
+        self._interval = LIVE_SECONDS if self._status else LOG_SECONDS
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="cortexmlx-progress", daemon=True)
 
     def __enter__(self) -> Self:
@@ -39,7 +39,7 @@ class StatusLine:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
         if self._status:
             self._status.stop()
@@ -48,9 +48,9 @@ class StatusLine:
         """Show the status again and again until the context ends."""
         from rich.text import Text
 
-        while not self._over.wait(self._every):
+        while not self._stop_event.wait(self._interval):
             try:
-                line = self._shown()
+                line = self._format_line()
             except CortexError:  # the engine has ended; the run reports it
                 return
             if self._status:

@@ -47,8 +47,8 @@ def _open_stream(path: Path) -> TextIO:
 
     A path that names an open descriptor is written from the descriptor's position on.
     """
-    if (known := descriptor_of(path)) is not None:
-        return os.fdopen(os.dup(known), "w", encoding="utf-8")
+    if (open_descriptor := descriptor_of(path)) is not None:
+        return os.fdopen(os.dup(open_descriptor), "w", encoding="utf-8")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK)

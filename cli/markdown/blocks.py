@@ -59,31 +59,29 @@ def _last_link_end(text: str) -> int:
 
 
 def _limit_to_last_link(rule: RuleFuncInlineType) -> RuleFuncInlineType:
-    """Return a link rule that runs only before the text's last link end. Otherwise it would read the rest of the text
-    after each of a thousand `[`.
-    """
+    """Return a link rule that stops at the last link end. Else each of a thousand `[` would read all text after it."""
     return lambda state, silent: state.pos < _last_link_end(state.src) and rule(state, silent)
 
 
 def _keep_surplus_cells(state: StateCore) -> None:
-    """Append the cells beyond a table's last column, as after a | in code, to its last cell. The parser would drop
-    them.
-    """
+    """Append cells beyond a table's last column, as after a | in code, to its last cell: the parser would drop them."""
     lines = state.src.split("\n")
     row, cells = "", list[Token]()
-    for before, token in pairwise(state.tokens):
+    for previous_token, token in pairwise(state.tokens):
         if token.type == "tr_open" and token.map:
             row, cells = lines[token.map[0]], []
-        elif before.type == "td_open":
+        elif previous_token.type == "td_open":
             cells.append(token)
         elif token.type == "tr_close" and cells:
-            found = [cell.strip() for cell in escapedSplit(row.strip())]
-            known = [cell.content for cell in cells]
-            for begin in (0, 1):  # a | or the mark of a quote may stand before the first
-                part = found[begin : begin + len(known)]
-                if part[1:] == known[1:] and part and part[0].endswith(known[0]) and (begin or part[0]):
-                    more = found[begin + len(known) :]
-                    cells[-1].content = " | ".join([known[-1], *(more if any(more) else ())]).removesuffix(" | ")
+            source_cells = [cell.strip() for cell in escapedSplit(row.strip())]
+            cell_texts = [cell.content for cell in cells]
+            for offset in (0, 1):  # a | or the mark of a quote may stand before the first
+                part = source_cells[offset : offset + len(cell_texts)]
+                if part[1:] == cell_texts[1:] and part and part[0].endswith(cell_texts[0]) and (offset or part[0]):
+                    surplus_cells = source_cells[offset + len(cell_texts) :]
+                    cells[-1].content = " | ".join(
+                        [cell_texts[-1], *(surplus_cells if any(surplus_cells) else ())]
+                    ).removesuffix(" | ")
                     break
 
 
@@ -95,9 +93,13 @@ def parser() -> MarkdownIt:
     would change a line that is printed already. A character after a backslash is a token of its own.
     """
     dialect = ChatMarkdown("commonmark", {"html": False, "maxNesting": 100}).enable(["table", "strikethrough"])
-    ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
-    dialect.block.ruler.at("blockquote", _limit_nesting(blockquote), {"alt": [*ends, "list"]})
-    dialect.block.ruler.at("list", _limit_nesting(list_block), {"alt": ends})
+    interrupted_rules = [
+        "paragraph",
+        "reference",
+        "blockquote",
+    ]  # what these rules may interrupt, as in markdown-it's own table
+    dialect.block.ruler.at("blockquote", _limit_nesting(blockquote), {"alt": [*interrupted_rules, "list"]})
+    dialect.block.ruler.at("list", _limit_nesting(list_block), {"alt": interrupted_rules})
     dialect.inline.ruler.at("link", _limit_to_last_link(link))
     dialect.inline.ruler.at("image", _limit_to_last_link(image))
     dialect.core.ruler.after("block", "surplus", _keep_surplus_cells)
@@ -116,7 +118,7 @@ class MarkdownBlock:
 
 def parse_blocks(text: str) -> list[MarkdownBlock]:
     """Parse `text` into its top-level blocks. Each item of a list is a block."""
-    found: list[MarkdownBlock] = []
+    blocks: list[MarkdownBlock] = []
     start, level = 0, 0
     tokens = parser().parse(text)
     for index, token in enumerate(tokens):
@@ -125,9 +127,9 @@ def parse_blocks(text: str) -> list[MarkdownBlock]:
         elif token.level == 0 and token.type in ("bullet_list_close", "ordered_list_close"):
             level, start = 0, index + 1
         elif token.level == level and token.nesting <= 0:
-            found.append(_make_block(tokens[start : index + 1]))
+            blocks.append(_make_block(tokens[start : index + 1]))
             start = index + 1
-    return found
+    return blocks
 
 
 def _make_block(tokens: Sequence[Token]) -> MarkdownBlock:
@@ -143,7 +145,7 @@ def stable_prefix(text: str) -> str:
 
 def lines_length(text: str, count: int) -> int:
     """Return the length in characters of the first `count` lines."""
-    at = 0
+    position = 0
     for _ in range(count):
-        at = text.index("\n", at) + 1
-    return at
+        position = text.index("\n", position) + 1
+    return position

@@ -27,7 +27,7 @@ class Highlighter:
 
     def __init__(self, language: str) -> None:
         self._lexer = _find_lexer(language)
-        self._before = ""
+        self._preceding_code = ""
         self._inside = False
 
     def highlight_line(self, text: str) -> Text:
@@ -35,18 +35,18 @@ class Highlighter:
         if self._lexer is None:
             return Text(text)
         if not text.strip():
-            self._before = self._before + "\n" if self._inside else ""
+            self._preceding_code = self._preceding_code + "\n" if self._inside else ""
             return Text(text)
-        coloured, begin, end = Text(), len(self._before), len(self._before) + len(text)
+        coloured_text, begin, end = Text(), len(self._preceding_code), len(self._preceding_code) + len(text)
         kind: tuple[str, ...] = ()
-        for index, kind, value in self._lexer.get_tokens_unprocessed(self._before + text + PROBE):
+        for index, kind, value in self._lexer.get_tokens_unprocessed(self._preceding_code + text + PROBE):
             if index < end and index + len(value) > begin:
-                coloured.append(value[max(begin - index, 0) : end - index], token_style(kind))
+                coloured_text.append(value[max(begin - index, 0) : end - index], token_style(kind))
             if index + len(value) > end + 2:
                 break
         self._inside = kind[:1] == ("Comment",) or kind[:2] == ("Literal", "String")
-        self._before = ("" if end > MAX_LINE_LENGTH else self._before) + text + "\n"
-        return coloured if coloured.plain == text else Text(text)
+        self._preceding_code = ("" if end > MAX_LINE_LENGTH else self._preceding_code) + text + "\n"
+        return coloured_text if coloured_text.plain == text else Text(text)
 
 
 @lru_cache(maxsize=256)

@@ -65,13 +65,13 @@ class WrappedLine:
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
         """Return the line from position `start` on, in rows of `width` cells. A line without words is one row."""
-        room = max(width - self.rest_prefix.cell_len, MIN_WIDTH)
-        made = []
-        for begin, end, next_begin in wrap_words(self.text.plain, start, room):
-            made.append(
+        max_width = max(width - self.rest_prefix.cell_len, MIN_WIDTH)
+        rows = []
+        for begin, end, next_begin in wrap_words(self.text.plain, start, max_width):
+            rows.append(
                 ScreenRow((self.rest_prefix if begin else self.first_prefix) + self.text[begin:end], next_begin)
             )
-        return made or ([ScreenRow(_without_trailing_blanks(self.first_prefix), 0)] if not self.size else [])
+        return rows or ([ScreenRow(_without_trailing_blanks(self.first_prefix), 0)] if not self.size else [])
 
 
 @dataclass(frozen=True)
@@ -91,43 +91,41 @@ class VerbatimLine:
         return [] if start else [ScreenRow(self.text, 1)]
 
 
-def wrap_words(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
-    """Wrap `plain` from position `start` on at words: return where each row begins and ends, and where the next
-    begins.
-    """
-    found: list[tuple[int, int, int]] = []
-    begin, end, used = start, start, 0
-    for word in _WORD.finditer(plain, start):
-        if word[0][0] == " ":
+def wrap_words(text: str, start: int, width: int) -> list[tuple[int, int, int]]:
+    """Wrap `text` from `start` on at words: return where each row begins and ends, and where the next begins."""
+    row_spans: list[tuple[int, int, int]] = []
+    begin, end, used_cells = start, start, 0
+    for match in _WORD.finditer(text, start):
+        if match[0][0] == " ":
             if end == begin:  # no blank begins a row
-                begin = end = word.end()
+                begin = end = match.end()
             else:
-                used += word.end() - word.start()
+                used_cells += match.end() - match.start()
             continue
-        cells = cell_len(word[0])
-        if used + cells > width and end > begin:
-            found.append((begin, end, word.start()))
-            begin, used = word.start(), 0
-        end = word.end()
+        cells = cell_len(match[0])
+        if used_cells + cells > width and end > begin:
+            row_spans.append((begin, end, match.start()))
+            begin, used_cells = match.start(), 0
+        end = match.end()
         if cells > width:
-            at = begin
-            *whole, last = chop_cells(word[0], width)
-            for piece in whole:
-                found.append((at, at + len(piece), at + len(piece)))
-                at += len(piece)
-            begin, cells = at, cell_len(last)
-        used += cells
+            position = begin
+            *full_chunks, last = chop_cells(match[0], width)
+            for chunk in full_chunks:
+                row_spans.append((position, position + len(chunk), position + len(chunk)))
+                position += len(chunk)
+            begin, cells = position, cell_len(last)
+        used_cells += cells
     if end > begin:
-        found.append((begin, end, len(plain)))
-    return found
+        row_spans.append((begin, end, len(text)))
+    return row_spans
 
 
 def fold_rows(text: Text, width: int) -> list[Text]:
     """Return a line in rows of `width` cells, as a terminal wraps it, in the middle of words."""
-    rows, at = [], 0
-    for piece in chop_cells(text.plain, width):
-        rows.append(text[at : at + len(piece)])
-        at += len(piece)
+    rows, position = [], 0
+    for chunk in chop_cells(text.plain, width):
+        rows.append(text[position : position + len(chunk)])
+        position += len(chunk)
     return rows or [text]
 
 

@@ -34,10 +34,10 @@ class InlineLine:
     address.
     """
 
-    def append(self, words: str, style: Style, *, signs: bool = False) -> None:
-        """Append `words`. `signs` says whether they may be markup."""
-        self.text.append(words, style)
-        self.shape += words if signs else "x" * len(words)
+    def append(self, text: str, style: Style, *, signs: bool = False) -> None:
+        """Append `text`. `signs` says whether they may be markup."""
+        self.text.append(text, style)
+        self.shape += text if signs else "x" * len(text)
 
 
 def render_block(tokens: Sequence[Token], table: PrintedTable | None = None) -> list[LogicalLine]:
@@ -49,7 +49,7 @@ def render_block(tokens: Sequence[Token], table: PrintedTable | None = None) -> 
 class _BlockRenderer:
     """Renders the tokens of one block as logical lines."""
 
-    printed: PrintedTable | None
+    printed_table: PrintedTable | None
     lines: list[LogicalLine] = field(default_factory=list)
     prefixes: list[tuple[Text, Text]] = field(default_factory=list)
     """The prefixes of the open items and quotes: each for the first row and for those that follow."""
@@ -59,17 +59,17 @@ class _BlockRenderer:
     heading: Style | None = None
 
     def render(self, tokens: Sequence[Token]) -> list[LogicalLine]:
-        at = 0
-        while at < len(tokens):
-            token = tokens[at]
+        index = 0
+        while index < len(tokens):
+            token = tokens[index]
             if token.type == "table_open":
-                close = next(n for n in range(at, len(tokens)) if tokens[n].type == "table_close")
+                close = next(n for n in range(index, len(tokens)) if tokens[n].type == "table_close")
                 self._separate_block(token)
-                self._add_table(tokens[at : close + 1], last=all(t.nesting < 0 for t in tokens[close:]))
-                at = close
+                self._add_table(tokens[index : close + 1], last=all(t.nesting < 0 for t in tokens[close:]))
+                index = close
             else:
                 self._render_token(token)
-            at += 1
+            index += 1
         return self.lines
 
     def _render_token(self, token: Token) -> None:
@@ -108,8 +108,8 @@ class _BlockRenderer:
             self._add_line(Text(RULE, styles.FAINT))
         elif token.type != "paragraph_open":
             self._flush_item_mark()
-            words = token.info.split() if token.type == "fence" else []
-            colours = Highlighter(words[0] if words else "")
+            info_words = token.info.split() if token.type == "fence" else []
+            colours = Highlighter(info_words[0] if info_words else "")
             lines = token.content.split("\n")
             self.lines += [
                 VerbatimLine(self.group, colours.highlight_line(line))
@@ -117,9 +117,7 @@ class _BlockRenderer:
             ]
 
     def _flush_item_mark(self) -> None:
-        """Put an item's mark on a line of its own if the item begins with code or a table, which start at the left
-        edge.
-        """
+        """Put an item's mark on its own line if the item begins with code or a table, which start at the left edge."""
         if self.is_item_start and any(first.plain != rest.plain for first, rest in self.prefixes):
             self._add_line(Text())
         self.is_item_start = False
@@ -152,11 +150,13 @@ class _BlockRenderer:
                     alignments.append(str(token.attrs.get("style", "")).removeprefix("text-align:"))
         self._flush_item_mark()
         natural = tuple(max(row[n].cell_len for row in rows) for n in range(len(rows[0])))
-        printed = self.printed if last else None
-        widths, gone = (natural, 0) if printed is None else (printed.widths, printed.dropped_rows)
+        printed_table = self.printed_table if last else None
+        widths, dropped_rows = (
+            (natural, 0) if printed_table is None else (printed_table.widths, printed_table.dropped_rows)
+        )
         for number, row in enumerate(rows):
-            at = number + gone if number else 0
-            self.lines.append(TableRow(self.group, at, row, rows[0], tuple(alignments), widths))
+            row_number = number + dropped_rows if number else 0
+            self.lines.append(TableRow(self.group, row_number, row, rows[0], tuple(alignments), widths))
 
 
 def render_inline(tokens: Sequence[Token]) -> list[InlineLine]:
@@ -191,14 +191,14 @@ def render_inline(tokens: Sequence[Token]) -> list[InlineLine]:
     return lines
 
 
-def _keep_markup_open(lines: Sequence[InlineLine], number: int, begin: int) -> None:
+def _keep_markup_open(lines: Sequence[InlineLine], number: int, position: int) -> None:
     """Treat emphasis or a link as unfinished if it ended after the start of markup that binds tighter.
 
-    If that sign finds its end, there is no such emphasis or link. So its beginning, at `begin` of line `number`, stays
-    as open as the sign.
+    If that sign finds its end, there is no such emphasis or link. So its beginning, at `position` of line `number`,
+    stays as open as the sign.
     """
-    for line, at in ((line, begin if line is lines[number] else 0) for line in lines[number:]):
-        if any(mark[0] in TIGHTER_MARKUP for mark in OPEN_MARKUP.finditer(line.shape, at)):
+    for line, start in ((line, position if line is lines[number] else 0) for line in lines[number:]):
+        if any(mark[0] in TIGHTER_MARKUP for mark in OPEN_MARKUP.finditer(line.shape, start)):
             shape = lines[number].shape
-            lines[number].shape = f"{shape[:begin]}`{shape[begin + 1 :]}"
+            lines[number].shape = f"{shape[:position]}`{shape[position + 1 :]}"
             return

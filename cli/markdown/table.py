@@ -51,12 +51,14 @@ class TableRow:
         """Return the row's lines on the screen, with a rule below the heading."""
         if start:
             return []
-        room = width - len(COLUMN_SEPARATOR) * (len(self.headings) - 1)
-        if room < MIN_COLUMN_WIDTH * len(self.headings):
+        max_width = width - len(COLUMN_SEPARATOR) * (len(self.headings) - 1)
+        if max_width < MIN_COLUMN_WIDTH * len(self.headings):
             return [ScreenRow(text, 1) for text in self._list_lines(width)]
-        words = (max(map(cell_len, cell.plain.split()), default=0) for cell in self.cells)
+        word_widths = (max(map(cell_len, cell.plain.split()), default=0) for cell in self.cells)
         # A word that is wider than its printed column sticks out, so that it is not broken.
-        widths = fit_widths(tuple(max(wish, word) for wish, word in zip(self.widths, words, strict=True)), room)
+        widths = fit_widths(
+            tuple(max(wish, word_width) for wish, word_width in zip(self.widths, word_widths, strict=True)), max_width
+        )
         texts = self._column_lines(widths)
         if not self.number:
             for text in texts:
@@ -70,12 +72,16 @@ class TableRow:
         for cell, width in zip(self.cells, widths, strict=True):
             columns.append([cell[begin:end] for begin, end, _ in wrap_words(cell.plain, 0, width)])
         texts = []
-        for at in range(max(1, *map(len, columns))):
+        for line_index in range(max(1, *map(len, columns))):
             row = Text()
             for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
                 if number:
                     row.append(COLUMN_SEPARATOR, FAINT)
-                row.append_text(_align_cell(column[at] if at < len(column) else Text(), width, self.alignments[number]))
+                row.append_text(
+                    _align_cell(
+                        column[line_index] if line_index < len(column) else Text(), width, self.alignments[number]
+                    )
+                )
             row.rstrip()
             texts.append(row)
         return texts
@@ -91,17 +97,17 @@ class TableRow:
         return texts
 
 
-def fit_widths(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """Return column widths of at most `room` in all. The widest columns shrink first."""
+def fit_widths(wishes: tuple[int, ...], max_width: int) -> tuple[int, ...]:
+    """Return column widths of at most `max_width` in all. The widest columns shrink first."""
     low, high = 1, max(wishes, default=1)
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(min(wish, middle) for wish in wishes) <= room:
+        if sum(min(wish, middle) for wish in wishes) <= max_width:
             low = middle
         else:
             high = middle - 1
     widths = [min(wish, low) for wish in wishes]
-    spare = room - sum(widths)
+    spare = max_width - sum(widths)
     for number, wish in enumerate(wishes):
         if widths[number] < wish and spare > 0:
             widths[number] += 1
@@ -112,8 +118,8 @@ def fit_widths(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
 def _align_cell(text: Text, width: int, alignment: str) -> Text:
     """Return a cell's text padded to its column's width."""
     text = text.copy()
-    free = max(width - text.cell_len, 0)
-    left = free if alignment == "right" else free // 2 if alignment == "center" else 0
-    text.pad_left(left)
-    text.pad_right(free - left)
+    padding = max(width - text.cell_len, 0)
+    left_padding = padding if alignment == "right" else padding // 2 if alignment == "center" else 0
+    text.pad_left(left_padding)
+    text.pad_right(padding - left_padding)
     return text

@@ -37,9 +37,9 @@ _WAY_TEXTS = {
 
 def plan_text(plan: MemoryPlan, runs: Sequence[RunFigures] = (), spread: DistributedFigures | None = None) -> str:
     """Return the whole plan as text, at most 80 columns wide for ordinary models."""
-    here = _machine_lines(plan.here, plan.model.context_length)
+    machine_lines = _machine_lines(plan.here, plan.model.context_length)
     hosts = () if spread is None else _host_lines(spread, machine_phrase(not plan.here.assumed))
-    return "\n".join([*_model_lines(plan.model), "", *here, *_run_lines(runs), *hosts])
+    return "\n".join([*_model_lines(plan.model), "", *machine_lines, *_run_lines(runs), *hosts])
 
 
 def _model_lines(model: ModelFigures) -> Iterator[str]:
@@ -55,53 +55,53 @@ def _model_lines(model: ModelFigures) -> Iterator[str]:
     if model.state_bytes_per_sequence:
         yield figure_line("state", format_bytes(model.state_bytes_per_sequence), "per sequence, whatever its length")
     refusal = (f"cortexmlx does not run it yet: {model.refusal}",) if model.refusal else ()
-    for says in (*refusal, *model.notes):
-        yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    for note in (*refusal, *model.notes):
+        yield from textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _machine_lines(here: MachineFigures, context: int) -> Iterator[str]:
+def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
     """Yield the lines on the model on this machine: memory, KV bytes and the tokens that fit."""
-    room = f"{format_bytes(here.working_set_bytes)} of it for models"
-    if here.assumed:
-        yield f"On a Mac with {format_bytes(here.memory_bytes)}: {room}, as macOS gives its GPU at least"
+    memory_text = f"{format_bytes(figures.working_set_bytes)} of it for models"
+    if figures.assumed:
+        yield f"On a Mac with {format_bytes(figures.memory_bytes)}: {memory_text}, as macOS gives its GPU at least"
     else:
-        yield f"On this machine: {format_bytes(here.memory_bytes)}, {room}"
-    yield figure_line("weights", format_bytes(here.weight_bytes), here.weights_as)
-    yield figure_line("KV per token", format_bytes(here.kv_bytes_per_token), here.kv_form)
-    yield figure_line("tails", format_bytes(here.tail_bytes), "the rows' newest tokens, not yet in the arena")
-    yield figure_line("logits", format_bytes(here.logits_bytes), "of one step")
-    if here.states_bytes:
-        yield figure_line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
-    if here.draft_bytes:
-        yield figure_line("draft model", format_bytes(here.draft_bytes), "its weights, tails and logits")
-    yield figure_line("left for KV", format_bytes(here.free_bytes), _capacity_text(here))
-    said = "" if here.limited else " (--kv-memory changes it)"
-    none = "tokens take none" if not here.kv_bytes_per_token else "nothing is left for it"
-    arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else none
-    yield figure_line("arena", format_bytes(here.arena_bytes), arena)
-    if here.draft_kv_bytes:
+        yield f"On this machine: {format_bytes(figures.memory_bytes)}, {memory_text}"
+    yield figure_line("weights", format_bytes(figures.weight_bytes), figures.weights_as)
+    yield figure_line("KV per token", format_bytes(figures.kv_bytes_per_token), figures.kv_form)
+    yield figure_line("tails", format_bytes(figures.tail_bytes), "the rows' newest tokens, not yet in the arena")
+    yield figure_line("logits", format_bytes(figures.logits_bytes), "of one step")
+    if figures.states_bytes:
+        yield figure_line("states", format_bytes(figures.states_bytes), "of the rows, in recurrent layers")
+    if figures.draft_bytes:
+        yield figure_line("draft model", format_bytes(figures.draft_bytes), "its weights, tails and logits")
+    yield figure_line("left for KV", format_bytes(figures.free_bytes), _capacity_text(figures))
+    hint = "" if figures.limited else " (--kv-memory changes it)"
+    none = "tokens take none" if not figures.kv_bytes_per_token else "nothing is left for it"
+    arena = f"{figures.arena_tokens:,} tokens{hint}" if figures.arena_bytes else none
+    yield figure_line("arena", format_bytes(figures.arena_bytes), arena)
+    if figures.draft_kv_bytes:
         yield figure_line(
-            "draft's arena", format_bytes(here.draft_kv_bytes), "its part of the KV memory, for as many tokens"
+            "draft's arena", format_bytes(figures.draft_kv_bytes), "its part of the KV memory, for as many tokens"
         )
-    beyond = sizing.kv_memory_warning(
-        here.arena_bytes + here.draft_kv_bytes, here.free_bytes, machine_phrase(not here.assumed)
+    warnings = sizing.kv_memory_warning(
+        figures.arena_bytes + figures.draft_kv_bytes, figures.free_bytes, machine_phrase(not figures.assumed)
     )
-    for says in beyond if here.limited else ():
-        yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    if here.row_tokens is not None:
-        kept = "tokens at most, whatever the length of its text"
-        yield figure_line("of a row", f"{here.row_tokens:,}", kept)
-    if here.snapshots:
-        remark = f"{here.snapshots:,} states of beginnings that can be used again"
-        yield figure_line("snapshots", format_bytes(here.snapshot_bytes), remark)
+    for warning in warnings if figures.limited else ():
+        yield from textwrap.wrap(warning, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    if figures.row_tokens is not None:
+        row_note = "tokens at most, whatever the length of its text"
+        yield figure_line("of a row", f"{figures.row_tokens:,}", row_note)
+    if figures.snapshots:
+        remark = f"{figures.snapshots:,} states of beginnings that can be used again"
+        yield figure_line("snapshots", format_bytes(figures.snapshot_bytes), remark)
     yield ""
-    where = "the arena" if here.limited else "what is left for KV"
-    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {where}"
-    for entry in here.lengths:
+    memory_phrase = "the arena" if figures.limited else "what is left for KV"
+    yield f"{'tokens':>11}  {'KV memory':>10}  sequences that fit into {memory_phrase}"
+    for entry in figures.lengths:
         remark = ""
-        if entry.tokens > context and here.row_tokens is None:
+        if entry.tokens > context and figures.row_tokens is None:
             remark = "  longer than the model's context"
-        elif here.limited and not entry.sequences:
+        elif figures.limited and not entry.sequences:
             remark = "  needs a larger --kv-memory"
         yield f"{entry.tokens:>11,}  {format_bytes(entry.bytes):>10}  {entry.sequences:,}{remark}"
 
@@ -135,8 +135,8 @@ def _host_lines(spread: DistributedFigures, machine: str) -> Iterator[str]:
     yield f"{'rank':>6}  {'layers':>6}  {'weights':>10}  {'KV per token':>12}  {'left for KV':>11}  one sequence"
     for host in spread.ranks:
         sizes = [format_bytes(n) for n in (host.weight_bytes, host.kv_bytes_per_token, host.free_bytes)]
-        fits = "any length" if host.fits is None else f"{host.fits:,} tokens" if host.free_bytes else "does not fit"
-        yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fits}"
+        fit_text = "any length" if host.fits is None else f"{host.fits:,} tokens" if host.free_bytes else "does not fit"
+        yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fit_text}"
     *first, last = map(str, spread.would_do)
     numbers = f"{', '.join(first)} or {last}" if first else last
     yield from textwrap.wrap(
@@ -175,13 +175,13 @@ def _kv_formula(group: LayerGroup, itemsize: int) -> str:
     return f"{len(group.layers)} layers x {heads} x ({spec.key_dim} + {spec.value_dim}) x {each}{window}"
 
 
-def _capacity_text(here: MachineFigures) -> str:
+def _capacity_text(figures: MachineFigures) -> str:
     """Return in words how long a single sequence may be."""
-    if here.fits is None:
+    if figures.fits is None:
         return "any length: what is kept does not grow with it"
-    if not here.free_bytes:
+    if not figures.free_bytes:
         return "the weights alone are too large"
-    return f"{here.fits:,} tokens in one sequence"
+    return f"{figures.fits:,} tokens in one sequence"
 
 
 _MACHINE_OPTIONS = (
@@ -382,8 +382,8 @@ def print_model_plan(
     if hosts is not None:
         kv = (config.kv_bits, config.kv_group_size)
         spread = plan_hosts(source.name, skeleton, machine, figures.here, load, hosts, kv)
-    replayed = hosts is None and draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
-    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
+    with_runs = hosts is None and draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
+    runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if with_runs else ()
     if as_json:
         console.print_result(json.dumps(plan_json(figures, runs, spread)))
         return

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The memory of a run of several rows at once, in bytes. All of the cache is in use, for running rows or for
-    prefixes.
-    """
+    """Memory of a run of several rows at once, in bytes. All of the cache is in use, for running rows or prefixes."""
 
     tokens: int
     """Tokens of each row at its end: prompt and answer."""
@@ -49,7 +47,7 @@ class RunFigures:
 def plan_runs(
     skeleton: Skeleton,
     machine: TargetMachine,
-    here: MachineFigures,
+    figures: MachineFigures,
     config: EngineConfig,
     load: sizing.ArenaDemand,
     lengths: Sequence[int],
@@ -63,23 +61,23 @@ def plan_runs(
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()
-    model = model_as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
-    way = choose_execution_mode(model, config.kv_bits, config.kv_group_size)
-    memory = config.kv_bytes or here.arena_bytes + here.snapshot_bytes
-    if not isinstance(way, PagedMode) or not memory:
+    model = model_as_loaded(skeleton, machine.on_cpu, figures.weights_as == EXPANDED)
+    mode = choose_execution_mode(model, config.kv_bits, config.kv_group_size)
+    memory = config.kv_bytes or figures.arena_bytes + figures.snapshot_bytes
+    if not isinstance(mode, PagedMode) or not memory:
         return ()
     if config.keep is None:
-        fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
+        fitting_lengths = [tokens for tokens in lengths if tokens <= skeleton.context_length]
     else:
-        fitting = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
+        fitting_lengths = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
     drafts = config.speculate and not config.reproducible
-    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens, drafts) for tokens in fitting)
+    runs = (plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, drafts) for tokens in fitting_lengths)
     return tuple(run for run in runs if run is not None)
 
 
 def plan_run(
     skeleton: Skeleton,
-    way: ExecutionMode,
+    mode: ExecutionMode,
     weights: int,
     load: sizing.ArenaDemand,
     memory: int,
@@ -92,38 +90,53 @@ def plan_run(
     """
     from cortexmlx.execution.largest_steps import predict_step_bytes
 
-    blocks = way.count_blocks(memory, load, skeleton.context_length)
-    groups = paged_groups(way.groups)
+    blocks = mode.count_blocks(memory, load, skeleton.context_length)
+    groups = paged_groups(mode.groups)
     rows = min(load.rows, sizing.sequences_that_fit(groups, blocks, load.block_size, tokens))
     if not rows:
         return None
     slabs = [_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks, strict=True)]
     arena = sum(size * len(group.layers) for group, size in zip(groups, slabs, strict=True))
-    _, snapshots = sizing.split_memory(way.groups, memory, load.rows)
-    state = sizing.row_state_bytes(way.groups)
+    _, snapshots = sizing.split_memory(mode.groups, memory, load.rows)
+    state = sizing.row_state_bytes(mode.groups)
     step = predict_step_bytes(
         skeleton.model,
-        way.groups,
-        way.choose_backend("auto").attend,
+        mode.groups,
+        mode.choose_backend("auto").attend,
         skeleton.vocab_size,
         replace(load, rows=rows),
         tokens,
         drafts,
     )
-    tail = sizing.tail_bytes(way.groups, rows) // 2
-    before = _blocks_before_growth(blocks, load.block_size)
-    growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, before, strict=True))
-    states, kept = rows * state, snapshots * state
-    peak = weights + arena + states + kept + max(step.prefill, step.verify, tail + step.decode, growth)
+    tail_bytes = sizing.tail_bytes(mode.groups, rows) // 2
+    blocks_before = _blocks_before_growth(blocks, load.block_size)
+    growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, blocks_before, strict=True))
+    state_bytes, snapshot_bytes = rows * state, snapshots * state
+    peak = (
+        weights
+        + arena
+        + state_bytes
+        + snapshot_bytes
+        + max(step.prefill, step.verify, tail_bytes + step.decode, growth)
+    )
     return RunFigures(
-        tokens, rows, weights, arena, states, kept, tail, step.prefill, step.verify, step.decode, growth, peak
+        tokens,
+        rows,
+        weights,
+        arena,
+        state_bytes,
+        snapshot_bytes,
+        tail_bytes,
+        step.prefill,
+        step.verify,
+        step.decode,
+        growth,
+        peak,
     )
 
 
 def _blocks_before_growth(blocks: GroupCounts, block_size: int) -> GroupCounts:
-    """Return the blocks of each group before the arena grew to its last size; 0 if it never grew. The arena grows to
-    at most twice its size each time.
-    """
+    """Return each group's blocks before the arena's last growth (at most a doubling each time); 0 if it never grew."""
     sizes = []
     for count in blocks:
         size = sizing.initial_blocks(count, block_size)

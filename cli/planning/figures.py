@@ -113,14 +113,14 @@ def make_plan(
     `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row, `itemsize` the bytes of a cached number.
     Raises InvalidRequest if a row could not have that many tokens.
     """
-    stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
+    stored_bytes = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
     size = itemsize or ITEMSIZE[skeleton.dtype]
     model = ModelFigures(
         name=source.name,
         architecture=skeleton.architecture,
         parameters=skeleton.parameters,
         context_length=skeleton.context_length,
-        weight_bytes=source.file_bytes or stored,
+        weight_bytes=source.file_bytes or stored_bytes,
         adapter_bytes=source.adapter,
         dtype=skeleton.dtype,
         groups=skeleton.groups,
@@ -131,7 +131,7 @@ def make_plan(
         notes=skeleton.notes + source.notes,
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
-    weights_here, form = _loaded_weights(stored, skeleton, machine)
+    weights_here, form = _loaded_weights(stored_bytes, skeleton, machine)
     weights_here += source.adapter
     return MemoryPlan(
         model, _machine_figures(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths, draft)
@@ -155,29 +155,29 @@ def _machine_figures(
     row = None if keep is None else keep.max_row_tokens
     per_token = sizing.bytes_per_token(groups, itemsize)
     paged, max_rows = skeleton.most_rows is None, load.rows
-    tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
+    tail_bytes = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
-    kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
-    states, state = sizing.step_state_bytes(kept, max_rows), sizing.row_state_bytes(kept)
+    arena_groups = groups if paged else ()  # mlx-lm's own caches have no snapshots
+    states, state = sizing.step_state_bytes(arena_groups, max_rows), sizing.row_state_bytes(arena_groups)
     drafts, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
-    reserved = weights + tail + logits + states + drafts
-    free = max(machine.working_set - reserved, 0)
+    reserved_bytes = weights + tail_bytes + logits + states + drafts
+    free = max(machine.working_set - reserved_bytes, 0)
     memory = kv_memory or sizing.default_kv_bytes(
-        (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved, itemsize
+        (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved_bytes, itemsize
     )
     of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), itemsize)
     memory -= of_draft
-    arena, snapshots = sizing.split_memory(kept, memory, max_rows)
+    arena, snapshots = sizing.split_memory(arena_groups, memory, max_rows)
     blocks = _arena_blocks(arena, groups, load, itemsize) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
     if kv_memory is not None:
-        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, machine_phrase(machine.here))
+        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, machine_phrase(machine.is_local))
     if keep is not None:
         keep.check(context, tokens or context)
-    asked = blocks if kv_memory is not None and per_token else None
-    shown = lengths or (*(n for n in LENGTHS if n < context), context)
+    requested_blocks = blocks if kv_memory is not None and per_token else None
+    shown_lengths = lengths or (*(n for n in LENGTHS if n < context), context)
     return MachineFigures(
-        assumed=not machine.here,
+        assumed=not machine.is_local,
         memory_bytes=machine.memory,
         working_set_bytes=machine.working_set,
         weight_bytes=weights,
@@ -185,21 +185,22 @@ def _machine_figures(
         itemsize=itemsize,
         kv_form=describe_quantization(groups) or f"{itemsize} bytes per number",
         kv_bytes_per_token=per_token,
-        tail_bytes=tail,
+        tail_bytes=tail_bytes,
         logits_bytes=logits,
         states_bytes=states,
         draft_bytes=drafts,
         draft_kv_bytes=of_draft,
         free_bytes=free,
         fits=sizing.tokens_that_fit((*groups, *draft_groups), free, itemsize),
-        limited=asked is not None,
+        limited=requested_blocks is not None,
         arena_bytes=arena if per_token else 0,
         arena_tokens=tokens,
         snapshots=snapshots,
         snapshot_bytes=snapshots * state,
         row_tokens=row,
         lengths=tuple(
-            _length_figures(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
+            _length_figures(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, requested_blocks)
+            for n in shown_lengths
         ),
     )
 
@@ -207,13 +208,11 @@ def _machine_figures(
 def _draft_memory(
     draft: Skeleton | None, skeleton: Skeleton, machine: TargetMachine, rows: int
 ) -> tuple[int, tuple[LayerGroup, ...]]:
-    """Return the bytes of a draft model without keys and values, and its layer groups. Nothing if there is none, or if
-    the engine would not use it for `skeleton`.
-    """
+    """Return a draft's bytes without keys and values, and its groups: 0 and () if absent or unusable for `skeleton`."""
     if draft is None or not skeleton.can_rewind:
         return 0, ()
-    stored, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
-    weights, _ = _loaded_weights(stored, draft, machine)
+    stored_bytes, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
+    weights, _ = _loaded_weights(stored_bytes, draft, machine)
     return sizing.reserved_bytes(groups, rows, draft.vocab_size, weights), groups
 
 
@@ -229,29 +228,27 @@ def _length_figures(
     block_size: int,
     itemsize: int,
     free: int,
-    most: int | None,
+    max_rows: int | None,
     blocks: GroupCounts | None,
 ) -> LengthFigures:
-    kept = tokens if row is None else min(tokens, row)
-    if most is None:
-        needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
+    kept_tokens = tokens if row is None else min(tokens, row)
+    if max_rows is None:
+        needed_bytes = sizing.row_kv_bytes(groups, kept_tokens, block_size, itemsize)
     else:  # mlx-lm's own caches have no blocks
-        needed = sizing.sequence_bytes(groups, kept, itemsize)
+        needed_bytes = sizing.sequence_bytes(groups, kept_tokens, itemsize)
     if blocks is None:
-        fit = free // needed if needed else 0
+        fit = free // needed_bytes if needed_bytes else 0
     else:
-        fit = sizing.sequences_that_fit(paged_groups(groups), blocks, block_size, kept)
-    return LengthFigures(tokens, needed, fit if most is None else min(fit, most))
+        fit = sizing.sequences_that_fit(paged_groups(groups), blocks, block_size, kept_tokens)
+    return LengthFigures(tokens, needed_bytes, fit if max_rows is None else min(fit, max_rows))
 
 
-def _loaded_weights(stored: int, skeleton: Skeleton, machine: TargetMachine) -> tuple[int, str]:
-    """Return the bytes and the form of the weights in memory. On a CPU, they have the form that `load_model` chooses,
-    since MLX is fastest in float32 there.
-    """
+def _loaded_weights(stored_bytes: int, skeleton: Skeleton, machine: TargetMachine) -> tuple[int, str]:
+    """Return bytes and form of the weights in memory. On a CPU, as `load_model` chooses: float32 is fastest there."""
     from cortexmlx.models.load import is_float32_affordable
 
     if not machine.on_cpu:
-        return stored, "as stored"
+        return stored_bytes, "as stored"
     if is_float32_affordable(skeleton.parameters, machine.memory):
         return skeleton.parameters * 4, EXPANDED
     if skeleton.widened_bytes >= skeleton.parameters * 4:

@@ -50,39 +50,39 @@ def plan_hosts(
     name: str,
     skeleton: Skeleton,
     machine: TargetMachine,
-    here: MachineFigures,
+    figures: MachineFigures,
     load: sizing.ArenaDemand,
     hosts: int,
     kv: tuple[int | None, int | None] = (None, None),
 ) -> DistributedFigures:
     """Compute what each of `hosts` machines like `machine` has. `kv` are the bits and the group size of quantized keys
-    and values. `here` says in which form a machine has the weights.
+    and values. `figures` says in which form a machine has the weights.
     """
     from cortexmlx.models.sharding import CutMode, choose_cut_mode, possible_host_counts
     from cortexmlx.models.weights import weight_bytes
 
-    why = skeleton.refusal or (skeleton.notes[0] if skeleton.most_rows is not None else None)
-    if why is not None:
-        return DistributedFigures(hosts, None, f"{name} cannot run on several hosts: {why}", (), ())
+    reason = skeleton.refusal or (skeleton.notes[0] if skeleton.most_rows is not None else None)
+    if reason is not None:
+        return DistributedFigures(hosts, None, f"{name} cannot run on several hosts: {reason}", (), ())
     would_do = tuple(possible_host_counts(skeleton.model))
     try:
-        way = choose_cut_mode(skeleton.model, hosts, tuple(CutMode), name)
+        cut_mode = choose_cut_mode(skeleton.model, hosts, tuple(CutMode), name)
     except HostRefused as refused:
         return DistributedFigures(hosts, None, str(refused), would_do, ())
-    model = model_as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
+    model = model_as_loaded(skeleton, machine.on_cpu, figures.weights_as == EXPANDED)
     dtype = "float32" if machine.on_cpu else skeleton.dtype
-    whole = skeleton.widened_groups if machine.on_cpu else skeleton.groups
+    all_groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     ranks: list[HostFigures] = []
     for rank in range(hosts):
-        if way is CutMode.TENSOR and ranks:  # all parts are as large: what cannot be divided evenly is refused
+        if cut_mode is CutMode.TENSOR and ranks:  # all parts are as large: what cannot be divided evenly is refused
             ranks.append(replace(ranks[0], rank=rank))
             continue
-        if way is CutMode.TENSOR:
+        if cut_mode is CutMode.TENSOR:
             part = _cut_tensors(model, hosts)
             groups = quantize_groups(probe_caches(part, dtype)[1], *kv)
         else:
             part, layers = _cut_layers(model, hosts, rank)
-            groups = tuple(_select_layers(whole, layers))
+            groups = tuple(_select_layers(all_groups, layers))
         weights = weight_bytes(part)
         free = machine.working_set - sizing.reserved_bytes(groups, load.rows, skeleton.vocab_size, weights)
         ranks.append(
@@ -95,7 +95,7 @@ def plan_hosts(
                 fits=sizing.tokens_that_fit(groups, max(free, 0)),
             )
         )
-    return DistributedFigures(hosts, way.value, None, would_do, tuple(ranks))
+    return DistributedFigures(hosts, cut_mode.value, None, would_do, tuple(ranks))
 
 
 def _copy_modules(model: Any) -> Any:
@@ -114,11 +114,11 @@ def _cut_tensors(model: Any, hosts: int) -> Any:
 
     part = _copy_modules(model)
     part.shard(StandInGroup(0, hosts))
-    alone = mx.distributed.init()
+    single_group = mx.distributed.init()
     for _, module in part.named_modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, StandInGroup):
-                setattr(module, name, alone)  # a sum over one rank has the shape of any
+                setattr(module, name, single_group)  # a sum over one rank has the shape of any
     return part
 
 
@@ -127,14 +127,14 @@ def _cut_layers(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
     from cortexmlx.models.sharding import StandInGroup, find_pipeline_module
 
     part = _copy_modules(model)
-    inner = find_pipeline_module(part)
-    inner.pipeline(StandInGroup(rank, hosts))
-    return part, range(inner.start_idx, inner.end_idx)
+    pipeline_module = find_pipeline_module(part)
+    pipeline_module.pipeline(StandInGroup(rank, hosts))
+    return part, range(pipeline_module.start_idx, pipeline_module.end_idx)
 
 
 def _select_layers(groups: Iterable[LayerGroup], layers: range) -> Iterable[LayerGroup]:
     """Yield the groups with only their layers in this range."""
     for group in groups:
-        kept = tuple(layer for layer in group.layers if layer in layers)
-        if kept:
-            yield replace(group, layers=kept)
+        group_layers = tuple(layer for layer in group.layers if layer in layers)
+        if group_layers:
+            yield replace(group, layers=group_layers)

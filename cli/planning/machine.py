@@ -25,13 +25,13 @@ class TargetMachine:
     """Bytes that a model should use, at most."""
     on_cpu: bool = False
     """Whether MLX computes on the CPU, in float32."""
-    here: bool = True
+    is_local: bool = True
     """Whether it is this machine."""
 
 
-def machine_phrase(here: bool) -> str:
+def machine_phrase(is_local: bool) -> str:
     """Return what a sentence calls the machine: this one, or the Mac of --memory."""
-    return "this machine" if here else "such a Mac"
+    return "this machine" if is_local else "such a Mac"
 
 
 def this_machine() -> TargetMachine:
@@ -46,13 +46,11 @@ def mac_with_memory(memory: int) -> TargetMachine:
     more on newer systems.
     """
     share = memory * 2 // 3 if memory <= _TWO_THIRDS_UP_TO else memory * 3 // 4
-    return TargetMachine(memory, share, here=False)
+    return TargetMachine(memory, share, is_local=False)
 
 
 def parse_sold_memory(text: str) -> int:
-    """Return the bytes of a memory size as it is sold: "64GB" is 64 GiB. Raises InvalidRequest for anything else, or
-    for less than 1 GiB.
-    """
+    """Return the bytes of a memory size as sold: "64GB" is 64 GiB. Raises InvalidRequest if wrong or below 1 GiB."""
     try:
         size = parse_size(_AS_SOLD.sub(r"\1", text))
     except InvalidRequest:

@@ -57,8 +57,10 @@ class Skeleton:
         """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
         if kv_bits is not None and self.most_rows is not None:
             raise quantization_error(kv_bits, self.notes[0])
-        groups, widened = (quantize_groups(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
-        return replace(self, groups=groups, widened_groups=widened)
+        groups, widened_groups = (
+            quantize_groups(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups)
+        )
+        return replace(self, groups=groups, widened_groups=widened_groups)
 
 
 def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
@@ -82,21 +84,21 @@ def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
     parameters = parameter_count(model)
     try:
         _quantize_model(model, config)
-        stored, widened = weight_bytes(model), weight_bytes(model, widened=True)
+        stored_bytes, widened_bytes = weight_bytes(model), weight_bytes(model, as_float32=True)
         if mx.default_device() == mx.cpu and find_unsupported_on_cpu(model) is not None:
             dequantize_layers(model)  # as the engine does
         vocab_size, groups = probe_caches(model, dtype)
     except Exception as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         kind = config["model_type"]
-        raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({why})") from error
-    way, refusal = _execution_mode(model)
+        raise ModelUnsupported(f"mlx-lm's code for {kind!r} fails with this configuration ({reason})") from error
+    mode, refusal = _execution_mode(model)
     model.set_dtype(mx.float32)
     return Skeleton(
         architecture=str(config["model_type"]),
         parameters=parameters,
-        weight_bytes=stored,
-        widened_bytes=widened,
+        weight_bytes=stored_bytes,
+        widened_bytes=widened_bytes,
         vocab_size=vocab_size,
         context_length=stated_context_length(config) or DEFAULT_CONTEXT,
         dtype=dtype,
@@ -104,8 +106,8 @@ def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
         widened_groups=probe_caches(model, "float32")[1],
         model=model,
         refusal=refusal,
-        most_rows=way.most_rows if way is not None else None,
-        notes=way.notes if way is not None else (),
+        most_rows=mode.max_rows if mode is not None else None,
+        notes=mode.notes if mode is not None else (),
     )
 
 
@@ -116,11 +118,11 @@ def build_draft_skeleton(name: str) -> Skeleton:
     from cortexmlx.cli.planning.source import find_source
 
     draft = build_skeleton(find_source(name).config)
-    why = draft.refusal
-    if why is None and not draft.can_rewind:
-        why = "its layers do not all keep keys and values, so no wrong token can be taken back"
-    if why is not None:
-        raise ModelUnsupported(f"{name} cannot draft (--draft): {why}")
+    reason = draft.refusal
+    if reason is None and not draft.can_rewind:
+        reason = "its layers do not all keep keys and values, so no wrong token can be taken back"
+    if reason is not None:
+        raise ModelUnsupported(f"{name} cannot draft (--draft): {reason}")
     return draft
 
 
@@ -132,8 +134,8 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
     kind = config["model_type"]
-    if missing := missing_package(kind):
-        raise ModelUnsupported(f"mlx-lm says of {kind!r}: {missing}")
+    if message := missing_package(kind):
+        raise ModelUnsupported(f"mlx-lm says of {kind!r}: {message}")
     try:
         model_class, args_class = import_mlx_lm_utils()._get_classes(config)
     except (ValueError, AttributeError):  # no module of that name, or not the module of a model
@@ -145,8 +147,8 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
     except Exception as error:
         if fault := describe_missing_settings(error, kind):
             raise ModelUnsupported(f"the configuration {fault}") from error
-        why = f"{type(error).__name__}: {one_line(error)}"
-        raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelUnsupported(f"the configuration does not fit {kind!r} ({reason})") from error
     if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none
         with contextlib.suppress(Exception):
             model.sanitize({})
@@ -155,15 +157,13 @@ def _build_lazy_model(config: dict[str, Any]) -> Any:
 
 def _config_dtype(config: Mapping[str, Any]) -> str:
     """Return the dtype that the configuration names; bfloat16 if it names none that is known."""
-    stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
-    named = next(filter(None, stated), None)
-    return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"
+    stated_dtypes = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
+    dtype = next(filter(None, stated_dtypes), None)
+    return dtype if isinstance(dtype, str) and dtype in ITEMSIZE else "bfloat16"
 
 
 def _quantize_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize the model as mlx-lm does on loading. The configuration may set single layers; every other layer is
-    quantized if it can be.
-    """
+    """Quantize the model as mlx-lm does on loading: a layer as the configuration sets it, any other if it can be."""
     import mlx.nn as nn
 
     quantization = config.get("quantization")
@@ -207,25 +207,25 @@ def _execution_mode(model: Any) -> tuple[ExecutionMode | None, str | None]:
 
 def _cache_specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
     """Yield what one cache object stores. An object that holds several caches counts as several layers."""
-    inner = getattr(cache, "caches", None)
-    if inner is not None:
-        for each in inner:
+    inner_caches = getattr(cache, "caches", None)
+    if inner_caches is not None:
+        for each in inner_caches:
             yield from _cache_specs(each, dtype)
         return
     keys = getattr(cache, "keys", None)
     if keys is not None:
         window, chunk = getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)
-        chunked = chunk is not None
-        yield KVSpec(keys.shape[1], keys.shape[-1], cache.values.shape[-1], dtype, window or chunk, chunked=chunked)
+        is_chunked = chunk is not None
+        yield KVSpec(keys.shape[1], keys.shape[-1], cache.values.shape[-1], dtype, window or chunk, chunked=is_chunked)
         return
     state = [array for array in getattr(cache, "cache", []) if array is not None]
     if state:
         yield KVSpec(0, 0, 0, dtype, row_bytes=sum(array.nbytes for array in state))
 
 
-def model_as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
+def model_as_loaded(skeleton: Skeleton, on_cpu: bool, is_expanded: bool) -> Any:
     """Return the skeleton's model in the form in which the engine loads it. On a CPU, all plain numbers are float32,
-    and packed ones are `expanded` where that is faster.
+    and packed ones too, if `is_expanded`, where that is faster.
     """
     import mlx.core as mx
 
@@ -233,7 +233,7 @@ def model_as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
 
     if not on_cpu:
         skeleton.model.set_dtype(getattr(mx, skeleton.dtype))
-    elif expanded:
+    elif is_expanded:
         dequantize_layers(skeleton.model)
         skeleton.model.set_dtype(mx.float32)
     return skeleton.model

@@ -39,13 +39,11 @@ _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds of "30s", "10m", "1.5h", "1d" or a number of seconds; None for "never". Raises InvalidRequest
-    for anything else, and for 0.
-    """
+    """Return the seconds of "30", "30s", "10m", "1.5h" or "1d"; None for "never". Raises InvalidRequest, also for 0."""
     if text.strip().lower() == "never":
         return None
-    written = _DURATION.fullmatch(text)
-    seconds = float(written[1]) * _UNIT_SECONDS[written[2].lower()] if written else 0.0
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2].lower()] if match else 0.0
     if not 0 < seconds < 1e12:
         raise InvalidRequest(f"{text!r:.40} is no duration: write 30s, 10m, 1h, or never")
     return seconds
@@ -62,17 +60,17 @@ class LogFormat(StrEnum):
     none = "none"
 
 
-def format_request(logged: LoggedRequest, form: LogFormat, now: float) -> str:
+def format_request(request: LoggedRequest, form: LogFormat, now: float) -> str:
     """Return the log line of a request that ended `now`, in seconds since 1970."""
     if form is LogFormat.json:
-        counts = {} if logged.tokens is None else asdict(logged.tokens)
-        parts = {name: value for name, value in asdict(logged).items() if name != "tokens"}
-        return json.dumps({"time": round(now, 3), **parts, "seconds": round(logged.seconds, 4), **counts})
-    at = time.strftime("%H:%M:%S", time.localtime(now))
-    line = f"{at} {logged.method} {to_single_line(logged.path)[:100]} {logged.status} {logged.seconds:.2f} s"
-    if logged.model is not None:
-        line += f" · {to_single_line(logged.model)[:100]}"
-    if (tokens := logged.tokens) is None:
+        counts = {} if request.tokens is None else asdict(request.tokens)
+        parts = {name: value for name, value in asdict(request).items() if name != "tokens"}
+        return json.dumps({"time": round(now, 3), **parts, "seconds": round(request.seconds, 4), **counts})
+    time_text = time.strftime("%H:%M:%S", time.localtime(now))
+    line = f"{time_text} {request.method} {to_single_line(request.path)[:100]} {request.status} {request.seconds:.2f} s"
+    if request.model is not None:
+        line += f" · {to_single_line(request.model)[:100]}"
+    if (tokens := request.tokens) is None:
         return line
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
     return f"{line} · {tokens.prompt:,}{cached} + {tokens.answer:,} tokens"
@@ -89,8 +87,8 @@ _DEFAULT_IDLE = 600.0
 """Seconds after which one of several models is unloaded, if nobody says otherwise."""
 
 
-@options.add_sampling_options(without=("stop", "schema", "open_schema", "regex", "choice"), max_tokens=None)
-@options.add_engine_options(stored=True)
+@options.add_sampling_options(excluded=("stop", "schema", "open_schema", "regex", "choice"), max_tokens=None)
+@options.add_engine_options(has_store=True)
 def serve(
     context: typer.Context,
     models: Annotated[
@@ -195,7 +193,9 @@ def serve(
         validate_origins(cors or ())
     except InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint="--cors") from None
-    asked = DefaultSettings(options.given_sampling(context, params), parse_template_vars(template_var, think))
+    default_settings = DefaultSettings(
+        options.given_sampling(context, params), parse_template_vars(template_var, think)
+    )
     budget, names, seconds = (
         options.parse_memory_size(memory, "--memory"),
         _parse_models(models, model_option, alias),
@@ -210,7 +210,7 @@ def serve(
     if memory is not None and config.hosts is not None:
         raise typer.BadParameter("with --hosts, the model is elsewhere: give --kv-memory", param_hint="--memory")
     adapters = names.group_adapters(config.adapters)
-    kept = {names.resolve(each, "--keep-loaded"): None for each in keep_loaded or ()}
+    always_loaded = {names.resolve(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = open_socket(host, port)
     from cortexmlx.server import ServerSettings, app
 
@@ -226,32 +226,34 @@ def serve(
         log=None if log_format is LogFormat.none else partial(log_request, log_format),
         secret=load_secret(),
     )
-    usual = replace(config, resume_lost=True)
-    configs = {name: replace(usual, model=each, adapters=adapters.get(name)) for name, each in names.models.items()}
+    base_config = replace(config, resume_lost=True)
+    configs = {
+        name: replace(base_config, model=each, adapters=adapters.get(name)) for name, each in names.models.items()
+    }
     with (
         listener,
         open_pool(
             configs,
-            asked,
+            default_settings,
             memory=budget,
-            keep=kept,
+            keep=always_loaded,
             idle=_DEFAULT_IDLE if idle is None and len(configs) > 1 else seconds,
             tell=None if log_format is LogFormat.none else partial(log_event, log_format),
         ) as pool,
     ):
         first = next(iter(configs))
-        preload(pool, {name: names.models[name] for name in {first: None, **kept}})
-        run_server(pool, app(pool, settings), listener, grace, keyed=bool(keys))
+        preload(pool, {name: names.models[name] for name in {first: None, **always_loaded}})
+        run_server(pool, app(pool, settings), listener, grace, has_keys=bool(keys))
 
 
 def _parse_models(models: list[str] | None, option: str | None, aliases: list[str] | None) -> ServedNames:
     """Return the names of the models on the command line. Raises typer.BadParameter and InvalidRequest."""
-    given = list(models or ())
-    if len(given) < 2:
-        given = [options.model_name(given[0] if given else None, option)]
+    model_names = list(models or ())
+    if len(model_names) < 2:
+        model_names = [options.model_name(model_names[0] if model_names else None, option)]
     elif option is not None:
         raise typer.BadParameter(f"several models, and --model {option!r}: give it with the others")
-    return make_names(given, aliases or ())
+    return make_names(model_names, aliases or ())
 
 
 def _parse_idle(text: str | None) -> float | None:
@@ -263,20 +265,18 @@ def _parse_idle(text: str | None) -> float | None:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Open the server's listening socket, before the model is loaded. Raises CortexError if that fails, or if a
-    package that a server needs is not installed.
-    """
-    needed = ("starlette", "uvicorn", "prometheus_client")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
+    """Open the listening socket before the model loads. Raises CortexError if that fails or a package is missing."""
+    required_packages = ("starlette", "uvicorn", "prometheus_client")
+    if missing_packages := [name for name in required_packages if importlib.util.find_spec(name) is None]:
+        raise CortexError(f"{' and '.join(missing_packages)} not installed: pip install 'cortexmlx[server]'")
     from cortexmlx.server.listening import open_listener
 
     return open_listener(host, port)
 
 
-def log_request(form: LogFormat, logged: LoggedRequest) -> None:
+def log_request(form: LogFormat, request: LoggedRequest) -> None:
     """Print the log line of a request."""
-    console.print_message(format_request(logged, form, time.time()))
+    console.print_message(format_request(request, form, time.time()))
 
 
 def log_event(form: LogFormat, text: str) -> None:
@@ -284,14 +284,14 @@ def log_event(form: LogFormat, text: str) -> None:
     console.print_message(format_event(text, form, time.time()))
 
 
-def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace: float, *, keyed: bool) -> None:
+def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace: float, *, has_keys: bool) -> None:
     """Print where the server listens, and answer requests until the end."""
     from cortexmlx.server.listening import HttpServer
 
     listening = HttpServer(application, listener, grace)
     for each in startup_lines(pool, listening.url):
         console.print_message(each)
-    header = f" -H 'Authorization: Bearer ${KEY_VARIABLE}'" if keyed else ""
+    header = f" -H 'Authorization: Bearer ${KEY_VARIABLE}'" if has_keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})
     console.print_message(
         f"  curl {listening.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
@@ -302,9 +302,9 @@ def run_server(pool: ModelPool, application: Any, listener: socket.socket, grace
 
 def startup_lines(pool: ModelPool, url: str) -> Iterator[str]:
     """Yield the lines that a server prints when it begins: its address, its models, and their memory."""
-    first, *others = pool.names
+    first, *other_models = pool.names
     watch = f"Watch it in a browser at {url}/ or try:"
-    if not others:
+    if not other_models:
         lease = pool.acquire(first)
         kv = lease.engine.stats().kv_bytes_limit
         lease.release()
@@ -316,10 +316,10 @@ def startup_lines(pool: ModelPool, url: str) -> Iterator[str]:
         return
     yield f"{url}/v1 serves {len(pool.names)} models, which take up to {format_bytes(pool.memory or 0)} together:"
     for name in pool.names:
-        when = "loaded" if pool.is_loaded(name) else "loaded when it is asked for"
+        load_state = "loaded" if pool.is_loaded(name) else "loaded when it is asked for"
         yield (
             f"  {to_single_line(name)}: {format_bytes(pool.model_memory(name))}, up to {pool.context_length(name):,} "
             "tokens, "
-            f"{when}"
+            f"{load_state}"
         )
     yield f"Ctrl-C ends it. {watch}"

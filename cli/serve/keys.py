@@ -36,8 +36,8 @@ def read_keys(path: Path | None) -> dict[str, str]:
                 keys[key] = name.strip() or _anonymous_name(key)
         if not keys:
             raise InvalidRequest(f"{path} has no keys: write one into each line")
-    if own := os.environ.get(KEY_VARIABLE, "").strip():
-        keys.setdefault(own, _anonymous_name(own))
+    if environment_key := os.environ.get(KEY_VARIABLE, "").strip():
+        keys.setdefault(environment_key, _anonymous_name(environment_key))
     return keys
 
 
@@ -68,12 +68,12 @@ def load_secret() -> bytes:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock_folder(path.parent):  # or two servers could both replace a damaged secret
-            before = _read_head(path)
+            old_secret = _read_head(path)
             secret = open_folder(path.parent)
     except OSError as error:
         console.print_message(to_single_line(f"the server's secret cannot be kept in {path}: {error}. {_LOST_ADVICE}"))
         return secrets.token_bytes(32)
-    if before not in (None, secret):
+    if old_secret not in (None, secret):
         console.print_message(
             to_single_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST_ADVICE}")
         )

@@ -22,53 +22,55 @@ class ServedNames:
 
     def resolve(self, model: str, option: str) -> str:
         """Return the main name of a model that an option names by path, name or alias. Raises InvalidRequest."""
-        for name, given in self.models.items():
-            if model in (name, given):
+        for name, model_source in self.models.items():
+            if model in (name, model_source):
                 return name
         if model in self.aliases:
             return self.aliases[model]
         raise InvalidRequest(f"{option}: {model!r} is not among the models: {', '.join(map(repr, self.models))}")
 
-    def group_adapters(self, given: Mapping[str, str | Path] | None) -> dict[str, dict[str, str | Path]]:
-        """Return the adapters of each model that has some, by the model's main name. With several models, an adapter
-        is given as MODEL:NAME. Raises InvalidRequest.
-        """
-        found: dict[str, dict[str, str | Path]] = {}
-        for name, folder in (given or {}).items():
+    def group_adapters(self, adapters: Mapping[str, str | Path] | None) -> dict[str, dict[str, str | Path]]:
+        """Return adapters by main model name; with several models, given as MODEL:NAME. Raises InvalidRequest."""
+        adapters_by_model: dict[str, dict[str, str | Path]] = {}
+        for name, folder in (adapters or {}).items():
             model, colon, adapter = name.rpartition(":")
             if not colon and len(self.models) > 1:
                 raise InvalidRequest(
                     f"--adapters {name}={folder} does not say of which model: write MODEL:{name}=FOLDER"
                 )
-            own = self.resolve(model, "--adapters") if colon else next(iter(self.models))
-            found.setdefault(own, {})[adapter] = folder
-        return found
+            main_name = self.resolve(model, "--adapters") if colon else next(iter(self.models))
+            adapters_by_model.setdefault(main_name, {})[adapter] = folder
+        return adapters_by_model
 
 
 def make_names(models: Sequence[str], aliases: Sequence[str]) -> ServedNames:
     """Return the names of models. An alias is NAME=MODEL, or NAME if there is one model. Two models of one name need
     aliases, which are then their names. Raises InvalidRequest.
     """
-    given = list(dict.fromkeys(models))
-    asked = dict(_parse_alias(alias, given) for alias in aliases)
-    if len(asked) < len(set(aliases)):
+    unique_models = list(dict.fromkeys(models))
+    alias_models = dict(_parse_alias(alias, unique_models) for alias in aliases)
+    if len(alias_models) < len(set(aliases)):
         raise InvalidRequest("--alias gives one name to two models")
-    count = Counter(client_model_name(model) for model in given)
-    own: dict[str, str] = {}
-    for model in given:
+    count = Counter(client_model_name(model) for model in unique_models)
+    models_by_name: dict[str, str] = {}
+    for model in unique_models:
         name = client_model_name(model)
         if count[name] > 1:
-            name = next((alias for alias, meant in asked.items() if meant == model), name)
-        if name in own:
+            name = next((alias for alias, aliased_model in alias_models.items() if aliased_model == model), name)
+        if name in models_by_name:
             raise InvalidRequest(
-                f"{own[name]!r} and {model!r} are both called {name!r}: give one another name with --alias NAME={model}"
+                f"{models_by_name[name]!r} and {model!r} are both called {name!r}: give one another name with --alias "
+                f"NAME={model}"
             )
-        own[name] = model
-    by_model = {model: name for name, model in own.items()}
-    others = {alias: by_model[model] for alias, model in asked.items() if by_model[model] != alias}
-    if taken := next((alias for alias in others if alias in own), None):
-        raise InvalidRequest(f"--alias {taken}={own[others[taken]]}: {own[taken]!r} is called {taken!r}")
-    return ServedNames(own, others)
+        models_by_name[name] = model
+    by_model = {model: name for name, model in models_by_name.items()}
+    extra_aliases = {alias: by_model[model] for alias, model in alias_models.items() if by_model[model] != alias}
+    if taken_name := next((alias for alias in extra_aliases if alias in models_by_name), None):
+        raise InvalidRequest(
+            f"--alias {taken_name}={models_by_name[extra_aliases[taken_name]]}: {models_by_name[taken_name]!r} is "
+            f"called {taken_name!r}"
+        )
+    return ServedNames(models_by_name, extra_aliases)
 
 
 def _parse_alias(alias: str, models: Sequence[str]) -> tuple[str, str]:
@@ -80,8 +82,10 @@ def _parse_alias(alias: str, models: Sequence[str]) -> tuple[str, str]:
         raise InvalidRequest(f"--alias {alias} does not say of which model: write {alias}=MODEL")
     if not name:
         raise InvalidRequest(f"--alias {alias} has no name: write NAME=MODEL")
-    meant = [each for each in models if model == each] or [each for each in models if model == client_model_name(each)]
-    if len(meant) != 1:
-        why = "is not among the models" if not meant else "is the name of two models: give the path"
-        raise InvalidRequest(f"--alias {alias}: {model!r} {why}")
-    return name, meant[0]
+    matches = [each for each in models if model == each] or [
+        each for each in models if model == client_model_name(each)
+    ]
+    if len(matches) != 1:
+        reason = "is not among the models" if not matches else "is the name of two models: give the path"
+        raise InvalidRequest(f"--alias {alias}: {model!r} {reason}")
+    return name, matches[0]

@@ -59,24 +59,24 @@ def plan_memory(
     models = {name: _ModelPlanner(name, config) for name, config in configs.items()}
     if together := _plan_together(models, budget):
         return together
-    planned: dict[str, PlannedModel] = {}
+    plans: dict[str, PlannedModel] = {}
     for name in sorted(models, key=lambda name: name not in keep):
-        planned[name] = models[name].make_plan(budget, None)
+        plans[name] = models[name].make_plan(budget, None)
         if name in keep:
-            budget -= planned[name].memory
-    return {name: planned[name] for name in configs}
+            budget -= plans[name].memory
+    return {name: plans[name] for name in configs}
 
 
 def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str, PlannedModel]:
     """Return plans in which all models fit at once; empty if they do not, or with too little for a text."""
-    left = budget - sum(model.fixed for model in models.values())
-    if left <= 0:
+    remaining = budget - sum(model.fixed for model in models.values())
+    if remaining <= 0:
         return {}
-    share = left // (2 * len(models))
+    share = remaining // (2 * len(models))
     if any(model.config.kv_memory is None and share < model.min_kv(budget) for model in models.values()):
         return {}
-    planned = {name: model.make_plan(budget, min(share, model.default_kv(budget))) for name, model in models.items()}
-    return planned if sum(each.memory for each in planned.values()) <= budget else {}
+    plans = {name: model.make_plan(budget, min(share, model.default_kv(budget))) for name, model in models.items()}
+    return plans if sum(each.memory for each in plans.values()) <= budget else {}
 
 
 class _ModelPlanner:
@@ -120,45 +120,48 @@ class _ModelPlanner:
 
     def default_kv(self, budget: int) -> int:
         """Return the bytes of keys and values that the model takes if it is alone."""
-        here = self._figures(budget, None)
-        return self.config.kv_bytes or here.arena_bytes + here.draft_kv_bytes + here.snapshot_bytes
+        figures = self._figures(budget, None)
+        return self.config.kv_bytes or figures.arena_bytes + figures.draft_kv_bytes + figures.snapshot_bytes
 
     def min_kv(self, budget: int) -> int:
         """Return the bytes of keys and values of one text of the usual length."""
-        here = self._figures(budget, None)
+        figures = self._figures(budget, None)
         context = self._skeleton.context_length
-        tokens = min(context if here.row_tokens is None else here.row_tokens, context, sizing.DEFAULT_TOKENS_PER_ROW)
-        return min(self.default_kv(budget), tokens * here.kv_bytes_per_token)
+        tokens = min(
+            context if figures.row_tokens is None else figures.row_tokens, context, sizing.DEFAULT_TOKENS_PER_ROW
+        )
+        return min(self.default_kv(budget), tokens * figures.kv_bytes_per_token)
 
     def make_plan(self, budget: int, kv: int | None) -> PlannedModel:
-        """Return the plan with `kv` bytes for keys and values; None: as it would be alone within the budget. Raises
-        InvalidRequest.
-        """
+        """Return a plan with `kv` bytes for keys and values; None: as if alone in `budget`. Raises InvalidRequest."""
         memory = self.config.kv_bytes or kv or self.default_kv(budget)
-        takes = f"{self.name} takes {format_bytes(self.fixed)} for weights and steps"
+        usage_text = f"{self.name} takes {format_bytes(self.fixed)} for weights and steps"
         if not memory:
             raise InvalidRequest(
-                f"{takes}, and {format_bytes(budget)} are left for it: give the models more (--memory), or choose "
+                f"{usage_text}, and {format_bytes(budget)} are left for it: give the models more (--memory), or choose "
                 "a smaller one"
             )
         if self.fixed + memory > budget:
             raise InvalidRequest(
-                f"{takes} and {format_bytes(memory)} for keys and values, but {format_bytes(budget)} are left for it: "
-                "give the models more (--memory), or less for keys and values (--kv-memory)"
+                f"{usage_text} and {format_bytes(memory)} for keys and values, but {format_bytes(budget)} are left for "
+                "it: give the models more (--memory), or less for keys and values (--kv-memory)"
             )
-        here = self._figures(budget, memory)
-        if here.kv_bytes_per_token and not here.arena_tokens:
+        figures = self._figures(budget, memory)
+        if figures.kv_bytes_per_token and not figures.arena_tokens:
             raise InvalidRequest(
-                f"{takes}, and {format_bytes(memory)} hold no block of keys and values: give the models more (--memory)"
+                f"{usage_text}, and {format_bytes(memory)} hold no block of keys and values: give the models more "
+                "(--memory)"
             )
-        capacity = here.arena_tokens if here.kv_bytes_per_token else self._skeleton.context_length
-        longest = LengthLimits(self._skeleton.context_length, None, self.config.keep).max_answer_tokens(0, capacity)
-        return PlannedModel(replace(self.config, kv_memory=memory), self.fixed, memory, longest)
+        capacity = figures.arena_tokens if figures.kv_bytes_per_token else self._skeleton.context_length
+        context_length = LengthLimits(self._skeleton.context_length, None, self.config.keep).max_answer_tokens(
+            0, capacity
+        )
+        return PlannedModel(replace(self.config, kv_memory=memory), self.fixed, memory, context_length)
 
 
-def _fixed_bytes(here: MachineFigures) -> int:
+def _fixed_bytes(figures: MachineFigures) -> int:
     """Return the bytes that a model takes apart from its KV cache."""
-    return here.weight_bytes + here.tail_bytes + here.logits_bytes + here.states_bytes + here.draft_bytes
+    return figures.weight_bytes + figures.tail_bytes + figures.logits_bytes + figures.states_bytes + figures.draft_bytes
 
 
 @dataclass(frozen=True)
@@ -170,17 +173,15 @@ class DefaultSettings:
     variables: dict[str, object]
 
     def resolve(self, engine: Engine) -> RequestDefaults:
-        """Return the defaults for requests to a model. Raises InvalidRequest if its template does not read a
-        variable.
-        """
+        """Return a model's request defaults. Raises InvalidRequest if its template does not read a variable."""
         check_variables(engine, self.variables)
-        recommended: dict[str, Any] = {"max_tokens": None, **dict(engine.info.sampling)}
-        return RequestDefaults(SamplingParams(**{**recommended, **self.sampling}), self.variables)
+        recommended_sampling: dict[str, Any] = {"max_tokens": None, **dict(engine.info.sampling)}
+        return RequestDefaults(SamplingParams(**{**recommended_sampling, **self.sampling}), self.variables)
 
 
 def open_pool(
     configs: Mapping[str, EngineConfig],
-    asked: DefaultSettings,
+    default_settings: DefaultSettings,
     *,
     memory: int | None,
     keep: Collection[str],
@@ -194,7 +195,7 @@ def open_pool(
     """
     if len(configs) == 1 and memory is None:
         [(name, config)] = configs.items()
-        return ModelPool([_make_served_model(name, config, asked)], keep=keep, idle=idle, tell=tell)
+        return ModelPool([_make_served_model(name, config, default_settings)], keep=keep, idle=idle, tell=tell)
     if memory is not None and memory > memory_bytes():
         raise InvalidRequest(
             f"--memory {format_bytes(memory)} is more than this machine has: {format_bytes(memory_bytes())}, "
@@ -206,10 +207,10 @@ def open_pool(
             engines.download_model(config.model, on_progress)
             if config.active_draft is not None:
                 engines.download_model(config.active_draft, on_progress)
-    planned = plan_memory(configs, budget, keep)
+    plans = plan_memory(configs, budget, keep)
     models = [
-        _make_served_model(name, plan.config, asked, memory=plan.memory, context_length=plan.context_length)
-        for name, plan in planned.items()
+        _make_served_model(name, plan.config, default_settings, memory=plan.memory, context_length=plan.context_length)
+        for name, plan in plans.items()
     ]
     return ModelPool(models, memory=budget, keep=keep, idle=idle, tell=tell)
 
@@ -233,10 +234,10 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
         exit_immediately()
 
 
-def _make_served_model(name: str, config: EngineConfig, asked: DefaultSettings, **plan: Any) -> ServedModel:
+def _make_served_model(name: str, config: EngineConfig, default_settings: DefaultSettings, **plan: Any) -> ServedModel:
     """Return the pool's entry for a model, which loads its engine on demand."""
 
     def opened(on_progress: OnProgress) -> Engine:
         return engines.load_engine(replace(config, on_progress=on_progress))
 
-    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=asked.resolve, **plan)
+    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=default_settings.resolve, **plan)

@@ -15,10 +15,10 @@ from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 @dataclass(frozen=True)
 class CellStyle:
-    """How a block state is drawn, and its name: `plain` on an ASCII terminal, `cell` on others."""
+    """How a block state is drawn, and its name: `ascii_cell` on an ASCII terminal, `cell` on others."""
 
     cell: str
-    plain: str
+    ascii_cell: str
     style: str
     name: str
 
@@ -37,8 +37,8 @@ first one wins.
 INDENT = "  "
 
 
-def draw_blocks(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
-    """Draw the KV blocks in at most `lines` lines of `width` columns. `plain` is for an ASCII terminal.
+def draw_blocks(picture: BlockMap, width: int, lines: int, *, ascii_only: bool = False) -> list[Text]:
+    """Draw the KV blocks in at most `lines` lines of `width` columns. `ascii_only` is for an ASCII terminal.
 
     A legend shows the number of blocks in each state. Each group has a line of figures and its blocks, in the order in
     which they are in memory. If there is no room, the figures are left out first, then the legend, then the last
@@ -47,26 +47,30 @@ def draw_blocks(picture: BlockMap, width: int, lines: int, *, plain: bool = Fals
     A cell for several blocks shows the state of most of those that are not free. It is dim if most of them are free.
     """
     width = max(1, width - len(INDENT))
-    legend = _fill_lines(_legend(picture, plain), width)
-    left = len(picture.groups)
-    titled = len(legend) + 2 * left <= lines
-    drawn = legend if len(legend) + left <= lines else []
+    legend = _fill_lines(_legend(picture, ascii_only), width)
+    remaining_groups = len(picture.groups)
+    has_titles = len(legend) + 2 * remaining_groups <= lines
+    drawn_lines = legend if len(legend) + remaining_groups <= lines else []
     for group in picture.groups:
-        rows = (lines - len(drawn)) // left - titled
+        rows = (lines - len(drawn_lines)) // remaining_groups - has_titles
         if rows > 0:
-            each = max(1, -(-len(group.states) // (rows * width)))
-            drawn += [_group_line(group, picture, each, width)] * titled + _cell_rows(group.states, each, width, plain)
-        left -= 1
-    for line in drawn:
+            blocks_per_cell = max(1, -(-len(group.states) // (rows * width)))
+            drawn_lines += [_group_line(group, picture, blocks_per_cell, width)] * has_titles + _cell_rows(
+                group.states, blocks_per_cell, width, ascii_only
+            )
+        remaining_groups -= 1
+    for line in drawn_lines:
         line.pad_left(len(INDENT))
         line.no_wrap = True
-    return drawn
+    return drawn_lines
 
 
-def _legend(picture: BlockMap, plain: bool) -> list[Text]:
+def _legend(picture: BlockMap, ascii_only: bool) -> list[Text]:
     """Return the parts of the legend: each state with its number of blocks."""
     return [
-        Text.assemble((look.plain if plain else look.cell, look.style), f" {look.name} {picture.count(state):,}")
+        Text.assemble(
+            (look.ascii_cell if ascii_only else look.cell, look.style), f" {look.name} {picture.count(state):,}"
+        )
         for state, look in STATE_STYLES.items()
     ]
 
@@ -83,17 +87,15 @@ def _fill_lines(parts: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _group_line(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
-    """Return the line of figures of one group, the most important first. Its layers are named only if the group does
-    not have all of the model's layers.
-    """
+def _group_line(group: GroupBlocks, picture: BlockMap, blocks_per_cell: int, width: int) -> Text:
+    """Return a group's line of figures, the most important first. Layers are named only if there are several groups."""
     count = len(group.states)
     parts = [f"{count:,} block{'s' * (count != 1)} of {picture.block_size} tokens"]
     if len(picture.groups) > 1:
-        seen = "all tokens" if group.window is None else f"{group.window:,} tokens"
-        parts.insert(0, f"{group.layers} layer{'s' * (group.layers != 1)} that see {seen}")
-    if each > 1:
-        parts.append(f"{each:,} to a cell")
+        visible_tokens = "all tokens" if group.window is None else f"{group.window:,} tokens"
+        parts.insert(0, f"{group.layers} layer{'s' * (group.layers != 1)} that see {visible_tokens}")
+    if blocks_per_cell > 1:
+        parts.append(f"{blocks_per_cell:,} to a cell")
     if group.block_bytes:
         parts.append(format_bytes(count * group.block_bytes))
     if group.limit > count:
@@ -103,16 +105,19 @@ def _group_line(group: GroupBlocks, picture: BlockMap, each: int, width: int) ->
     return Text(parts[0][:width] if len(parts) == 1 else ", ".join(parts), style="dim")
 
 
-def _cell_rows(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
-    """Return rows of cells that stand for `each` blocks."""
-    cells = [states[at : at + each] for at in range(0, len(states), each)]
-    return [_draw_row(cells[at : at + width], plain) for at in range(0, len(cells), width)]
+def _cell_rows(states: bytes, blocks_per_cell: int, width: int, ascii_only: bool) -> list[Text]:
+    """Return rows of cells that stand for `blocks_per_cell` blocks."""
+    cells = [states[start : start + blocks_per_cell] for start in range(0, len(states), blocks_per_cell)]
+    return [_draw_row(cells[at : at + width], ascii_only) for at in range(0, len(cells), width)]
 
 
-def _draw_row(cells: Iterable[bytes], plain: bool) -> Text:
+def _draw_row(cells: Iterable[bytes], ascii_only: bool) -> Text:
     row = Text()
     for (look, dim), alike in groupby(map(_cell_style, cells)):
-        row.append((look.plain if plain else look.cell) * len(list(alike)), f"dim {look.style}" if dim else look.style)
+        row.append(
+            (look.ascii_cell if ascii_only else look.cell) * len(list(alike)),
+            f"dim {look.style}" if dim else look.style,
+        )
     return row
 
 

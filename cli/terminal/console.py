@@ -41,18 +41,16 @@ def stderr() -> Console:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console that writes its own control sequences to a terminal, but not those of a text. Markup in a
-    text is not interpreted.
-    """
+    """Return a rich console that writes its own control sequences to a terminal, not a text's. Markup is not read."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class Harmless(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            seen = self.is_terminal or self.file.isatty()
+            to_terminal = self.is_terminal or self.file.isatty()
             for text, style, control in super().render(renderable, options):
-                plain = style.update_link(None) if style is not None and style.link else style
-                yield Segment(strip_controls(text) if seen and not control else text, plain, control)
+                unlinked_style = style.update_link(None) if style is not None and style.link else style
+                yield Segment(strip_controls(text) if to_terminal and not control else text, unlinked_style, control)
 
     return Harmless(file=stream, highlight=False, markup=False, emoji=False)
 
@@ -85,12 +83,12 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
     """
     from rich.text import Text
 
-    at = column if console.width >= 2 * column else 4
+    indent = column if console.width >= 2 * column else 4
     for label, text in rows:
-        head = label.ljust(at) if len(label) < at else f"{label}\n{' ' * at}"
-        lines = Text(text).wrap(console, max(console.width - at, 1))
-        shown = f"\n{' ' * at}".join(line.plain.rstrip() for line in lines)
-        console.print(Text(head + shown, style), soft_wrap=True)
+        head = label.ljust(indent) if len(label) < indent else f"{label}\n{' ' * indent}"
+        lines = Text(text).wrap(console, max(console.width - indent, 1))
+        body = f"\n{' ' * indent}".join(line.plain.rstrip() for line in lines)
+        console.print(Text(head + body, style), soft_wrap=True)
 
 
 def print_indented(console: Console, text: str) -> None:
@@ -117,9 +115,7 @@ def print_error(message: str) -> None:
 
 
 def wrap_for_terminal(text: str, stream: TextIO) -> str:
-    """Wrap `text` at words to fit a terminal. Only a word that is longer than a line is broken. For a file or a pipe,
-    the text is unchanged.
-    """
+    """Wrap `text` at words to fit a terminal; break only words longer than a line. A file or pipe gets it unchanged."""
     if not stream.isatty():
         return text
     from cortexmlx.cli.markdown.flows import wrap_words
@@ -160,9 +156,7 @@ def show_cursor() -> None:
 
 
 class ThoughtsPrinter:
-    """Prints a model's thoughts as they arrive, separated from the answer after them. With `hidden` it prints
-    nothing.
-    """
+    """Prints a model's thoughts as they arrive, separated from the answer after them; nothing with `hidden`."""
 
     def __init__(self, *, hidden: bool = False) -> None:
         self._hidden = hidden

@@ -36,16 +36,16 @@ class LiveDrawing:
         self,
         console: Console,
         draw: Callable[[], tuple[Sequence[Text], Sequence[Text]]],
-        below: Callable[[], Sequence[Text]],
-        away: SuspensionGuard = nullcontext,
+        rows_below: Callable[[], Sequence[Text]],
+        suspension_guard: SuspensionGuard = nullcontext,
     ) -> None:
         self.lock = threading.RLock()
         self.region = LiveRegion(console)
         self._draw = draw
-        self._below = below
-        self._away = away
-        self._due = 0.0
-        self._ended = threading.Event()
+        self._rows_below = rows_below
+        self._suspension_guard = suspension_guard
+        self._next_redraw_time = 0.0
+        self._stop_event = threading.Event()
         self._ticker = threading.Thread(target=self._redraw_periodically, name="cortexmlx-view", daemon=True)
         self._stack = ExitStack()
 
@@ -53,7 +53,7 @@ class LiveDrawing:
         self._stack.enter_context(self.region)
         if is_terminal(sys.stderr):  # a warning goes above the region, not into it
             self._stack.enter_context(redirect_stderr(AboveRegionWriter(self._print_above)))
-        self._stack.enter_context(self._away(self.lock))
+        self._stack.enter_context(self._suspension_guard(self.lock))
         self._ticker.start()
         return self
 
@@ -63,24 +63,26 @@ class LiveDrawing:
 
     def end(self) -> None:
         """Stop drawing. Safe to call again."""
-        self._ended.set()
+        self._stop_event.set()
         self._ticker.join()
 
     def request_redraw(self) -> None:
         """Redraw the region now, or a moment later if it was drawn just now."""
         with self.lock:
-            begun = time.monotonic()
-            if begun >= self._due:
+            start_time = time.monotonic()
+            if start_time >= self._next_redraw_time:
                 self.region.show(*self._draw())
                 now = time.monotonic()
-                self._due = now + min(max(MAX_TIME_SHARE * (now - begun), SOONEST_SECONDS), LATEST_SECONDS)
+                self._next_redraw_time = now + min(
+                    max(MAX_TIME_SHARE * (now - start_time), SOONEST_SECONDS), LATEST_SECONDS
+                )
 
     def _redraw_periodically(self) -> None:
         """Redraw the region a few times a second until the end."""
-        while not self._ended.wait(TICK_SECONDS):
+        while not self._stop_event.wait(TICK_SECONDS):
             self.request_redraw()
 
     def _print_above(self, lines: list[Text]) -> None:
         """Print lines of other writers above the region."""
         with self.lock:
-            self.region.show(lines, self._below())
+            self.region.show(lines, self._rows_below())

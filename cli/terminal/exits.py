@@ -62,9 +62,11 @@ def _os_error_text(error: OSError) -> str:
 
 def _wrap_usage_error(usage: Any) -> None:
     """Wrap the message of a wrong usage at words, with typer's `Error: ` before it."""
-    before = "Error: "
-    said = console.wrap_for_terminal(before + adapt_commands(usage.format_message()), sys.stderr).removeprefix(before)
-    usage.format_message = lambda: said
+    prefix = "Error: "
+    message = console.wrap_for_terminal(prefix + adapt_commands(usage.format_message()), sys.stderr).removeprefix(
+        prefix
+    )
+    usage.format_message = lambda: message
 
 
 def exit_unexpected(error: Exception, debug: bool) -> None:
@@ -73,9 +75,7 @@ def exit_unexpected(error: Exception, debug: bool) -> None:
 
 
 def exit_failed(message: str, debug: bool) -> None:
-    """Print what went wrong on stderr and exit with 1. With `debug`, the traceback of the current exception comes
-    first.
-    """
+    """Print what went wrong on stderr and exit with 1. With `debug`, the current exception's traceback comes first."""
     if debug:
         traceback.print_exc()
     console.print_error(message)
@@ -84,9 +84,7 @@ def exit_failed(message: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def exit_on_second_interrupt() -> Iterator[None]:
-    """Let the first Ctrl-C raise KeyboardInterrupt. Another Ctrl-C while that unwinds ends the process immediately
-    with 130.
-    """
+    """Let the first Ctrl-C raise KeyboardInterrupt. Another while that unwinds ends the process at once with 130."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, lambda *_: exit_immediately())
@@ -99,30 +97,28 @@ def exit_on_second_interrupt() -> Iterator[None]:
 @contextlib.contextmanager
 def delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the end of this context. Only for short work."""
-    came: list[tuple[int, FrameType | None]] = []
-    before: Handler = None
+    pending_calls: list[tuple[int, FrameType | None]] = []
+    old_handler: Handler = None
     try:
-        with _install_handler(lambda *call: came.append(call)) as before:
+        with _install_handler(lambda *call: pending_calls.append(call)) as old_handler:
             yield
     finally:
-        if came and callable(before):
-            before(*came[0])
+        if pending_calls and callable(old_handler):
+            old_handler(*pending_calls[0])
 
 
 @contextlib.contextmanager
 def _install_handler(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
-    """Handle Ctrl-C by `handler` in this context, and yield the old handler. Only the main thread is interrupted, so
-    other threads keep the program's own handler.
-    """
+    """Set Ctrl-C's `handler` in this context; yield the old one. Only the main thread gets Ctrl-C: others set none."""
     try:
-        before = signal.signal(signal.SIGINT, handler)
+        old_handler = signal.signal(signal.SIGINT, handler)
     except ValueError:
         yield None
         return
     try:
-        yield before
+        yield old_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)
 
 
 def exit_immediately(code: int = INTERRUPTED) -> NoReturn:

@@ -45,37 +45,33 @@ def strip_controls(text: str) -> str:
 
 
 def to_single_line(name: str) -> str:
-    """Return a name, path or id for the middle of a line: control characters, line breaks and tabs become visible
-    symbols.
-    """
+    """Return a name, path or id for use in a line: control characters, line breaks and tabs become visible symbols."""
     return name.translate(_LINE)
 
 
 class ControlFilter(io.TextIOBase):
-    """A text stream that writes to the stream `below`, with control characters replaced by visible symbols. It has no
-    `buffer`, because bytes would bypass it.
-    """
+    """A text stream to `raw_stream` with control characters made visible. It has no `buffer`: bytes would bypass it."""
 
-    def __init__(self, below: TextIO) -> None:
-        self.below = below
+    def __init__(self, raw_stream: TextIO) -> None:
+        self.raw_stream = raw_stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """The encoding of the stream below."""
-        return self.below.encoding
+        return self.raw_stream.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
         """How the stream below treats characters that are not in its encoding."""
-        return self.below.errors
+        return self.raw_stream.errors
 
     def isatty(self) -> bool:
         """Return whether the stream below is a terminal."""
-        return self.below.isatty()
+        return self.raw_stream.isatty()
 
     def fileno(self) -> int:
         """Return the descriptor of the stream below."""
-        return self.below.fileno()
+        return self.raw_stream.fileno()
 
     def writable(self) -> bool:
         """Return True: the stream is for writing."""
@@ -83,28 +79,26 @@ class ControlFilter(io.TextIOBase):
 
     def flush(self) -> None:
         """Flush the stream below."""
-        self.below.flush()
+        self.raw_stream.flush()
 
     def close(self) -> None:
         """Do nothing: the stream below belongs to other code and stays open."""
 
     def write(self, text: str) -> int:
         """Write the text without the characters that control a terminal."""
-        self.below.write(strip_controls(text))
+        self.raw_stream.write(strip_controls(text))
         return len(text)
 
 
 def unfiltered(stream: TextIO) -> TextIO:
     """Return the stream below a filter, which accepts control sequences, for text of this program only."""
-    return stream.below if isinstance(stream, ControlFilter) else stream
+    return stream.raw_stream if isinstance(stream, ControlFilter) else stream
 
 
 @contextmanager
 def filter_streams() -> Iterator[None]:
-    """Replace control characters in what is written to stdout and stderr in this context, if they are terminals. Files
-    and pipes get all text unchanged.
-    """
-    before = sys.stdout, sys.stderr
+    """Make control characters in stdout and stderr visible in this context, unless they go to a file or a pipe."""
+    old_streams = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
         stream: TextIO = getattr(sys, name)
         if stream.isatty() and not isinstance(stream, ControlFilter):
@@ -112,7 +106,7 @@ def filter_streams() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = old_streams
 
 
 _WITHOUT_WIDTH = {code: None if to == 0xFFFD else to for code, to in TABLE.items()} | {0x0D: 0x0D}
@@ -122,9 +116,7 @@ rows with CR LF.
 
 
 def make_prompt_output() -> Output:
-    """Return stdout's terminal as prompt_toolkit's output. Control characters in what is typed, pasted or completed
-    become visible symbols or are left out.
-    """
+    """Return stdout for prompt_toolkit. Control characters typed, pasted or completed become symbols or are dropped."""
     from prompt_toolkit.output.vt100 import Vt100_Output
 
     class Harmless(Vt100_Output):

@@ -40,9 +40,9 @@ def loading_progress(model: str) -> Iterator[OnProgress]:
     try:
         with _loading_bar(model) if console.is_terminal(sys.stderr) else _loading_lines(model) as show:
 
-            def told(news: Progress) -> None:
-                last[:] = [news]
-                show(news)
+            def told(progress: Progress) -> None:
+                last[:] = [progress]
+                show(progress)
 
             yield told
     except KeyboardInterrupt:
@@ -56,19 +56,23 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
     from rich import progress as rich
 
     figures = rich.TextColumn("{task.fields[figures]}", markup=False)
-    screen = console.stderr()
+    stderr_console = console.stderr()
     columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
-    bar = rich.Progress(*columns, console=screen, transient=True)
+    bar = rich.Progress(*columns, console=stderr_console, transient=True)
     try:
         with delay_interrupts():  # an interrupted start leaves a bar that cannot be ended
             bar.start()
             task = bar.add_task(f"loading {model}", total=None, figures="")
 
-        def show(news: Progress) -> None:
-            says = progress_numbers(news) if screen.width >= _WIDE else f"{news.fraction:.0%}"
-            name = shorten_start(model, screen.width - len(news.what) - _BAR - len(says) - 4)
+        def show(progress: Progress) -> None:
+            figures_text = progress_numbers(progress) if stderr_console.width >= _WIDE else f"{progress.fraction:.0%}"
+            name = shorten_start(model, stderr_console.width - len(progress.what) - _BAR - len(figures_text) - 4)
             bar.update(
-                task, description=f"{news.what} {name}", total=news.total or None, completed=news.done, figures=says
+                task,
+                description=f"{progress.what} {name}",
+                total=progress.total or None,
+                completed=progress.done,
+                figures=figures_text,
             )
 
         yield show
@@ -80,46 +84,46 @@ def _loading_bar(model: str) -> Iterator[OnProgress]:
 @contextmanager
 def _loading_lines(model: str) -> Iterator[OnProgress]:
     """Print a line on the download now and then, for a log."""
-    due = time.monotonic()
+    next_line_time = time.monotonic()
 
-    def show(news: Progress) -> None:
-        nonlocal due
-        if news.what == "downloading" and news.total and time.monotonic() >= due:
-            due = time.monotonic() + LINE_SECONDS
-            console.print_note(f"downloading {model}: {progress_numbers(news)}")
+    def show(progress: Progress) -> None:
+        nonlocal next_line_time
+        if progress.what == "downloading" and progress.total and time.monotonic() >= next_line_time:
+            next_line_time = time.monotonic() + LINE_SECONDS
+            console.print_note(f"downloading {model}: {progress_numbers(progress)}")
 
     yield show
 
 
-def _amount_text(news: Progress) -> str:
+def _amount_text(progress: Progress) -> str:
     """Return how much is done as text, such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
-    (done, unit), total = format_bytes(news.done).split(), format_bytes(news.total)
+    (done, unit), total = format_bytes(progress.done).split(), format_bytes(progress.total)
     return f"{done} of {total}" if total.endswith(f" {unit}") else f"{done} {unit} of {total}"
 
 
-def progress_numbers(news: Progress) -> str:
+def progress_numbers(progress: Progress) -> str:
     """Return progress as text: `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, `1 of 3 kernels`, or `67%`."""
-    if news.what == "compiling":
-        return f"{news.done} of {news.total} kernels"
-    if news.what != "downloading":
-        return f"{news.fraction:.0%}"
-    if not news.total:
+    if progress.what == "compiling":
+        return f"{progress.done} of {progress.total} kernels"
+    if progress.what != "downloading":
+        return f"{progress.fraction:.0%}"
+    if not progress.total:
         return "asking the hub"
-    parts = [_amount_text(news)]
-    if news.rate:
-        parts.append(f"{format_bytes(news.rate)}/s")
-    if (left := news.seconds_left) is not None:
-        parts.append(f"{format_duration(left)} left")
+    parts = [_amount_text(progress)]
+    if progress.rate:
+        parts.append(f"{format_bytes(progress.rate)}/s")
+    if (seconds_left := progress.seconds_left) is not None:
+        parts.append(f"{format_duration(seconds_left)} left")
     return " · ".join(parts)
 
 
 STOPPING = "stopping with the piece of the prompt that is under way"
 
 
-def prefill_text(news: Progress) -> str:
+def prefill_text(progress: Progress) -> str:
     """Return the progress of a prompt as text: `reading 1,024 of 4,096 tokens, 512 cached`."""
-    cached = f", {news.cached:,} cached" if news.cached else ""
-    return f"reading {news.done:,} of {news.total:,} tokens{cached}"
+    cached = f", {progress.cached:,} cached" if progress.cached else ""
+    return f"reading {progress.done:,} of {progress.total:,} tokens{cached}"
 
 
 class PrefillProgress:
@@ -128,7 +132,7 @@ class PrefillProgress:
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._task: TaskID
-        self._wanted = console.is_terminal(sys.stderr)
+        self._is_terminal = console.is_terminal(sys.stderr)
 
     def __enter__(self) -> PrefillProgress:
         return self
@@ -138,15 +142,15 @@ class PrefillProgress:
 
     def update(self, event: TokenEvent) -> None:
         """Update the bar with an event of the answer, or remove it when the prompt is computed."""
-        news = event.progress
-        if news is None:
+        progress = event.progress
+        if progress is None:
             return self._close_bar()
-        if not self._wanted:
+        if not self._is_terminal:
             return
         if self._bar is None:
             self._bar = self._open_bar()
             self._task = self._bar.add_task("")
-        self._bar.update(self._task, description=prefill_text(news), total=news.total, completed=news.done)
+        self._bar.update(self._task, description=prefill_text(progress), total=progress.total, completed=progress.done)
 
     def show_stopping(self) -> None:
         """Show that Ctrl-C was noticed. The piece of the prompt that is being computed is still finished."""

@@ -34,7 +34,7 @@ class LiveRegion:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown = ""
+        self._last_frame = ""
 
     def __enter__(self) -> LiveRegion:
         return self
@@ -45,29 +45,29 @@ class LiveRegion:
     def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:
         """Print `lines` permanently, and replace the rows below them by `rows`."""
         width, height = self._console.size
-        shown = self._draw_rows(rows[-max(height - 1, 1) :], width)
+        frame = self._draw_rows(rows[-max(height - 1, 1) :], width)
         if lines:
-            stay = "".join(f"{self._to_ansi(line)}\n" for line in lines)
-            self._write(BEGIN + ERASE_BELOW + stay + shown + END)
-        elif shown != self._shown:
-            self._write(BEGIN + shown + END)
-        self._shown = shown
+            permanent_text = "".join(f"{self._to_ansi(line)}\n" for line in lines)
+            self._write(BEGIN + ERASE_BELOW + permanent_text + frame + END)
+        elif frame != self._last_frame:
+            self._write(BEGIN + frame + END)
+        self._last_frame = frame
 
     def _draw_rows(self, rows: Sequence[Text], width: int) -> str:
         """Return the control sequences and text that draw the rows and put the cursor before them."""
-        drawn = []
+        drawn_rows = []
         for number, row in enumerate(rows):
             last, row = number == len(rows) - 1, row.copy()
             row.truncate(max(width - last, 1), overflow="ellipsis")
             rest = "" if last or row.cell_len >= width else ERASE_REST  # at the edge it would erase the last cell
-            drawn.append(self._to_ansi(row) + rest)
-        up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
-        return NO_WRAP + "\n".join(drawn) + ERASE_BELOW + WRAP + up + "\r"
+            drawn_rows.append(self._to_ansi(row) + rest)
+        cursor_up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
+        return NO_WRAP + "\n".join(drawn_rows) + ERASE_BELOW + WRAP + cursor_up + "\r"
 
     def _to_ansi(self, text: Text) -> str:
-        with self._console.capture() as written:
+        with self._console.capture() as capture:
             self._console.print(text, end="", soft_wrap=True)
-        return written.get()
+        return capture.get()
 
     def _write(self, text: str) -> None:
         """Write to the terminal and flush."""
@@ -80,7 +80,7 @@ class AboveRegionWriter(io.TextIOBase):
 
     def __init__(self, show: Callable[[list[Text]], None]) -> None:
         self._show = show
-        self._begun = ""
+        self._partial_line = ""
 
     def isatty(self) -> bool:
         """Return True: the text goes to a terminal."""
@@ -90,7 +90,7 @@ class AboveRegionWriter(io.TextIOBase):
         """Print the complete lines of the text, and hold back an incomplete one."""
         from rich.text import Text
 
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._partial_line = (self._partial_line + text).split("\n")
         if lines:
             self._show([Text(strip_controls(Text.from_ansi(line).plain)) for line in lines])
         return len(text)

@@ -30,42 +30,40 @@ class SuspendHandler:
     """
 
     def __init__(self) -> None:
-        self._drawing: list[AbstractContextManager[object]] = []
-        self._usual = self._terminal_modes()
+        self._drawing_locks: list[AbstractContextManager[object]] = []
+        self._shell_modes = self._terminal_modes()
         self._pretty = console.is_terminal(sys.stdout)
 
     @contextmanager
     def wait_for_lock(self, lock: AbstractContextManager[object]) -> Iterator[None]:
-        """Do not stop the program in this context while another thread holds the lock. The main thread may take it
-        twice.
-        """
-        self._drawing.append(lock)
+        """Never stop the program in this context while another thread has `lock`. The main thread may take it twice."""
+        self._drawing_locks.append(lock)
         try:
             yield
         finally:
-            self._drawing.remove(lock)
+            self._drawing_locks.remove(lock)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Stop the program, as the handler of SIGTSTP, and restore its terminal when it continues. If it continues in
         the background, the kernel stops it again, since it uses the terminal.
         """
-        with ExitStack() as held:
-            for lock in self._drawing:
-                held.enter_context(lock)
-            own = self._terminal_modes()
-            self._set_modes(self._usual)
+        with ExitStack() as stack:
+            for lock in self._drawing_locks:
+                stack.enter_context(lock)
+            program_modes = self._terminal_modes()
+            self._set_modes(self._shell_modes)
             self._write_control(ERASE_REGION + SHOW + PASTE_PLAIN)
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_kill(threading.get_ident(), number)
             signal.signal(number, self.handle)
-            self._set_modes(own)
-            if own != self._usual:  # keys are read here
+            self._set_modes(program_modes)
+            if program_modes != self._shell_modes:  # keys are read here
                 self._write_control(PASTE_MARKED)
         signal.raise_signal(signal.SIGWINCH)  # the window may have changed; this also redraws a prompt
 
     def erase_region(self) -> None:
         """Erase the temporary rows, because the program is about to end."""
-        if self._drawing:
+        if self._drawing_locks:
             self._write_control(ERASE_REGION)
 
     def _write_control(self, controls: str) -> None:
@@ -94,12 +92,12 @@ TWICE_SECONDS = 1.0
 
 class InterruptHandler:
     """Handles Ctrl-C in a chat: the first stops an answer, a second soon after ends the program. The functions
-    `at_leave` clean up before that. `away` handles Ctrl-Z.
+    `at_leave` clean up before that. `suspend_handler` handles Ctrl-Z.
     """
 
     def __init__(self) -> None:
         self.at_leave: list[Callable[[], None]] = []
-        self.away = SuspendHandler()
+        self.suspend_handler = SuspendHandler()
         self._last = float("-inf")
         self._stop: Callable[[], None] | None = None
 
@@ -132,7 +130,7 @@ class InterruptHandler:
 
     def _clean_up_and_exit(self, code: int) -> NoReturn:
         """Run the cleanup functions and end the program."""
-        for undo in (*self.at_leave, self.away.erase_region):
+        for undo in (*self.at_leave, self.suspend_handler.erase_region):
             with suppress(Exception):  # the terminal may have gone
                 undo()
         exit_immediately(code)
@@ -140,21 +138,19 @@ class InterruptHandler:
 
 @contextmanager
 def handle_signals() -> Iterator[InterruptHandler]:
-    """Handle Ctrl-C, Ctrl-Z and terminating signals in this context. A signal that ends or stops the program leaves
-    the terminal as it was.
-    """
+    """Handle Ctrl-C, Ctrl-Z and terminating signals in this context; restore the terminal before an end or a stop."""
     presses = InterruptHandler()
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
+    old_handlers = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
     handlers = {
         signal.SIGTERM: presses.exit_on_signal,
         signal.SIGHUP: presses.exit_on_signal,
-        signal.SIGTSTP: presses.away.handle,
+        signal.SIGTSTP: presses.suspend_handler.handle,
     }
     for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_DFL:  # with nohup, or no job control, it is ignored
-            before[number] = signal.signal(number, handler)
+            old_handlers[number] = signal.signal(number, handler)
     try:
         yield presses
     finally:
-        for number, usual in before.items():
-            signal.signal(number, usual)
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)

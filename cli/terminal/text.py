@@ -20,35 +20,29 @@ _PATIENCE_SECONDS = 1.0
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def clean_argument(argument: str, what: str = "the prompt") -> str:
+def clean_argument(argument: str, source: str = "the prompt") -> str:
     """Return a command line argument with U+FFFD for its broken UTF-8, which arrives as lone surrogates (PEP 383)."""
-    return decode_text(argument.encode("utf-8", "surrogateescape"), what)
+    return decode_text(argument.encode("utf-8", "surrogateescape"), source)
 
 
-def decode_text(data: bytes, what: str) -> str:
-    """Decode bytes as text. A byte order mark is dropped. NULs and broken UTF-8 become U+FFFD, with a note on
-    stderr.
-    """
+def decode_text(data: bytes, source: str) -> str:
+    """Decode bytes as text; drop a byte order mark. NULs and broken UTF-8 become U+FFFD, with a note on stderr."""
     text = data.decode("utf-8-sig", "replace").replace("\0", REPLACEMENT)
-    broken = text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
-    if broken:
-        console.print_note(f"{broken} x NUL or broken UTF-8 in {what}, replaced by {REPLACEMENT}")
+    broken_count = text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
+    if broken_count:
+        console.print_note(f"{broken_count} x NUL or broken UTF-8 in {source}, replaced by {REPLACEMENT}")
     return text
 
 
 def read_stdin() -> str:
-    """Return all of stdin without the newline at its end. If a pipe stays silent, a note says so, since that looks
-    like a hang.
-    """
+    """Return all of stdin without its last newline. If a pipe stays silent, say so in a note: it looks like a hang."""
     if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_SECONDS)[0]:
         console.print_note("waiting for the prompt on stdin ...")
     return decode_text(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
 
 
 def stdin_is_piped() -> bool:
-    """Return whether stdin is a file or a pipe: not a terminal, /dev/null, or the socket that some programs use
-    instead.
-    """
+    """Return whether stdin is a file or a pipe: not a terminal, /dev/null, or the socket that some programs use."""
     try:
         mode = stat.S_IFMT(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
@@ -63,18 +57,16 @@ def shorten_start(text: str, width: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a time such as `42 s`, `3:05` minutes or `1:02:30` hours."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total_seconds = round(seconds)
+    if total_seconds < 60:
+        return f"{total_seconds} s"
+    minutes, rest = divmod(total_seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def gather_prompt(arguments: list[str]) -> str:
-    """Return the prompt: the text piped into stdin, then the arguments, with a blank line between them. `-` means
-    stdin.
-    """
+    """Return the prompt: the text piped into stdin, then the arguments, separated by blank lines. `-` means stdin."""
     parts = [read_stdin() if a == "-" else clean_argument(a) for a in arguments]
     if "-" not in arguments and stdin_is_piped():
         parts.insert(0, read_stdin())

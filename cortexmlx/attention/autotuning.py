@@ -39,41 +39,41 @@ AttentionJobs = dict[tuple[LayerKey, BatchClass], TuningJob]
 
 
 def attention_jobs(
-    layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend, max_rows: int, longest: int
+    layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend, max_rows: int, max_tokens: int
 ) -> AttentionJobs:
-    """Return a timing job for each layer shape and each class of steps up to `max_rows` rows and `longest` tokens. The
-    most common classes come first. Nothing is allocated before a job's candidates are prepared.
+    """Return a timing job for each layer shape and each class of steps up to `max_rows` rows and `max_tokens` tokens.
+    The most common classes come first. Nothing is allocated before a job's candidates are prepared.
     """
     bench = _CandidatePreparer(backend)
-    found: AttentionJobs = {}
+    jobs: AttentionJobs = {}
     for key, layer in layers.items():
-        seen = longest if layer.window is None else min(longest, layer.window)
-        for batch in batch_classes(max_rows, seen):
+        visible_tokens = max_tokens if layer.window is None else min(max_tokens, layer.window)
+        for batch in batch_classes(max_rows, visible_tokens):
             methods = (*backend.kernel_methods(layer), *mlx_methods_for(layer, batch))
-            sample = batch.sample_size(max_rows, seen)
+            sample = batch.sample_size(max_rows, visible_tokens)
             times = attentions_per_run(layer, *sample)
             candidates = tuple(
                 Candidate(method.value, partial(bench.prepare, layer, batch, sample, method), times)
                 for method in methods
             )
             name = f"{layer.label}; {batch.label}; {sample[0]} x {sample[1]}"
-            found[key, batch] = TuningJob(name, layer.label, batch.label, candidates)
-    return found
+            jobs[key, batch] = TuningJob(name, layer.label, batch.label, candidates)
+    return jobs
 
 
 def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Autotuner) -> None:
     """Set the chosen method for each layer and class in a backend. Where the default method won, the backend's own
     rules stay in charge, and say so if no kernel serves.
     """
-    chosen = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
-    others = {key: name for key, name in chosen.items() if name is not None and name != jobs[key].default_candidate}
-    backend.choices.set_methods({key: DecodeMethod(name) for key, name in others.items()})
+    chosen_methods = {key: chooser.chosen_candidate(job.key) for key, job in jobs.items()}
+    non_default_methods = {
+        key: name for key, name in chosen_methods.items() if name is not None and name != jobs[key].default_candidate
+    }
+    backend.choices.set_methods({key: DecodeMethod(name) for key, name in non_default_methods.items()})
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
-    """Return one untimed job per layer, with the reproducible method as its only candidate, for
-    `Autotuner.choose_default`.
-    """
+    """Return one untimed job per layer, its only candidate the reproducible method, for `Autotuner.choose_default`."""
     return [
         TuningJob(
             layer.label,
@@ -98,20 +98,18 @@ class _CandidatePreparer:
         self._slabs = TimedArena()
         self._job: tuple[LayerAttention, BatchClass] | None = None
         self._problem: TimedProblem | None = None
-        self._checked: set[DecodeMethod] = set()
+        self._checked_methods: set[DecodeMethod] = set()
 
     def prepare(
         self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int], method: DecodeMethod
     ) -> Callable[[], object]:
-        """Return a function that computes the problem of a layer and class by a method. Raises CannotServe, and what
-        the method raises.
-        """
+        """Return a function that runs a method on a layer and class. Raises CannotServe, and what the method raises."""
         with _synchronize_on_error():
             problem = self._problem_for(layer, batch, sample)
             attend = self._backend.attend_with(method, layer)
-            if method not in self._checked:
+            if method not in self._checked_methods:
                 problem.require_agreement(attend)
-                self._checked.add(method)
+                self._checked_methods.add(method)
             run = problem.build_run(attend)
 
         def compute() -> None:
@@ -123,7 +121,7 @@ class _CandidatePreparer:
     def _problem_for(self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int]) -> TimedProblem:
         """Return the timed problem of a layer and class, made at its first use."""
         if self._problem is None or self._job != (layer, batch):
-            self._problem, self._checked = None, set()
+            self._problem, self._checked_methods = None, set()
             self._problem = TimedProblem(layer, batch, *sample, self._slabs)
             self._job = layer, batch
         return self._problem
@@ -131,9 +129,7 @@ class _CandidatePreparer:
 
 @contextmanager
 def _synchronize_on_error() -> Iterator[None]:
-    """Context: if an exception leaves it, wait for all work in flight, so that a failed command buffer is reported
-    here and not again in a step.
-    """
+    """Context: on an exception, wait for all work, so that a failed command buffer is reported here, not in a step."""
     try:
         yield
     except Exception:
@@ -167,9 +163,7 @@ would be the fastest.
 
 
 def attentions_per_run(layer: LayerAttention, rows: int, tokens: int) -> int:
-    """Return how many times one timed run computes the attention of a step, so that launch overhead does not
-    dominate.
-    """
+    """Return how many times a timed run computes the attention of a step, so that launch overhead does not dominate."""
     if mx.default_device() == mx.cpu:
         return 1
     return max(1, min(_MAX_ATTENTIONS_PER_RUN, _BYTES_PER_RUN // (rows * tokens * layer.spec.bytes_per_token)))
@@ -184,19 +178,19 @@ class TimedArena:
 
     def arena_for(self, layer: LayerAttention, blocks: int) -> KVArena:
         """Return an arena with at least `blocks` blocks of random numbers for a layer. Raises MemoryRefused."""
-        known = self._arena
-        if self._layer == layer and known is not None and known.blocks[0] >= blocks:
-            return known
-        self._arena = known = None  # before there is another one
+        cached_arena = self._arena
+        if self._layer == layer and cached_arena is not None and cached_arena.blocks[0] >= blocks:
+            return cached_arena
+        self._arena = cached_arena = None  # before there is another one
         arena = KVArena([LayerGroup(layer.spec, (0,))], blocks, layer.block_size)
         form, tokens = arena.quantization(0), blocks * layer.block_size
-        plain = tuple(
+        unquantized = tuple(
             mx.random.normal((layer.spec.kv_heads, tokens, dim), key=mx.random.key(number)).astype(
                 getattr(mx, layer.spec.dtype)
             )
             for number, dim in enumerate(layer.spec.dims)
         )
-        arena.write(0, slice(0, tokens), *(plain if form is None else form.quantize(*plain)))
+        arena.write(0, slice(0, tokens), *(unquantized if form is None else form.quantize(*unquantized)))
         mx.eval(arena.arrays())
         self._layer, self._arena = layer, arena
         return arena
@@ -208,7 +202,7 @@ class TimedProblem:
     def __init__(self, layer: LayerAttention, batch: BatchClass, rows: int, tokens: int, slabs: TimedArena) -> None:
         self._layer = layer
         self._times = attentions_per_run(layer, rows, tokens)
-        self._wanted: mx.array | None = None
+        self._expected: mx.array | None = None
         in_arena = max(tokens - _TAIL_TOKENS, 1)
         each = -(-in_arena // layer.block_size)
         block_bytes = layer.block_size * layer.spec.kv_heads * sum(layer.spec.dims) * 4
@@ -224,17 +218,17 @@ class TimedProblem:
         slopes = mx.abs(_random_array((layer.query_heads,), "float32", 4)) if layer.slopes else None
         self._params = AttentionParams(layer.scale, sinks, layer.softcap, slopes)
         shape = (rows, layer.spec.kv_heads, TAIL_COLUMNS)
-        plain = tuple(_random_array((*shape, dim), layer.spec.dtype, 5 + n) for n, dim in enumerate(layer.spec.dims))
+        unquantized = tuple(
+            _random_array((*shape, dim), layer.spec.dtype, 5 + n) for n, dim in enumerate(layer.spec.dims)
+        )
         form = arena.quantization(0)
-        tail = plain if form is None else form.quantize(*plain)
+        tail = unquantized if form is None else form.quantize(*unquantized)
         dtype = getattr(mx, layer.spec.dtype)
         self._kv = PagedKV(arena, 0, step, tail, _TAIL_TOKENS, dtype, _raise_unused, quantization=form)
         mx.eval(self._queries, *tail, *([] if sinks is None else [sinks]))
 
     def build_run(self, attend: Attend) -> Callable[[], None]:
-        """Build `attentions_per_run` attentions, each after the one before, and return a function that evaluates them
-        and waits.
-        """
+        """Build `attentions_per_run` attentions in sequence, and return a function that evaluates them and waits."""
         queries = self._queries
         for _ in range(self._times):
             out = attend(queries, self._kv, self._params)
@@ -243,14 +237,14 @@ class TimedProblem:
 
     def require_agreement(self, attend: Attend) -> None:
         """Raise CannotServe unless the result of `attend` agrees with that of the first method that was checked."""
-        got = attend(self._queries, self._kv, self._params).astype(mx.float32)
-        mx.eval(got)
-        wanted = got if self._wanted is None else self._wanted
-        difference = mx.max(mx.abs(got - wanted)) / mx.maximum(mx.max(mx.abs(wanted)), 1e-30)
+        result = attend(self._queries, self._kv, self._params).astype(mx.float32)
+        mx.eval(result)
+        expected = result if self._expected is None else self._expected
+        difference = mx.max(mx.abs(result - expected)) / mx.maximum(mx.max(mx.abs(expected)), 1e-30)
         share = float(np.array(difference))
         if not share <= _TOLERANCE[self._layer.dtype]:
             raise CannotServe(f"its result differs by {share:.2g} of the largest number")
-        self._wanted = wanted
+        self._expected = expected
 
 
 def _random_array(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:
@@ -279,8 +273,12 @@ def current_identity() -> TimingIdentity:
 def kernel_digest() -> str:
     """Return a hash of the kernel sources and of the Python modules that launch them."""
     digest = hashlib.sha256()
-    room = files("cortexmlx.metal")
-    for folder, suffixes in ((room, (".py",)), (room / "products", (".py",)), (room / "shaders", (".metal", ".h"))):
+    package = files("cortexmlx.metal")
+    for folder, suffixes in (
+        (package, (".py",)),
+        (package / "products", (".py",)),
+        (package / "shaders", (".metal", ".h")),
+    ):
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.name.endswith(suffixes):
                 digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")

@@ -23,8 +23,8 @@ from cortexmlx.system.machine import has_matrix_units, metal_device
 
 def _shorten_note(note: str) -> str:
     """Return the first line of a note; if there are more, say that the log has them."""
-    line, more, _ = note.partition("\n")
-    return f"{line}; the whole message is in the log" if more else line
+    line, line_break, _ = note.partition("\n")
+    return f"{line}; the whole message is in the log" if line_break else line
 
 
 def _no_notes() -> tuple[str, ...]:
@@ -60,15 +60,15 @@ class AttentionBackend:
     """
     writer: TailWriter | None = None
     """Writes decode steps into the tail; None: MLX's own operations do."""
-    choosing: SelectableBackend | None = None
+    selectable: SelectableBackend | None = None
     """What may be told which method single tokens take; None: nothing may. Then its `attend` takes the place of this
     one.
     """
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes as one line, such as "metal, matrix kernel"."""
-        used = self.kernels()
-        name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
+        kernel_names = self.kernels()
+        name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in kernel_names)])
         return "; ".join([name, *(f"reference for {_shorten_note(note)}" for note in self.notes())])
 
 
@@ -86,8 +86,10 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
         if writer is not None:
             writer.reconsider()
 
-    choosing = SelectableKernels(attention.methods, attention.attend, attention.decode)
-    return AttentionBackend(name, attention.attend, notes, reconsider, attention.used_kernels, checks, writer, choosing)
+    selectable = SelectableKernels(attention.methods, attention.attend, attention.decode)
+    return AttentionBackend(
+        name, attention.attend, notes, reconsider, attention.used_kernels, checks, writer, selectable
+    )
 
 
 def auto_backend_name() -> str:
@@ -102,7 +104,7 @@ def choose_backend(name: str) -> AttentionBackend:
     if name == "auto":
         name = auto_backend_name()
     if name == "reference":
-        return AttentionBackend("reference", reference.attend, choosing=ReferenceAttention())
+        return AttentionBackend("reference", reference.attend, selectable=ReferenceAttention())
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")

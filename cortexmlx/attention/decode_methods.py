@@ -75,8 +75,8 @@ class LayerAttention:
     @property
     def attention_call(self) -> AttentionCall:
         """The layer's `AttentionCall`."""
-        asked = self.softcap is not None, self.sinks is not None, self.slopes
-        return AttentionCall(self.dtype, self.query_heads, self.spec.key_dim, *asked)
+        options = self.softcap is not None, self.sinks is not None, self.slopes
+        return AttentionCall(self.dtype, self.query_heads, self.spec.key_dim, *options)
 
     @property
     def rounds_coarsely(self) -> bool:
@@ -89,7 +89,7 @@ class LayerAttention:
         spec = self.spec
         dims = str(spec.key_dim) if spec.key_dim == spec.value_dim else f"{spec.key_dim}/{spec.value_dim}"
         dtype = self.dtype if self.dtype == spec.dtype else f"{self.dtype} on {spec.dtype}"
-        more = {
+        options = {
             f"{spec.kv_bits}-bit KV in groups of {spec.kv_group_size}": spec.kv_bits is not None,
             "latent": spec.value_in_key,
             "softcap": self.softcap is not None,
@@ -97,7 +97,7 @@ class LayerAttention:
             "alibi": self.slopes,
         }
         heads = f"{self.query_heads} heads on {spec.kv_heads}, head_dim {dims}, blocks of {self.block_size}"
-        return ", ".join([f"attention {dtype}", heads, *(name for name, has in more.items() if has)])
+        return ", ".join([f"attention {dtype}", heads, *(name for name, has in options.items() if has)])
 
 
 def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, LayerAttention]:
@@ -106,7 +106,7 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
 
     The model must have been probed. The arena needs no blocks.
     """
-    found: dict[LayerKey, LayerAttention] = {}
+    layer_shapes: dict[LayerKey, LayerAttention] = {}
     step = _empty_step(rows=2)
 
     def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
@@ -123,9 +123,9 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
             spec.window,
         )
         key = layer_key(queries, kv, params)
-        known = found.setdefault(key, layer)
-        if known.window is not None and (layer.window is None or layer.window > known.window):
-            found[key] = layer
+        widest_layer = layer_shapes.setdefault(key, layer)
+        if widest_layer.window is not None and (layer.window is None or layer.window > widest_layer.window):
+            layer_shapes[key] = layer
         return mx.zeros((*queries.shape[:-1], spec.value_dim), queries.dtype)
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
@@ -139,7 +139,7 @@ def probe_layer_shapes(model: nn.Module, arena: KVArena) -> dict[LayerKey, Layer
         if isinstance(leaf, LayerCache):
             leaf.begin(mx.zeros(step.rows, mx.int32))
     model(mx.zeros((step.rows, 1), mx.int32), cache=group_by_layer(model, leaves))
-    return found
+    return layer_shapes
 
 
 def _empty_step(rows: int) -> GroupStep:
@@ -174,9 +174,11 @@ class BatchClass(NamedTuple):
     @classmethod
     def from_step(cls, step: GroupStep) -> BatchClass:
         """Return the class of a step, which is the same for all steps of a decode window."""
-        seen = step.lengths - step.attention_window.oldest_visible(np.maximum(step.lengths - 1, 0))
+        visible_tokens = step.lengths - step.attention_window.oldest_visible(np.maximum(step.lengths - 1, 0))
         run = step.rows == 1 and step.runs[0] is not None
-        return cls(_smallest_bound(step.rows, ROW_BOUNDS), _smallest_bound(int(seen.max()), TOKEN_BOUNDS), run)
+        return cls(
+            _smallest_bound(step.rows, ROW_BOUNDS), _smallest_bound(int(visible_tokens.max()), TOKEN_BOUNDS), run
+        )
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -191,35 +193,33 @@ class BatchClass(NamedTuple):
             rows += " in one run" if self.run else " in pieces"
         return f"{rows}, {_describe_range(self.tokens, TOKEN_BOUNDS, 'token')}"
 
-    def sample_size(self, max_rows: int, longest: int) -> tuple[int, int]:
+    def sample_size(self, max_rows: int, max_tokens: int) -> tuple[int, int]:
         """Return the number of rows, and of tokens in each, with which the class is timed."""
         rows = max_rows if self.rows is None else min(self.rows, max_rows)
-        return rows, min(_SAMPLE_TOKENS if self.tokens is None else self.tokens // 2, longest)
+        return rows, min(_SAMPLE_TOKENS if self.tokens is None else self.tokens // 2, max_tokens)
 
 
-def batch_classes(max_rows: int, longest: int) -> list[BatchClass]:
-    """Return all classes of steps up to `max_rows` rows and `longest` tokens, the most common first: few rows, and
-    short ones.
-    """
-    rows = [most for most, least in zip((*ROW_BOUNDS, None), (0, *ROW_BOUNDS), strict=True) if max_rows > least]
-    tokens = [most for most, least in zip((*TOKEN_BOUNDS, None), (0, *TOKEN_BOUNDS), strict=True) if longest > least]
+def batch_classes(max_rows: int, max_tokens: int) -> list[BatchClass]:
+    """Return all classes of steps up to `max_rows` rows and `max_tokens` tokens, the most common (few, short) first."""
+    rows = [upper for upper, lower in zip((*ROW_BOUNDS, None), (0, *ROW_BOUNDS), strict=True) if max_rows > lower]
+    tokens = [most for most, least in zip((*TOKEN_BOUNDS, None), (0, *TOKEN_BOUNDS), strict=True) if max_tokens > least]
     pairs = [BatchClass(r, t, r == 1) for r in rows for t in tokens]
     return pairs + [BatchClass(1, t) for t in tokens]
 
 
-def _smallest_bound(number: int, most: tuple[int, ...]) -> int | None:
+def _smallest_bound(number: int, bounds: tuple[int, ...]) -> int | None:
     """Return the smallest bound that is at least `number`; None if all are smaller."""
-    return next((bound for bound in most if number <= bound), None)
+    return next((bound for bound in bounds if number <= bound), None)
 
 
 def _describe_range(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
     """Return the range up to a class's bound as text, such as "5 to 16 rows"."""
     if bound is None:
         return f"more than {bounds[-1]:,} {noun}s"
-    before = next((b for b in reversed(bounds) if b < bound), 0)
-    if before == 0:
+    lower_bound = next((b for b in reversed(bounds) if b < bound), 0)
+    if lower_bound == 0:
         return f"1 {noun}" if bound == 1 else f"up to {bound:,} {noun}s"
-    return f"{before + 1:,} to {bound:,} {noun}s"
+    return f"{lower_bound + 1:,} to {bound:,} {noun}s"
 
 
 # The attention of single tokens, one row after the other: a row's result has the same bits alone and in any batch.
@@ -239,48 +239,46 @@ def attend_row_by_row(queries: mx.array, kv: PagedKV, params: AttentionParams) -
 
 def _attend_row(query: mx.array, kv: PagedKV, row: int, softmax: Softmax) -> mx.array:
     """Return the attention of a single row's query `[1, query_heads, 1, dim]`."""
-    newest = int(kv.step.lengths[row]) + kv.tail_tokens - 1
-    oldest = kv.step.attention_window.oldest_visible(max(newest, 0))
-    seen = _copy_row_kv(kv, row, oldest)
-    keys, values = seen[0], seen[-1] if kv.value_in_key is None else seen[0][..., : kv.value_in_key]
+    newest_token = int(kv.step.lengths[row]) + kv.tail_tokens - 1
+    oldest_token = kv.step.attention_window.oldest_visible(max(newest_token, 0))
+    row_kv = _copy_row_kv(kv, row, oldest_token)
+    keys, values = row_kv[0], row_kv[-1] if kv.value_in_key is None else row_kv[0][..., : kv.value_in_key]
     heads, (_, query_heads, _, dim) = keys.shape[0], query.shape
     shape = (heads, query_heads // heads, 1)
     scores = softmax.scale_queries(query).reshape(heads, -1, dim) @ keys.swapaxes(-1, -2)
-    distance = partial(ReferenceStep.token_distances, newest, newest + 1, oldest)
+    distance = partial(ReferenceStep.token_distances, newest_token, newest_token + 1, oldest_token)
     weights, total = softmax.weights(softmax.add_alibi(softmax.scores_from_products(scores), shape, distance), shape)
     return normalize(weights @ values, total).astype(query.dtype).reshape(1, query_heads, 1, -1)
 
 
-def _copy_row_kv(kv: PagedKV, row: int, oldest: int) -> Slab:
-    """Return a copy of a row's keys and values from token `oldest` on, `[kv_heads, tokens, dim]` each."""
-    slots = kv.derived.get(_RowSlots, kv.step).slots_of(row, oldest, kv.arena.block_size)
+def _copy_row_kv(kv: PagedKV, row: int, oldest_token: int) -> Slab:
+    """Return a copy of a row's keys and values from token `oldest_token` on, `[kv_heads, tokens, dim]` each."""
+    slots = kv.derived.get(_RowSlots, kv.step).slots_of(row, oldest_token, kv.arena.block_size)
     arrays = [mx.take(array, slots, axis=1) for array in kv.arena.slab(kv.layer)]
     if kv.tail is not None:
-        column = max(0, oldest - int(kv.step.lengths[row]))
-        newest = [array[row, :, column : kv.tail_tokens] for array in kv.tail]
-        arrays = [mx.concatenate(list(both), axis=1) for both in zip(arrays, newest, strict=True)]
+        column = max(0, oldest_token - int(kv.step.lengths[row]))
+        tail_arrays = [array[row, :, column : kv.tail_tokens] for array in kv.tail]
+        arrays = [mx.concatenate(list(pair), axis=1) for pair in zip(arrays, tail_arrays, strict=True)]
     # What `take` returns lies in another order: a product with it would be rounded in another way.
     arrays = [mx.contiguous(array) for array in arrays]
     return tuple(arrays) if kv.quantization is None else kv.quantization.dequantize(arrays)
 
 
 class _RowSlots:
-    """The arena slots of each row's tokens, cached for all layers of a step and, without a window, for a whole decode
-    window.
-    """
+    """The arena slots of each row's tokens, cached over a step's layers and, without a window, over a decode window."""
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
         self._slots: dict[int, tuple[int, mx.array]] = {}
 
-    def slots_of(self, row: int, oldest: int, block_size: int) -> mx.array:
-        """Return the arena slots of a row's tokens from `oldest` on, `[tokens]` int32."""
-        known = self._slots.get(row)
-        if known is None or known[0] != oldest:
-            position = np.arange(oldest, int(self._step.lengths[row]))
+    def slots_of(self, row: int, oldest_token: int, block_size: int) -> mx.array:
+        """Return the arena slots of a row's tokens from `oldest_token` on, `[tokens]` int32."""
+        cached = self._slots.get(row)
+        if cached is None or cached[0] != oldest_token:
+            position = np.arange(oldest_token, int(self._step.lengths[row]))
             slots = self._step.tables[row, position // block_size] * block_size + position % block_size
-            self._slots[row] = known = (oldest, mx.array(slots.astype(np.int32)))
-        return known[1]
+            self._slots[row] = cached = (oldest_token, mx.array(slots.astype(np.int32)))
+        return cached[1]
 
 
 # The methods to compute the attention of single tokens, which classes each serves, and those that are not the kernels'.
@@ -316,18 +314,16 @@ KERNEL_METHODS = {
 
 
 def attend_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """Compute decode attention of a single row with consecutive blocks by MLX's attention over a view of the arena.
-    Only a tail makes it copy.
-    """
+    """Compute one row's decode attention by MLX over a view of its consecutive blocks. Only a tail makes it copy."""
     run = kv.step.runs[0]
     assert run is not None
-    length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    oldest = kv.step.attention_window.oldest_visible(max(length + tail - 1, 0))
-    begin = min(oldest, length)
-    keys, values = (array[:, begin:] for array in kv.arena.view(kv.layer, run, length))
+    length, tail_tokens = int(kv.step.lengths[0]), kv.tail_tokens
+    oldest_token = kv.step.attention_window.oldest_visible(max(length + tail_tokens - 1, 0))
+    arena_start = min(oldest_token, length)
+    keys, values = (array[:, arena_start:] for array in kv.arena.view(kv.layer, run, length))
     if kv.tail is not None:
-        newest = [array[0, :, oldest - begin : tail] for array in kv.tail]
-        keys, values = mx.concatenate([keys, newest[0]], axis=1), mx.concatenate([values, newest[1]], axis=1)
+        tail_arrays = [array[0, :, oldest_token - arena_start : tail_tokens] for array in kv.tail]
+        keys, values = mx.concatenate([keys, tail_arrays[0]], axis=1), mx.concatenate([values, tail_arrays[1]], axis=1)
     out = mx.fast.scaled_dot_product_attention(
         queries[:1], keys[None], values[None], scale=params.scale, sinks=params.sinks
     )
@@ -350,16 +346,20 @@ MLX_METHODS: dict[DecodeMethod, Attend] = {
 
 
 def mlx_methods_for(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
-    """Return the methods made of MLX operations that serve a layer in a class of steps, the reference path first.
-    Below float32 a CPU has only that one.
-    """
-    spec, most = layer.spec, batch.max_total_tokens
+    """Return the MLX methods for a layer in a class of steps, the reference first (on a CPU below float32, only it)."""
+    spec, max_tokens = layer.spec, batch.max_total_tokens
     numbers = spec.kv_heads * sum(spec.dims) * spec.itemsize
-    if layer.rounds_coarsely or most is None or most * numbers > MAX_COPIED_BYTES or spec.value_in_key or layer.slopes:
+    if (
+        layer.rounds_coarsely
+        or max_tokens is None
+        or max_tokens * numbers > MAX_COPIED_BYTES
+        or spec.value_in_key
+        or layer.slopes
+    ):
         return (DecodeMethod.REFERENCE,)
     if batch.run:
-        plain = spec.kv_bits is None and layer.softcap is None
-        return (DecodeMethod.REFERENCE, DecodeMethod.VIEW) if plain else (DecodeMethod.REFERENCE,)
+        supports_view = spec.kv_bits is None and layer.softcap is None
+        return (DecodeMethod.REFERENCE, DecodeMethod.VIEW) if supports_view else (DecodeMethod.REFERENCE,)
     return (
         (DecodeMethod.REFERENCE,)
         if layer.sinks and layer.softcap is not None
@@ -381,17 +381,17 @@ class DecodeChoices:
     def __init__(self) -> None:
         self.reproducible = False
         """Whether one method serves a layer in all classes, with the same bits for a row alone and in any batch."""
-        self._ways: dict[tuple[LayerKey, BatchClass], DecodeMethod] = {}
+        self._methods: dict[tuple[LayerKey, BatchClass], DecodeMethod] = {}
 
     def set_methods(self, methods: Mapping[tuple[LayerKey, BatchClass], DecodeMethod]) -> None:
         """Use these methods from now on, and the backend's rules for everything else."""
-        self._ways = dict(methods)
+        self._methods = dict(methods)
 
     def method_for(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
         """Return the chosen method of a layer in the step of `kv`; None: the backend's rules decide."""
-        if not self._ways:
+        if not self._methods:
             return None
-        return self._ways.get((key, kv.derived.get(BatchClass.from_step, kv.step)))
+        return self._methods.get((key, kv.derived.get(BatchClass.from_step, kv.step)))
 
 
 class SelectableBackend(Protocol):
@@ -435,8 +435,8 @@ class ReferenceAttention:
             attend_rows = reference.attend_rows if method is None else MLX_METHODS[method]
             parts.append(attend_rows(queries, kv, params))
         if kv.step.pieces:
-            apart = self.choices.reproducible
-            parts += reference.attend_pieces(queries, kv, params, apart=apart)
+            reproducible = self.choices.reproducible
+            parts += reference.attend_pieces(queries, kv, params, one_by_one=reproducible)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _method_for(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
@@ -470,9 +470,7 @@ KernelVariant = TypeVar("KernelVariant", Variant, PrefillVariant)
 
 
 class KernelSelector:
-    """Selects the decode kernel, or the MLX method instead of it, for each layer shape: by rules, choices and a check
-    of each kernel variant.
-    """
+    """Selects each layer shape's decode kernel, or an MLX method instead: by rules, choices and a check per variant."""
 
     def __init__(self, kernels: DecodeKernels, approval: KernelApproval) -> None:
         self.choices = DecodeChoices()
@@ -492,9 +490,9 @@ class KernelSelector:
         if method in MLX_METHODS:
             return MLX_METHODS[method]
         if method is not None:
-            forced = _force_kernel(variant, method)
-            if self.refusal_reason(forced) is None:
-                return forced
+            forced_variant = _force_kernel(variant, method)
+            if self.refusal_reason(forced_variant) is None:
+                return forced_variant
         if self.is_approved(variant):
             return variant
         if not self.choices.reproducible:
@@ -502,9 +500,7 @@ class KernelSelector:
         return MLX_METHODS[reproducible_mlx_method(False, variant.softcap, variant.sinks, variant.alibi)]
 
     def is_approved(self, variant: Variant) -> bool:
-        """Return whether the rules and the check allow a kernel variant. Several threads may ask for different
-        variants.
-        """
+        """Return whether rules and check allow a kernel variant. Several threads may ask for different variants."""
         return self._approval.is_approved(variant, refusal(variant), lambda: self._check_result(variant))
 
     def refusal_reason(self, variant: Variant) -> str | None:
@@ -529,21 +525,19 @@ class KernelSelector:
 
 
 class SelectableKernels:
-    """The kernels as a backend with selectable decode methods. `decode(variant, ...)` computes attention by a kernel,
-    with the further arguments of `Attend`.
-    """
+    """Kernels as a backend with selectable decode methods. `decode` runs one: a variant, then `Attend`'s arguments."""
 
-    def __init__(self, methods: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
-        self.choices = methods.choices
+    def __init__(self, selector: KernelSelector, attend: Attend, decode: Callable[..., Any]) -> None:
+        self.choices = selector.choices
         self.attend = attend
-        self._ways = methods
+        self._selector = selector
         self._decode = decode
 
     def kernel_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
         """Return the kernel methods that the rules allow for a layer, the default first."""
         variant = _default_variant(layer)
-        usual = DecodeMethod(f"{variant.kernel.value} kernel")
-        methods = (usual, *(method for method in KERNEL_METHODS if method is not usual))
+        default_method = DecodeMethod(f"{variant.kernel.value} kernel")
+        methods = (default_method, *(method for method in KERNEL_METHODS if method is not default_method))
         return tuple(method for method in methods if refusal(_force_kernel(variant, method)) is None)
 
     def reproducible_method(self, layer: LayerAttention) -> DecodeMethod:
@@ -555,7 +549,7 @@ class SelectableKernels:
         if method in MLX_METHODS:
             return MLX_METHODS[method]
         variant = _force_kernel(_default_variant(layer), method)
-        reason = self._ways.refusal_reason(variant)
+        reason = self._selector.refusal_reason(variant)
         if reason is not None:
             raise CannotServe(reason)
         return partial(self._decode, variant)
@@ -564,7 +558,7 @@ class SelectableKernels:
 def _force_kernel(variant: Variant, method: DecodeMethod) -> Variant:
     """Return the variant with the kernel of a method instead of the default one."""
     kernel = KERNEL_METHODS[method]
-    return variant if variant.kernel is kernel else replace(variant, forced=kernel)
+    return variant if variant.kernel is kernel else replace(variant, forced_kernel=kernel)
 
 
 def _default_variant(layer: LayerAttention) -> Variant:

@@ -30,40 +30,34 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
 def patch_latent_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return a replacement for `__call__` of an MLA class (one with `embed_q` and `unembed_out`) that attends over the
-    paged cache.
-    """
+    """Return a new `__call__` for an MLA class (with `embed_q` and `unembed_out`) that attends over the paged cache."""
 
-    def call(self: Any, *given: Any, **named: Any) -> mx.array:
-        kept = next((a for a in (*given, *named.values()) if isinstance(a, LayerCache)), None)
-        if kept is None:
-            return original(self, *given, **named)
-        latent = _LatentCache(kept, self)
-        named = {name: latent if a is kept else a for name, a in named.items()}
-        return original(_MatrixFreeModule(self), *(latent if a is kept else a for a in given), **named)
+    def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        layer_cache = next((a for a in (*args, *kwargs.values()) if isinstance(a, LayerCache)), None)
+        if layer_cache is None:
+            return original(self, *args, **kwargs)
+        latent = _LatentCache(layer_cache, self)
+        kwargs = {name: latent if a is layer_cache else a for name, a in kwargs.items()}
+        return original(_MatrixFreeModule(self), *(latent if a is layer_cache else a for a in args), **kwargs)
 
     return call
 
 
 def reject_indexer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for `__call__` of a sparse-attention indexer that raises ModelUnsupported with a paged
-    cache.
-    """
+    """Return a new `__call__` for a sparse-attention indexer that raises ModelUnsupported with a paged cache."""
 
-    def call(self: Any, *given: Any, **named: Any) -> Any:
-        if any(isinstance(a, LayerCache) for a in (*given, *named.values())):
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, LayerCache) for a in (*args, *kwargs.values())):
             raise ModelUnsupported(
                 f"an indexer picks the {self.index_topk} tokens that a query attends to, which cannot be paged yet"
             )
-        return original(self, *given, **named)
+        return original(self, *args, **kwargs)
 
     return call
 
 
 class _MatrixFreeModule:
-    """Proxy of an MLA module whose `embed_q` and `unembed_out` do nothing, because LatentKV applies these matrices
-    itself.
-    """
+    """Proxy of an MLA module with no-op `embed_q` and `unembed_out`, because LatentKV applies these matrices itself."""
 
     scale = 1.0
 
@@ -79,24 +73,22 @@ class _MatrixFreeModule:
         return queries
 
     @staticmethod
-    def unembed_out(attended: mx.array) -> mx.array:
+    def unembed_out(output: mx.array) -> mx.array:
         """Return the attention result unchanged: it is already in the space of the values."""
-        return attended
+        return output
 
 
 class _LatentCache:
     """The layer cache that an MLA module sees: it stores latents and rotary keys, and returns a LatentKV."""
 
-    def __init__(self, kept: LayerCache, module: Any) -> None:
-        self._kept = kept
+    def __init__(self, layer_cache: LayerCache, module: Any) -> None:
+        self._layer_cache = layer_cache
         self._module = module
-        self.offset = kept.offset
+        self.offset = layer_cache.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Store a step's latents and rotary keys `[tokens, 1, 1, dim]`. Return the handle, and an identity matrix in
-        the place of the rotary keys.
-        """
-        handle = self._kept.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
+        """Store latents and rotary keys `[tokens, 1, 1, dim]`; return the handle, and an identity as rotary keys."""
+        handle = self._layer_cache.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
         return LatentKV(handle, self._module, latents.shape[-1]), _identity_matrix(rotary.shape[-1], rotary.dtype)
 
 
@@ -118,48 +110,50 @@ class LatentKV(CustomHandle):
     module: Any
     rank: int
 
-    def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]` and `added`,
-        the rotary queries.
+    def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
+        """Return the attention `[tokens, heads, 1, value_dim]` of queries `[tokens, heads, 1, nope_dim]` and
+        `score_term`, the rotary queries.
 
         Raises ModelUnsupported if a module does something else than this page's docstring says.
         """
         kv = self.paged
         if isinstance(kv, ProbeKV):
             kv.value_dim = self.rank
-            wanted = (*queries.shape[:-1], kv.keys.shape[-1] - self.rank)
-            if added is None or added.shape != wanted or scale != _MatrixFreeModule.scale:
+            expected_shape = (*queries.shape[:-1], kv.keys.shape[-1] - self.rank)
+            if score_term is None or score_term.shape != expected_shape or scale != _MatrixFreeModule.scale:
                 raise ModelUnsupported("its latent attention is not of the kind that is known")
-            return self._attend_absorbed(queries, added, kv)
-        assert added is not None
+            return self._attend_absorbed(queries, score_term, kv)
+        assert score_term is not None
         if not kv.step.pieces:
-            return self._attend_absorbed(queries, added, kv)
-        found = []
+            return self._attend_absorbed(queries, score_term, kv)
+        outputs = []
         for part in kv.derived.get(_StepParts, kv.step).parts:
-            of, own = slice(part.begin, part.end), replace(kv, step=part.step, derived=part.derived)
-            expands = part.piece is not None and self._is_expansion_cheaper(queries, own, part.piece)
-            found.append((self._attend_expanded if expands else self._attend_absorbed)(queries[of], added[of], own))
-        return found[0] if len(found) == 1 else mx.concatenate(found)
+            token_slice, part_kv = slice(part.begin, part.end), replace(kv, step=part.step, derived=part.derived)
+            expands = part.piece is not None and self._is_expansion_cheaper(queries, part_kv, part.piece)
+            outputs.append(
+                (self._attend_expanded if expands else self._attend_absorbed)(
+                    queries[token_slice], score_term[token_slice], part_kv
+                )
+            )
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def _attend_absorbed(self, queries: mx.array, added: mx.array, kv: PagedKV | ProbeKV) -> mx.array:
+    def _attend_absorbed(self, queries: mx.array, rotary_queries: mx.array, kv: PagedKV | ProbeKV) -> mx.array:
         """Attend directly to the latents, with the heads' matrices applied to the queries and to the result."""
-        absorbed = self.module.embed_q(queries.transpose(2, 1, 0, 3)).transpose(2, 1, 0, 3)
-        whole = mx.concatenate([absorbed, added], axis=-1)
-        attended = attend(whole, kv, AttentionParams(self.module.scale)).transpose(2, 1, 0, 3)
-        values: mx.array = self.module.unembed_out(attended).transpose(2, 1, 0, 3)
+        absorbed_queries = self.module.embed_q(queries.transpose(2, 1, 0, 3)).transpose(2, 1, 0, 3)
+        full_queries = mx.concatenate([absorbed_queries, rotary_queries], axis=-1)
+        output = attend(full_queries, kv, AttentionParams(self.module.scale)).transpose(2, 1, 0, 3)
+        values: mx.array = self.module.unembed_out(output).transpose(2, 1, 0, 3)
         return values
 
-    def _attend_expanded(self, queries: mx.array, added: mx.array, kv: PagedKV) -> mx.array:
+    def _attend_expanded(self, queries: mx.array, rotary_queries: mx.array, kv: PagedKV) -> mx.array:
         """Attend with a prefill piece to full keys and values that are computed from the latents."""
-        whole = mx.concatenate([queries, added], axis=-1)
-        return attend(whole, replace(kv, expand=self._expand_latents), AttentionParams(self.module.scale))
+        full_queries = mx.concatenate([queries, rotary_queries], axis=-1)
+        return attend(full_queries, replace(kv, expand=self._expand_latents), AttentionParams(self.module.scale))
 
     def _expand_latents(self, latents: mx.array) -> Slab:
-        """Return the keys and values of all heads, `[heads, tokens, dim]`, computed from latents `[1, tokens,
-        rank]`.
-        """
-        one = latents[None]
-        return self.module.embed_q(one, transpose=False)[0], self.module.unembed_out(one)[0]
+        """Return the keys and values of all heads, `[heads, tokens, dim]`, from latents `[1, tokens, rank]`."""
+        batched_latents = latents[None]
+        return self.module.embed_q(batched_latents, transpose=False)[0], self.module.unembed_out(batched_latents)[0]
 
     def _is_expansion_cheaper(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
         """Return whether expanding the latents of a piece takes fewer products than attending to the longer latents.
@@ -167,17 +161,18 @@ class LatentKV(CustomHandle):
         """
         if rounds_coarsely(queries, kv):
             return False
-        count, seen, nope = piece.end - piece.begin, piece.tokens, queries.shape[-1]
-        value, matrices = self.module.unembed_out.weight.shape[-2], self.rank * nope
-        matrices += self.rank * value
-        return bool(seen * matrices + count * seen * (nope + value) <= count * matrices + count * seen * 2 * self.rank)
+        count, visible_tokens, nope_dim = piece.end - piece.begin, piece.tokens, queries.shape[-1]
+        value_dim, matrices = self.module.unembed_out.weight.shape[-2], self.rank * nope_dim
+        matrices += self.rank * value_dim
+        return bool(
+            visible_tokens * matrices + count * visible_tokens * (nope_dim + value_dim)
+            <= count * matrices + count * visible_tokens * 2 * self.rank
+        )
 
 
 @dataclass(frozen=True)
 class _StepPart:
-    """Flat tokens `begin .. end` of a step as a step of their own: all decode rows, consecutive short pieces, or one
-    `piece`.
-    """
+    """Flat tokens `begin .. end` of a step as their own step: all decode rows, consecutive short pieces, or `piece`."""
 
     begin: int
     end: int
@@ -194,9 +189,9 @@ class _StepParts:
         if step.rows:
             self.parts.append(_StepPart(0, step.rows, replace(step, pieces=()), None, StepDerivedData()))
         empty = replace(step, tables=step.tables[:0], lengths=np.zeros(0, np.int32), runs=())
-        for _, found in groupby(enumerate(step.pieces), lambda piece: -1 if is_short(piece[1]) else piece[0]):
-            pieces = [piece for _, piece in found]
+        for _, group in groupby(enumerate(step.pieces), lambda piece: -1 if is_short(piece[1]) else piece[0]):
+            pieces = [piece for _, piece in group]
             begin, end = pieces[0].begin, pieces[-1].end
-            own = tuple(replace(piece, begin=piece.begin - begin, end=piece.end - begin) for piece in pieces)
-            alone = pieces[0] if len(pieces) == 1 else None
-            self.parts.append(_StepPart(begin, end, replace(empty, pieces=own), alone, StepDerivedData()))
+            part_pieces = tuple(replace(piece, begin=piece.begin - begin, end=piece.end - begin) for piece in pieces)
+            lone_piece = pieces[0] if len(pieces) == 1 else None
+            self.parts.append(_StepPart(begin, end, replace(empty, pieces=part_pieces), lone_piece, StepDerivedData()))

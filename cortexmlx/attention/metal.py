@@ -61,12 +61,12 @@ class DecodeKernelStep:
 
     def work_list(self, tail_tokens: int, partition: int) -> _DecodeWork:
         """Return the work list for `tail_tokens` columns of the tail and partitions of `partition` tokens."""
-        step, known = self._step, self._work
-        if known is not None and (known.tail_tokens, known.partition) == (tail_tokens, partition):
-            return known
+        step, cached = self._step, self._work
+        if cached is not None and (cached.tail_tokens, cached.partition) == (tail_tokens, partition):
+            return cached
         work = make_work_list(step.lengths, tail_tokens, step.attention_window, partition)
-        self._work = made = _DecodeWork(tail_tokens, partition, work.items, mx.array(work.plan))
-        return made
+        self._work = new_work = _DecodeWork(tail_tokens, partition, work.items, mx.array(work.plan))
+        return new_work
 
 
 class MetalAttention:
@@ -82,16 +82,14 @@ class MetalAttention:
         self._approval = KernelApproval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
         self.methods = KernelSelector(self._kernels, self._approval)
-        self._served: dict[tuple[LayerKey, DecodeMethod | None], Variant | Attend] = {}
+        self._selected_methods: dict[tuple[LayerKey, DecodeMethod | None], Variant | Attend] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """Return one note per kernel variant that is not used: its label, and why it runs on the reference path.
-        Further lines may hold an error message.
-        """
+        """Return one note per variant left to the reference path: label and reason; an error message may add lines."""
         return tuple(f"{label}: {reason}" for label, reason in sorted(self._approval.notes.items()))
 
     def kernel_checks(
@@ -111,18 +109,20 @@ class MetalAttention:
             checks.setdefault(variant, KernelCheck(variant.label, partial(self.methods.is_approved, variant)))
             shape, window = make_variant(PrefillVariant, call, spec, block_size), spec.attention_window
             if self._prefill.is_preferred(shape, window):
-                asked = (shape, chunks_fit_blocks(shape, window))
-                checks.setdefault(asked, KernelCheck(shape.label, partial(self._prefill.is_approved, shape, window)))
+                check_key = (shape, chunks_fit_blocks(shape, window))
+                checks.setdefault(
+                    check_key, KernelCheck(shape.label, partial(self._prefill.is_approved, shape, window))
+                )
         return list(checks.values())
 
     def used_kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
-        names = {served.kernel.value for served in self._served.values() if isinstance(served, Variant)}
+        names = {method.kernel.value for method in self._selected_methods.values() if isinstance(method, Variant)}
         return tuple(sorted(names | ({"prefill"} if self._prefill.has_served else set())))
 
     def reconsider(self) -> None:
         """Check every kernel variant again at its next use, because a step failed, perhaps by a kernel."""
-        self._served.clear()
+        self._selected_methods.clear()
         self.methods.clear_checks()
         self._prefill.reconsider()
         self._approval.reconsider()
@@ -133,39 +133,40 @@ class MetalAttention:
             queries = kv.replace_queries(queries)
         if not kv.step.pieces:
             return self._attend_rows(queries, kv, params)
-        shape, apart = self._variant_for(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
+        shape, reproducible = self._variant_for(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
         prefill = self._prefill.serves(shape, kv.step.attention_window)
-        if not prefill and not apart and kv.expand is None and (few := kv.derived.get(ShortPieceRows, kv.step)):
+        if (
+            not prefill
+            and not reproducible
+            and kv.expand is None
+            and (short_rows := kv.derived.get(ShortPieceRows, kv.step))
+        ):
             null_block = kv.arena.null_block(kv.arena.group_of[kv.layer])
-            as_rows = replace(kv, step=few.step(kv.arena.block_size, null_block), derived=few.derived)
+            as_rows = replace(kv, step=short_rows.step(kv.arena.block_size, null_block), derived=short_rows.derived)
             if isinstance(self._select_method(queries, as_rows, params), Variant):
-                taken = few.reorder_queries(queries)
-                parts = [self._attend_rows(taken, as_rows, params)]
+                reordered_queries = short_rows.reorder_queries(queries)
+                parts = [self._attend_rows(reordered_queries, as_rows, params)]
                 if as_rows.step.pieces:
-                    parts += reference.attend_pieces(taken, as_rows, params)
-                return few.restore_order(parts[0] if len(parts) == 1 else mx.concatenate(parts))
+                    parts += reference.attend_pieces(reordered_queries, as_rows, params)
+                return short_rows.restore_order(parts[0] if len(parts) == 1 else mx.concatenate(parts))
         parts = [self._attend_rows(queries, kv, params)] if kv.step.rows else []
         if prefill:
             factors, per_head = self._score_factors(params), self._per_head_input("sinks", kv.layer, params.sinks)
             of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
             parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
         else:
-            parts += reference.attend_pieces(queries, kv, params, apart=apart)
+            parts += reference.attend_pieces(queries, kv, params, one_by_one=reproducible)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _attend_rows(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """Return the attention of the step's single-token queries, by whatever serves the layer. `queries` are those
-        of the whole step.
-        """
-        served = self._select_method(queries, kv, params)
-        if isinstance(served, Variant):
-            return self.decode(served, queries, kv, params)
-        return served(queries, kv, params)
+        """Return the attention of single-token queries, by what serves the layer. `queries` are the whole step's."""
+        method = self._select_method(queries, kv, params)
+        if isinstance(method, Variant):
+            return self.decode(method, queries, kv, params)
+        return method(queries, kv, params)
 
     def decode(self, variant: Variant, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        """Return the attention of the step's single-token queries by a decode kernel. `queries` are those of the whole
-        step.
-        """
+        """Return the attention of single-token queries by a decode kernel. `queries` are those of the whole step."""
         queries = queries[: kv.step.rows] if kv.step.pieces else queries
         step = kv.derived.get(DecodeKernelStep, kv.step)
         work = step.work_list(kv.tail_tokens, variant.geometry.partition)
@@ -173,9 +174,9 @@ class MetalAttention:
         if kv.tail_tokens == _CHECKED_TAIL_TOKENS:
             _require_contiguous(kv.layer, slab)
         tail = self._tail_or_placeholder(kv, slab)
-        apart = QUANTIZED_PARTS if kv.quantization is not None else 1
-        keys, values = _split_kv(slab[::apart])
-        tail_keys, tail_values = _split_kv(tail[::apart])
+        stride = QUANTIZED_PARTS if kv.quantization is not None else 1
+        keys, values = _split_kv(slab[::stride])
+        tail_keys, tail_values = _split_kv(tail[::stride])
         inputs = DecodeInputs(
             mx.contiguous(queries),  # a view where one projection makes queries, keys and values, and nothing rotates
             keys,
@@ -195,15 +196,13 @@ class MetalAttention:
         return self._kernels(variant, work.items, inputs)
 
     def _select_method(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Variant | Attend:
-        """Return the kernel variant or MLX method that computes this layer's single-token queries, cached per layer
-        shape.
-        """
+        """Return the kernel variant or MLX method for this layer's single-token queries, cached per layer shape."""
         key = layer_key(queries, kv, params)
         method = self.methods.choices.method_for(key, kv)
-        if (key, method) not in self._served:
+        if (key, method) not in self._selected_methods:
             variant = self._variant_for(Variant, queries, kv, params)
-            self._served[key, method] = self.methods.select(variant, method)
-        return self._served[key, method]
+            self._selected_methods[key, method] = self.methods.select(variant, method)
+        return self._selected_methods[key, method]
 
     def _variant_for(
         self, kind: type[KernelVariant], queries: mx.array, kv: PagedKV, params: AttentionParams
@@ -236,12 +235,12 @@ class MetalAttention:
         """Return a layer's sinks or slopes as padded float32, as the kernels read them; a placeholder for None."""
         if numbers is None:
             return self._nothing_per_head
-        known = self._per_head.get((name, layer))
-        if known is None or known[0] is not numbers:
+        cached = self._per_head.get((name, layer))
+        if cached is None or cached[0] is not numbers:
             padding = max(0, SMALL - numbers.size)  # a small input would be in another address space: another kernel
             padded = mx.pad(mx.contiguous(numbers.astype(mx.float32)), (0, padding))
-            self._per_head[name, layer] = known = (numbers, padded)
-        return known[1]
+            self._per_head[name, layer] = cached = (numbers, padded)
+        return cached[1]
 
 
 def _split_kv(arrays: Slab) -> tuple[mx.array, mx.array | None]:
@@ -257,8 +256,8 @@ def _require_contiguous(layer: int, slab: Slab) -> None:
     A memoryview holds its array, not more: MLX waits for the array and hands out its pointer (`python/src/buffer.h`,
     0.32). While it exists, a write would copy the slab, so it is released at once, also if an error keeps this frame.
     """
-    for place, array in enumerate(slab):
-        name = "values" if 2 * place >= len(slab) > 1 else "keys"
+    for index, array in enumerate(slab):
+        name = "values" if 2 * index >= len(slab) > 1 else "keys"
         with memoryview(array) as memory:  # type: ignore[arg-type]
             contiguous, strides = memory.c_contiguous, memory.strides
         if not contiguous:
@@ -296,44 +295,38 @@ class PrefillKernelStep:
 
 
 class MetalPrefill:
-    """Prefill attention by the kernel made by `factory`, for layers where it is faster than MLX's attention and is
-    approved.
-    """
+    """Prefill attention by a kernel of `factory`, for layers where it is faster than MLX's attention and approved."""
 
     def __init__(self, factory: KernelFactory, approval: KernelApproval, *, matrix_units: bool) -> None:
         self._kernel = PrefillKernel(factory)
         self._approval = approval
         self._matrix_units = matrix_units
-        self._approved: dict[tuple[PrefillVariant, bool], bool] = {}
+        self._approvals: dict[tuple[PrefillVariant, bool], bool] = {}
 
     @property
     def has_served(self) -> bool:
         """Whether the kernel has served a layer."""
-        return any(self._approved.values())
+        return any(self._approvals.values())
 
     def reconsider(self) -> None:
         """Ask for approval of every variant again at its next use."""
-        self._approved.clear()
+        self._approvals.clear()
 
     def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the prefill kernel computes a layer: it is preferred and approved. Otherwise MLX's attention
-        does.
-        """
+        """Return whether the prefill kernel, not MLX's attention, computes a layer: it is preferred and approved."""
         if not self.is_preferred(variant, attention_window):
             return False
-        whole = chunks_fit_blocks(variant, attention_window)
-        if (variant, whole) not in self._approved:
-            self._approved[variant, whole] = self.is_approved(variant, attention_window)
-        return self._approved[variant, whole]
+        fits_blocks = chunks_fit_blocks(variant, attention_window)
+        if (variant, fits_blocks) not in self._approvals:
+            self._approvals[variant, fits_blocks] = self.is_approved(variant, attention_window)
+        return self._approvals[variant, fits_blocks]
 
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
         """Return whether the prefill kernel is better than MLX's attention for a layer."""
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the rules and the check allow the prefill kernel for a layer. Any thread may ask, once for
-        each variant.
-        """
+        """Return whether rules and check allow the prefill kernel for a layer. Any thread may ask, once per variant."""
         reason = refusal(variant)
         if not chunks_fit_blocks(variant, attention_window):
             reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
@@ -370,23 +363,21 @@ empty. More rows would read more than what they save.
 
 
 class ShortPieceRows:
-    """A step whose shortest prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) become rows of one token each, for the
-    decode kernels.
-    """
+    """A step with short prefill pieces (up to `MAX_TOKENS_AS_ROWS` tokens) as one-token rows for decode kernels."""
 
     def __init__(self, step: GroupStep) -> None:
-        self._whole = step
-        self._few = [piece for piece in step.pieces if piece.end - piece.begin <= MAX_TOKENS_AS_ROWS]
-        self._others = [piece for piece in step.pieces if piece.end - piece.begin > MAX_TOKENS_AS_ROWS]
+        self._original_step = step
+        self._short_pieces = [piece for piece in step.pieces if piece.end - piece.begin <= MAX_TOKENS_AS_ROWS]
+        self._long_pieces = [piece for piece in step.pieces if piece.end - piece.begin > MAX_TOKENS_AS_ROWS]
         self._step: GroupStep | None = None
         self._order: mx.array | None = None
-        self._back: mx.array | None = None
+        self._inverse_order: mx.array | None = None
         self.derived = StepDerivedData()
         self._compute_order()
 
     def __bool__(self) -> bool:
         """Whether there are such pieces."""
-        return bool(self._few)
+        return bool(self._short_pieces)
 
     def step(self, block_size: int, null_block: int) -> GroupStep:
         """Return the step with these rows. Its queries are in the order that `reorder_queries` returns."""
@@ -398,38 +389,38 @@ class ShortPieceRows:
         """Return the queries of the original step in the order of this step."""
         return queries if self._order is None else queries[self._order]
 
-    def restore_order(self, attended: mx.array) -> mx.array:
+    def restore_order(self, output: mx.array) -> mx.array:
         """Return the results of this step in the order of the original step."""
-        return attended if self._back is None else attended[self._back]
+        return output if self._inverse_order is None else output[self._inverse_order]
 
     def _compute_order(self) -> None:
         """Compute the permutation of queries, and its inverse, unless the order stays the same."""
-        flat = [np.arange(piece.begin, piece.end) for piece in (*self._few, *self._others)]
-        order = np.concatenate([np.arange(self._whole.rows), *flat]).astype(np.int32)
+        flat = [np.arange(piece.begin, piece.end) for piece in (*self._short_pieces, *self._long_pieces)]
+        order = np.concatenate([np.arange(self._original_step.rows), *flat]).astype(np.int32)
         if (np.diff(order) != 1).any():
-            self._order, self._back = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
+            self._order, self._inverse_order = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
 
     def _make_step(self, block_size: int, null_block: int) -> GroupStep:
         """Return the step with a row for each token of the short pieces."""
-        whole = self._whole
-        counts = [piece.end - piece.begin for piece in self._few]
-        blocks = [piece.blocks(block_size) for piece in self._few]
-        width = max(whole.tables.shape[1], *map(len, blocks))
-        tables = np.full((whole.rows + sum(counts), width), null_block, np.int32)
-        tables[: whole.rows, : whole.tables.shape[1]] = whole.tables
-        begin = whole.rows
-        for count, own in zip(counts, blocks, strict=True):
-            tables[begin : begin + count, : len(own)] = own
-            begin += count
-        lengths = [np.arange(piece.first + 1, piece.tokens + 1) for piece in self._few]
-        others: list[PrefillPiece] = []
-        for piece in self._others:
-            others.append(replace(piece, begin=begin, end=begin + piece.end - piece.begin))
-            begin = others[-1].end
+        original = self._original_step
+        counts = [piece.end - piece.begin for piece in self._short_pieces]
+        blocks = [piece.blocks(block_size) for piece in self._short_pieces]
+        width = max(original.tables.shape[1], *map(len, blocks))
+        tables = np.full((original.rows + sum(counts), width), null_block, np.int32)
+        tables[: original.rows, : original.tables.shape[1]] = original.tables
+        next_row = original.rows
+        for count, piece_blocks in zip(counts, blocks, strict=True):
+            tables[next_row : next_row + count, : len(piece_blocks)] = piece_blocks
+            next_row += count
+        lengths = [np.arange(piece.first + 1, piece.tokens + 1) for piece in self._short_pieces]
+        long_pieces: list[PrefillPiece] = []
+        for piece in self._long_pieces:
+            long_pieces.append(replace(piece, begin=next_row, end=next_row + piece.end - piece.begin))
+            next_row = long_pieces[-1].end
         return replace(
-            whole,
+            original,
             tables=tables,
-            lengths=np.concatenate([whole.lengths, *lengths]).astype(np.int32),
-            runs=(*whole.runs, *[None] * sum(counts)),
-            pieces=tuple(others),
+            lengths=np.concatenate([original.lengths, *lengths]).astype(np.int32),
+            runs=(*original.runs, *[None] * sum(counts)),
+            pieces=tuple(long_pieces),
         )

@@ -35,9 +35,7 @@ def make_mlx_lm_caches(model: nn.Module) -> list[Any]:
 
 
 def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return one cache per layer from one per leaf: a tuple if the layer has several. In a pipeline rank that sends
-    its results, mark each `PipelineSender`.
-    """
+    """Return one cache or tuple per layer from one per leaf. In a sending pipeline rank, mark each `PipelineSender`."""
     if _is_sending_rank(model):
         for leaf in leaves:
             if isinstance(leaf, PipelineSender):
@@ -50,9 +48,7 @@ def group_by_layer(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tu
 
 
 def _is_sending_rank(model: nn.Module) -> bool:
-    """Return whether a model is a pipeline rank that sends its results to the next one. What has the layers lies
-    outside of all lists, so few modules are looked at.
-    """
+    """Return whether a model is a sending pipeline rank. Lists are skipped: what has the layers is outside of all."""
     parts = (part for part in model.values() if isinstance(part, nn.Module))
     return bool(getattr(model, "pipeline_rank", 0)) or any(map(_is_sending_rank, parts))
 
@@ -71,7 +67,7 @@ class PipelineSender:
     """
 
     sends = False
-    sent: mx.array | None = None
+    pending_send: mx.array | None = None
     """It can be evaluated when the step's results have been sent; None in all other caches, and between steps."""
 
     @property
@@ -82,18 +78,18 @@ class PipelineSender:
         return mx.zeros((1,), mx.int32)
 
     @keys.setter
-    def keys(self, after: mx.array) -> None:
+    def keys(self, value: mx.array) -> None:
         if not self.sends:
             raise AttributeError("keys")
-        self.sent = after
+        self.pending_send = value
 
 
 def take_pending_sends(leaves: Sequence[PipelineSender]) -> list[mx.array]:
     """Return the arrays that must be evaluated so that a step's results are sent, and clear them."""
-    sent = [leaf.sent for leaf in leaves if leaf.sent is not None]
+    pending = [leaf.pending_send for leaf in leaves if leaf.pending_send is not None]
     for leaf in leaves:
-        leaf.sent = None
-    return sent
+        leaf.pending_send = None
+    return pending
 
 
 class LayerCache(PipelineSender):
@@ -144,7 +140,7 @@ class ProbeKV:
         self.keys, self.dtype = keys, keys.dtype
         self.value_in_key = values is None
         self.value_dim = 0 if values is None else values.shape[-1]
-        self.attended = False
+        self.was_attended = False
         self.note = note
 
     def astype(self, _: mx.Dtype) -> ProbeKV:
@@ -159,7 +155,7 @@ class CustomHandle(ABC):
     """A layer handle with its own attention method, such as latent attention."""
 
     @abstractmethod
-    def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
+    def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
         """Return the attention of the model's queries, with its scale, and with the term that it adds to the scores."""
 
 
@@ -168,9 +164,7 @@ _params_with_scale = lru_cache(AttentionParams)
 
 
 def install_attention_hook() -> None:
-    """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far by the paged one. Safe to call
-    again.
-    """
+    """Put the paged `scaled_dot_product_attention` into every mlx-lm model module loaded so far. Safe to call again."""
     replace_function("base", "scaled_dot_product_attention", _dispatch_attention)
 
 
@@ -185,21 +179,21 @@ def _dispatch_attention(original: Callable[..., mx.array]) -> Callable[..., mx.a
         scale: float = 1.0,
         mask: mx.array | None = None,
         sinks: mx.array | None = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> mx.array:
-        if type(keys) is PagedKV and mask is None and not others:  # almost always; `paged_attention` without slopes
+        if type(keys) is PagedKV and mask is None and not kwargs:  # almost always; `paged_attention` without slopes
             return keys.attend(
                 queries, keys, _params_with_scale(scale) if sinks is None else AttentionParams(scale, sinks)
             )
-        if isinstance(keys, CustomHandle) and values is keys and sinks is None and not others:
+        if isinstance(keys, CustomHandle) and values is keys and sinks is None and not kwargs:
             return keys.attend(queries, scale, mask)
         if isinstance(keys, PagedKV | ProbeKV | CustomHandle):
-            if mask is not None or others or isinstance(keys, CustomHandle):
+            if mask is not None or kwargs or isinstance(keys, CustomHandle):
                 raise ModelUnsupported(
                     "the model adds its own term to attention scores, which paged attention does not do"
                 )
             return attend(queries, keys, AttentionParams(scale, sinks))
-        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **others)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **kwargs)
 
     return attention
 
@@ -208,6 +202,6 @@ def attend(queries: mx.array, handle: PagedKV | ProbeKV, params: AttentionParams
     """Return the attention of queries `[tokens, query_heads, 1, head_dim]` over the keys and values of a handle."""
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, params)
-    handle.attended = True
+    handle.was_attended = True
     handle.note(AttentionCall.from_arguments(queries, params))
     return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

@@ -20,9 +20,9 @@ Method = Callable[..., Any]
 
 def install_model_patches(model: nn.Module) -> None:
     """Replace the methods of a model's classes that need it. Safe to call again."""
-    used = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
-    for name in used.keys() & _PATCHES.keys():
-        replace_method(used[name], "__call__", _PATCHES[name])
+    classes = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
+    for name in classes.keys() & _PATCHES.keys():
+        replace_method(classes[name], "__call__", _PATCHES[name])
 
 
 def _patch_afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -47,13 +47,13 @@ def _patch_afm7_body(original: Callable[..., mx.array]) -> Callable[..., mx.arra
     return call
 
 
-def _attend_reused_kv(own: Any, x: mx.array, cache: LayerCache) -> mx.array:
+def _attend_reused_kv(module: Any, x: mx.array, cache: LayerCache) -> mx.array:
     """Return the output of AFM 7's `KVReuseAttention`, over the keys and values in `cache`."""
-    queries = own.q_proj(x).reshape(x.shape[0], own.n_heads, 1, own.head_dim)
-    queries = own.q_norm(own.rope(queries, offset=cache.offset))
+    queries = module.q_proj(x).reshape(x.shape[0], module.n_heads, 1, module.head_dim)
+    queries = module.q_norm(module.rope(queries, offset=cache.offset))
     handle, _ = cache.keys_and_values()
-    out = attend(queries, handle, AttentionParams(own.scale))
-    projected: mx.array = own.out_proj(out.reshape(x.shape[0], 1, -1))
+    out = attend(queries, handle, AttentionParams(module.scale))
+    projected: mx.array = module.out_proj(out.reshape(x.shape[0], 1, -1))
     return projected
 
 
@@ -69,8 +69,8 @@ def _patch_baichuan_m1_attention(original: Callable[..., mx.array]) -> Callable[
             return original(self, x, mask, cache)
         state, paged = cache
         tokens, dim = x.shape[0], self.head_dim
-        ends = (self.hidden_size, self.hidden_size + self.num_kv_heads * dim)
-        queries, *new = (part.reshape(tokens, -1, 1, dim) for part in mx.split(self.W_pack(x), ends, -1))
+        split_points = (self.hidden_size, self.hidden_size + self.num_kv_heads * dim)
+        queries, *new = (part.reshape(tokens, -1, 1, dim) for part in mx.split(self.W_pack(x), split_points, -1))
         keys, values = (
             state.shift_by_token(slot, each) * weights[0, 0, :, :, :1] + each * weights[0, 0, :, :, 1:]
             for slot, (each, weights) in enumerate(zip(new, (self.conv_k, self.conv_v), strict=True))
@@ -145,9 +145,7 @@ def _patch_llama4_body(original: Callable[..., mx.array]) -> Callable[..., mx.ar
 
 
 def _patch_llama4_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return a replacement for Llama 4's `Attention.__call__`: a layer without rotation scales each query by its own
-    position.
-    """
+    """Return a new Llama 4 `Attention.__call__`: a layer without rotation scales each query by its own position."""
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache) or self.use_rope or not self.attn_temperature_tuning:
@@ -183,8 +181,8 @@ def _patch_olmo_block(original: Callable[..., mx.array]) -> Callable[..., mx.arr
         out = attend(queries, handle, AttentionParams(self.scale))
         hidden = x + self.attn_out(out.reshape(tokens, 1, -1))
         up, gate = mx.split(self.ff_proj(self.ff_norm(hidden)), 2, axis=-1)
-        added: mx.array = hidden + self.ff_out(nn.silu(gate) * up)
-        return added
+        output: mx.array = hidden + self.ff_out(nn.silu(gate) * up)
+        return output
 
     return call
 
@@ -205,8 +203,8 @@ def _patch_plamo_attention(original: Callable[..., mx.array]) -> Callable[..., m
         values = self.v_proj(hidden_states).reshape(tokens, heads, 1, self.v_dim)
         queries, keys = (self.rotary_emb(each, offset=cache.offset) for each in (queries, keys))
         handle, _ = cache.update_and_fetch(keys, values)
-        together = queries.reshape(tokens, shared, heads, -1).swapaxes(1, 2).reshape(queries.shape)
-        out = attend(together, handle, AttentionParams(self.scale))
+        grouped_queries = queries.reshape(tokens, shared, heads, -1).swapaxes(1, 2).reshape(queries.shape)
+        out = attend(grouped_queries, handle, AttentionParams(self.scale))
         projected: mx.array = self.o_proj(out.reshape(tokens, heads, shared, -1).swapaxes(1, 2).reshape(tokens, 1, -1))
         return projected
 
@@ -223,8 +221,11 @@ def _patch_plamo2_attention(original: Callable[..., mx.array]) -> Callable[..., 
         if not isinstance(cache, LayerCache):
             return original(self, hidden_states, mask, cache)
         tokens = hidden_states.shape[0]
-        ends = (self.q_proj_dim, self.q_proj_dim + self.k_proj_dim)
-        heads = [part.reshape(tokens, -1, 1, self.qk_dim) for part in mx.split(self.qkv_proj(hidden_states), ends, -1)]
+        split_points = (self.q_proj_dim, self.q_proj_dim + self.k_proj_dim)
+        heads = [
+            part.reshape(tokens, -1, 1, self.qk_dim)
+            for part in mx.split(self.qkv_proj(hidden_states), split_points, -1)
+        ]
         weights = (self.q_weight, self.k_weight)
         queries, keys = (
             self.rope(mx.fast.rms_norm(part, None, 1e-6) * weight[:, None], offset=cache.offset)

@@ -23,26 +23,22 @@ _T = TypeVar("_T")
 
 
 class StepDerivedData:
-    """Lazily made data that a backend derives from a GroupStep, shared by all layers (and by all steps of a decode
-    window): one object of each kind.
-    """
+    """Data that a backend lazily derives from a GroupStep for all layers (and decode window steps): one per kind."""
 
     def __init__(self) -> None:
-        self._made: dict[Callable[[GroupStep], Any], Any] = {}
+        self._data: dict[Callable[[GroupStep], Any], Any] = {}
 
     def get(self, kind: Callable[[GroupStep], _T], step: GroupStep) -> _T:
         """Return `kind(step)`, made at the first call. `step` must be the same in all calls."""
-        if kind not in self._made:
-            self._made[kind] = kind(step)
-        made: _T = self._made[kind]
-        return made
+        if kind not in self._data:
+            self._data[kind] = kind(step)
+        data: _T = self._data[kind]
+        return data
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionParams:
-    """The softmax parameters of a layer: scale, sinks, softcap and ALiBi slopes. Each query sees its row's tokens up
-    to itself, within the group's window.
-    """
+    """A layer's softmax parameters. Each query sees its row's tokens up to itself, within the group's window."""
 
     scale: float
     """The factor of the products of queries and keys."""
@@ -58,9 +54,7 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What decides which kernels can serve a layer's `paged_attention` call: query dtype, heads and head size, and
-    which options are used.
-    """
+    """What decides which kernels can serve a layer's `paged_attention`: query dtype, heads, head size, used options."""
 
     dtype: str
     """The dtype of the queries."""

@@ -42,9 +42,7 @@ class NotPaged(ModelUnsupported):
 
 
 class _ProbeCache(LayerCache):
-    """The cache of one leaf in a probe, at position 0 of every row. It records the window of the mask that the model
-    asks for.
-    """
+    """The cache of one leaf in a probe, at position 0 of every row. Records the mask window that the model asks for."""
 
     def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
@@ -55,9 +53,11 @@ class _ProbeCache(LayerCache):
     @property
     def is_unused(self) -> bool:
         """Whether the model has put nothing into it. It may have asked for a mask, or for a row's position."""
-        apart = ("_begun", "mask_window", "sends", "sent")
-        now = {name: value for name, value in vars(self).items() if name not in apart}
-        return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())
+        ignored_names = ("_begun", "mask_window", "sends", "sent")
+        current_vars = {name: value for name, value in vars(self).items() if name not in ignored_names}
+        return current_vars.keys() == self._begun.keys() and all(
+            current_vars[name] is value for name, value in self._begun.items()
+        )
 
     def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
         """Record the window of the mask that the model asks for; return None."""
@@ -75,17 +75,18 @@ def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
         raise ModelUnsupported(f"{_model_type(model)}: {reason}, so that an answer depends on how its prompt is cut")
     install_attention_hook()
     model_patches.install_model_patches(model)
-    made = make_mlx_lm_caches(model)
+    mlx_lm_caches = make_mlx_lm_caches(model)
     attention_windows = [
-        AttentionWindow() if is_recurrent_cache(cache) else _attention_window_of(model, cache) for cache in made
+        AttentionWindow() if is_recurrent_cache(cache) else _attention_window_of(model, cache)
+        for cache in mlx_lm_caches
     ]
-    recurrent = RecurrentProbe(model, made)
-    seen: dict[int, ProbeKV] = {}
+    recurrent = RecurrentProbe(model, mlx_lm_caches)
+    handles: dict[int, ProbeKV] = {}
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
-        seen[layer] = ProbeKV(keys, values)
+        handles[layer] = ProbeKV(keys, values)
         recurrent.record_attention()
-        return seen[layer]
+        return handles[layer]
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(attention_windows))]
     try:
@@ -109,25 +110,27 @@ def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
                 "needs an "
                 "Apple GPU"
             ) from error
-        own = isinstance(error, UnhookedAttention) or ProbeKV.__name__ in str(error)
-        why = "its layers compute with keys and values themselves, not by mlx-lm's attention"
-        if not own and recurrent.leaves:
-            why = "mlx-lm's code for it cannot compute a step of several rows in parts"
-        elif not own:
-            why = "mlx-lm's code for it cannot compute a step of several rows at different positions"
-        raise NotPaged(f"{_model_type(model)}: {why}, so its attention cannot be paged") from error
+        uses_own_attention = isinstance(error, UnhookedAttention) or ProbeKV.__name__ in str(error)
+        cause = "its layers compute with keys and values themselves, not by mlx-lm's attention"
+        if not uses_own_attention and recurrent.leaves:
+            cause = "mlx-lm's code for it cannot compute a step of several rows in parts"
+        elif not uses_own_attention:
+            cause = "mlx-lm's code for it cannot compute a step of several rows at different positions"
+        raise NotPaged(f"{_model_type(model)}: {cause}, so its attention cannot be paged") from error
     if not isinstance(logits, mx.array):
         raise ModelUnsupported(f"{_model_type(model)}: mlx-lm's code for it returns no logits with these settings")
     paged = [layer for layer in range(len(attention_windows)) if layer not in states]
-    unused = [layer for layer in paged if layer not in seen and caches[layer].is_unused]
-    bypassed = [layer for layer in paged if layer not in unused and (layer not in seen or not seen[layer].attended)]
-    if bypassed:
-        raise NotPaged(f"{_model_type(model)}: layers {bypassed} attend in a way that cannot be paged")
+    unused = [layer for layer in paged if layer not in handles and caches[layer].is_unused]
+    bypassed_layers = [
+        layer for layer in paged if layer not in unused and (layer not in handles or not handles[layer].was_attended)
+    ]
+    if bypassed_layers:
+        raise NotPaged(f"{_model_type(model)}: layers {bypassed_layers} attend in a way that cannot be paged")
     for cache, attention_window in zip(caches, attention_windows, strict=True):
         if cache.mask_window not in (None, attention_window.tokens):
-            kept = "all of them" if attention_window.tokens is None else f"only {attention_window.tokens}"
+            kept_text = "all of them" if attention_window.tokens is None else f"only {attention_window.tokens}"
             raise ModelUnsupported(
-                f"{_model_type(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept} are "
+                f"{_model_type(model)}: a token of a prompt is to see {cache.mask_window} tokens, but {kept_text} are "
                 "kept for an "
                 "answer's: which of the two is meant is not known"
             )
@@ -135,30 +138,28 @@ def probe_kv_specs(model: nn.Module) -> list[KVSpec]:
     return [
         states.get(layer)
         or KVSpec(
-            kv_heads=seen[layer].keys.shape[1],
-            key_dim=seen[layer].keys.shape[-1],
-            value_dim=seen[layer].value_dim,
-            dtype=dtype_name(seen[layer].keys.dtype),
+            kv_heads=handles[layer].keys.shape[1],
+            key_dim=handles[layer].keys.shape[-1],
+            value_dim=handles[layer].value_dim,
+            dtype=dtype_name(handles[layer].keys.dtype),
             window=attention_window.tokens,
             chunked=attention_window.chunked,
-            value_in_key=seen[layer].value_in_key,
+            value_in_key=handles[layer].value_in_key,
         )
         for layer, attention_window in enumerate(attention_windows)
     ]
 
 
-def build_lazy_logits(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
-    """Return the lazy logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is
+def build_lazy_logits(model: nn.Module, tokens: mx.array, on_attention: Callable[[], None]) -> mx.array:
+    """Return the lazy logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `on_attention` is
     called when a layer attends or touches its state. The model must have been probed.
     """
 
-    return _trace_lazy_pass(model, tokens, attended, lambda layer, call: attended())
+    return _trace_lazy_pass(model, tokens, on_attention, lambda layer, call: on_attention())
 
 
 def probe_attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
-    """Return all distinct attention calls of a model, each with the leaf whose keys and values it reads. Nothing is
-    computed. The model must have been probed.
-    """
+    """Return a probed model's distinct attention calls, each with the leaf that it reads. Nothing is computed."""
     calls: dict[tuple[int, AttentionCall], None] = {}
     _trace_lazy_pass(
         model, mx.zeros((2, 1), mx.int32), lambda: None, lambda layer, call: calls.setdefault((layer, call))
@@ -167,34 +168,34 @@ def probe_attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], 
 
 
 def trace_decode_step(
-    model: nn.Module, positions: mx.array, stored: Callable[[int, mx.array, mx.array | None], None]
+    model: nn.Module, positions: mx.array, on_store: Callable[[int, mx.array, mx.array | None], None]
 ) -> None:
-    """Build, but do not evaluate, a decode step of one token per row at `positions`, and call `stored(layer, keys,
+    """Build, but do not evaluate, a decode step of one token per row at `positions`, and call `on_store(layer, keys,
     values)` for what each layer would cache. The model must have been probed.
     """
     _trace_lazy_pass(
-        model, mx.zeros((positions.size, 1), mx.int32), lambda: None, lambda *call: None, stored, positions
+        model, mx.zeros((positions.size, 1), mx.int32), lambda: None, lambda *call: None, on_store, positions
     )
 
 
 def _trace_lazy_pass(
     model: nn.Module,
     tokens: mx.array,
-    touched: Callable[[], None],
-    attended: Callable[[int, AttentionCall], None],
-    stored: Callable[[int, mx.array, mx.array | None], None] = lambda *new: None,
+    on_touch: Callable[[], None],
+    on_attention: Callable[[int, AttentionCall], None],
+    on_store: Callable[[int, mx.array, mx.array | None], None] = lambda *new: None,
     positions: mx.array | None = None,
 ) -> mx.array:
-    """Build a lazy forward pass with probe caches and return its logits. `touched` is called when a state is used,
-    `attended(layer, call)` when a layer attends, `stored(layer, keys, values)` when it caches.
+    """Build a lazy forward pass with probe caches and return its logits. `on_touch` is called when a state is used,
+    `on_attention(layer, call)` when a layer attends, `on_store(layer, keys, values)` when it caches.
     """
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
-        stored(layer, keys, values)
-        return ProbeKV(keys, values, partial(attended, layer))
+        on_store(layer, keys, values)
+        return ProbeKV(keys, values, partial(on_attention, layer))
 
     caches = [
-        ObservedState(len(cache.cache), touched)
+        ObservedState(len(cache.cache), on_touch)
         if is_recurrent_cache(cache)
         else _ProbeCache(layer, tokens.shape[0], fetch)
         for layer, cache in enumerate(make_mlx_lm_caches(model))

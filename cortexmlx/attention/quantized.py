@@ -40,12 +40,10 @@ class QuantizedTokens:
             self._numbers = [(n.reshape(groups) * self._scales[..., None]).reshape(n.shape) for n in self._numbers]
 
     def key_products(self, queries: mx.array) -> mx.array:
-        """Return the products `[rows, heads, queries, tokens]` of queries `[rows, heads, queries, dim]` with the
-        keys.
-        """
-        each = len(self._numbers)
-        parts = [queries[..., i::each] @ n.swapaxes(-1, -2) for i, n in enumerate(self._numbers)]
-        products = parts[0] if each == 1 else parts[0] + parts[1]
+        """Return the products `[rows, heads, queries, tokens]` of queries `[rows, heads, queries, dim]` and keys."""
+        codes_per_byte = len(self._numbers)
+        parts = [queries[..., i::codes_per_byte] @ n.swapaxes(-1, -2) for i, n in enumerate(self._numbers)]
+        products = parts[0] if codes_per_byte == 1 else parts[0] + parts[1]
         sums = queries.reshape(*queries.shape[:-1], -1, self._group).sum(axis=-1)
         if self._of_heads:
             return products * self._scales.swapaxes(-1, -2) + sums * self._biases.swapaxes(-1, -2)
@@ -54,8 +52,8 @@ class QuantizedTokens:
     def weighted_sum(self, weights: mx.array) -> mx.array:
         """Return the sums `[rows, heads, queries, dim]` of the values, weighted by `[rows, heads, queries, tokens]`."""
         biases = weights @ self._biases
-        scaled = weights * self._scales.swapaxes(-1, -2) if self._of_heads else weights
-        parts = [scaled @ n for n in self._numbers]
+        scaled_weights = weights * self._scales.swapaxes(-1, -2) if self._of_heads else weights
+        parts = [scaled_weights @ n for n in self._numbers]
         sums = parts[0] if len(parts) == 1 else mx.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
         return sums + (biases if self._of_heads else mx.repeat(biases, self._group, axis=-1))
 
@@ -67,32 +65,32 @@ def split_quantized(
     of a `slab` (arrays `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names,
     followed by those of the `tail`.
     """
-    of = slice(-QUANTIZED_PARTS, None) if values else slice(QUANTIZED_PARTS)
-    arrays, (rows, heads, blocks) = slab[of], block.shape
+    part_slice = slice(-QUANTIZED_PARTS, None) if values else slice(QUANTIZED_PARTS)
+    arrays, (rows, heads, blocks) = slab[part_slice], block.shape
     words, block_size = arrays[0].shape[2], arrays[0].shape[1]
     size = max(1, CHUNK_NUMBERS // (rows * heads * block_size * words * 32 // form.bits))
-    found: list[QuantizedTokens] = []
-    for begin in range(0, max(blocks, 1), size):
-        named = block[..., begin : begin + size] if blocks > size else block
-        tokens = named.shape[-1] * block_size
-        seen = [a[named].reshape(rows, heads, tokens, a.shape[-1]) for a in arrays]
-        if tail is not None and begin + size >= blocks:
-            seen = [mx.concatenate(list(both), axis=2) for both in zip(seen, tail[of], strict=True)]
-        found.append(QuantizedTokens(seen, form))
-    return found
+    chunks: list[QuantizedTokens] = []
+    for start in range(0, max(blocks, 1), size):
+        chunk_blocks = block[..., start : start + size] if blocks > size else block
+        tokens = chunk_blocks.shape[-1] * block_size
+        parts = [a[chunk_blocks].reshape(rows, heads, tokens, a.shape[-1]) for a in arrays]
+        if tail is not None and start + size >= blocks:
+            parts = [mx.concatenate(list(pair), axis=2) for pair in zip(parts, tail[part_slice], strict=True)]
+        chunks.append(QuantizedTokens(parts, form))
+    return chunks
 
 
 def key_products(queries: mx.array, keys: Sequence[QuantizedTokens]) -> mx.array:
     """Return the products of queries with the keys of all chunks."""
-    found = [stretch.key_products(queries) for stretch in keys]
-    return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
+    products = [chunk.key_products(queries) for chunk in keys]
+    return products[0] if len(products) == 1 else mx.concatenate(products, axis=-1)
 
 
 def weighted_sum(weights: mx.array, values: Sequence[QuantizedTokens]) -> mx.array:
     """Return the weighted sum of the values of all chunks."""
-    total, begin = None, 0
-    for stretch in values:
-        part = stretch.weighted_sum(weights[..., begin : begin + stretch.tokens])
-        total, begin = part if total is None else total + part, begin + stretch.tokens
+    total, start = None, 0
+    for chunk in values:
+        part = chunk.weighted_sum(weights[..., start : start + chunk.tokens])
+        total, start = part if total is None else total + part, start + chunk.tokens
     assert total is not None
     return total

@@ -31,13 +31,13 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Flat tokens of a step that a recurrent module gets in one call: single tokens of n rows as `[n, 1]` (`piece`
+    """Flat tokens of a step that a recurrent module gets in one call: single tokens of n rows as `[n, 1]` (`is_piece`
     False), or consecutive tokens of one row as `[1, n]`. With `goes_on`, it begins with the state after the span
     before it.
     """
 
     tokens: IntArray
-    piece: bool
+    is_piece: bool
     goes_on: bool = False
 
     def select(self, array: mx.array, tokens: int) -> mx.array:
@@ -48,18 +48,18 @@ class TokenSpan:
         if not per_token and array.shape != (tokens,):
             return array
         first, last = int(self.tokens[0]), int(self.tokens[-1])
-        if self.piece and not per_token:
+        if self.is_piece and not per_token:
             return array[first : first + 1]
-        whole = last - first + 1 == len(self.tokens)
-        mine = array[first : last + 1] if whole else array[mx.array(self.tokens)]
-        return mine.swapaxes(0, 1) if self.piece else mine
+        is_contiguous = last - first + 1 == len(self.tokens)
+        span_array = array[first : last + 1] if is_contiguous else array[mx.array(self.tokens)]
+        return span_array.swapaxes(0, 1) if self.is_piece else span_array
 
     def flatten(self, array: mx.array) -> mx.array:
         """Return a result for the span as `[tokens, 1, ...]`."""
-        shape = (1, len(self.tokens)) if self.piece else (len(self.tokens), 1)
+        shape = (1, len(self.tokens)) if self.is_piece else (len(self.tokens), 1)
         if array.shape[:2] != shape:
             raise ModelUnsupported("a recurrent layer gives results that do not belong to single tokens")
-        return array.swapaxes(0, 1) if self.piece else array
+        return array.swapaxes(0, 1) if self.is_piece else array
 
 
 class SpanStep:
@@ -70,9 +70,9 @@ class SpanStep:
         order = np.concatenate([part.tokens for part in parts])
         self.tokens = len(order)
         in_order = bool((order == np.arange(self.tokens)).all())
-        self._place = None if in_order else mx.array(np.argsort(order).astype(np.int32))
-        self.whole = in_order and len(parts) == 1 and (not parts[0].piece or self.tokens == 1)
-        self.called: TokenSpan | None = None
+        self._inverse_order = None if in_order else mx.array(np.argsort(order).astype(np.int32))
+        self.is_single_call = in_order and len(parts) == 1 and (not parts[0].is_piece or self.tokens == 1)
+        self.current_span: TokenSpan | None = None
         """The part with which a module is being called; None: modules get all tokens."""
 
     def join_results(self, results: Sequence[Any]) -> Any:
@@ -88,7 +88,7 @@ class SpanStep:
 
     def restore_order(self, flat: mx.array) -> mx.array:
         """Return an array that has the spans one after the other in the order of the flat tokens."""
-        return flat if self._place is None else flat[self._place]
+        return flat if self._inverse_order is None else flat[self._inverse_order]
 
 
 class RecurrentCache(PipelineSender):
@@ -126,24 +126,24 @@ class RecurrentCache(PipelineSender):
         return None
 
     def call_by_spans(
-        self, original: Callable[..., Any], module: Any, inputs: Sequence[Any], others: dict[str, Any]
+        self, original: Callable[..., Any], module: Any, inputs: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Call a module's method once per span, and join the results."""
         step = self.step
         assert step is not None, "a model runs outside of a step"
         self._feed(*(value for value in inputs if isinstance(value, mx.array)))
         results: list[Any] = []
-        before: list[mx.array | None] = []
+        old_states: list[mx.array | None] = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
             if part.goes_on:
-                _copy_changed_states(before, self.caches[index - 1], cache)
-            before = list(cache.cache)
-            mine = [self._select_argument(value, part, cache) for value in inputs]
-            named = {name: self._select_argument(value, part, cache) for name, value in others.items()}
-            step.called = None if step.whole else part
-            results.append(original(module, *mine, **named))
-        step.called = None
-        return results[0] if step.whole else step.join_results(results)
+                _copy_changed_states(old_states, self.caches[index - 1], cache)
+            old_states = list(cache.cache)
+            span_inputs = [self._select_argument(value, part, cache) for value in inputs]
+            span_kwargs = {name: self._select_argument(value, part, cache) for name, value in kwargs.items()}
+            step.current_span = None if step.is_single_call else part
+            results.append(original(module, *span_inputs, **span_kwargs))
+        step.current_span = None
+        return results[0] if step.is_single_call else step.join_results(results)
 
     def shift_by_token(self, slot: int, new: mx.array) -> mx.array:
         """Return, for each flat token of `new` `[tokens, ...]`, the value of the token before it in its row (zeros
@@ -155,12 +155,12 @@ class RecurrentCache(PipelineSender):
         shifted = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
             first, last = int(part.tokens[0]), int(part.tokens[-1])
-            mine = new[first : last + 1] if part.piece else new[mx.array(part.tokens)]
-            before = self.caches[index - 1].cache[slot] if part.goes_on else cache.cache[slot]
-            newest = mine[-1:] if part.piece else mine
-            before = mx.zeros_like(newest) if before is None else before
-            shifted.append(mx.concatenate([before, mine[:-1]]) if part.piece else before)
-            cache.cache[slot] = newest
+            span_values = new[first : last + 1] if part.is_piece else new[mx.array(part.tokens)]
+            previous_values = self.caches[index - 1].cache[slot] if part.goes_on else cache.cache[slot]
+            newest_values = span_values[-1:] if part.is_piece else span_values
+            previous_values = mx.zeros_like(newest_values) if previous_values is None else previous_values
+            shifted.append(mx.concatenate([previous_values, span_values[:-1]]) if part.is_piece else previous_values)
+            cache.cache[slot] = newest_values
         return step.restore_order(mx.concatenate(shifted))
 
     def _select_argument(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
@@ -168,16 +168,14 @@ class RecurrentCache(PipelineSender):
         assert self.step is not None
         if value is self:
             return cache
-        if isinstance(value, mx.array) and not self.step.whole:
+        if isinstance(value, mx.array) and not self.step.is_single_call:
             return part.select(value, self.step.tokens)
         return value
 
 
-def _copy_changed_states(before: Sequence[Any], left: ArraysCache, cache: ArraysCache) -> None:
-    """Copy the states that a module changed in a span to the next span's cache. Another module of the same layer may
-    have written the rest before.
-    """
-    for slot, (old, new) in enumerate(zip(before, left.cache, strict=True)):
+def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache, cache: ArraysCache) -> None:
+    """Copy a span's states that a module changed to the next span; the layer's other modules may have set the rest."""
+    for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new
 
@@ -191,11 +189,11 @@ def install_recurrent_hook(owners: Iterable[type]) -> None:
 def _dispatch_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls `original` span by span if an argument is a recurrent cache."""
 
-    def call(module: Any, *inputs: Any, **others: Any) -> Any:
-        leaf = next((v for v in (*inputs, *others.values()) if isinstance(v, RecurrentCache)), None)
+    def call(module: Any, *inputs: Any, **kwargs: Any) -> Any:
+        leaf = next((v for v in (*inputs, *kwargs.values()) if isinstance(v, RecurrentCache)), None)
         if leaf is None:
-            return original(module, *inputs, **others)
-        return leaf.call_by_spans(original, module, inputs, others)
+            return original(module, *inputs, **kwargs)
+        return leaf.call_by_spans(original, module, inputs, kwargs)
 
     return call
 
@@ -204,30 +202,28 @@ def _dispatch_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PROBE_STEP = SpanStep(
-    [TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)]
+    [TokenSpan(np.array([0], np.int32), is_piece=False), TokenSpan(np.array([1, 2], np.int32), is_piece=True)]
 )
 """A step in which every way of cutting shows: a single token, and two tokens of another row."""
 
 
 class ObservedState(ArraysCache):  # type: ignore[misc]
-    """A recurrent layer's cache in a probe. `touched()` is called whenever its arrays are read or written."""
+    """A recurrent layer's cache in a probe. `on_touch()` is called whenever its arrays are read or written."""
 
-    def __init__(self, size: int, touched: Callable[[], None]) -> None:
+    def __init__(self, size: int, on_touch: Callable[[], None]) -> None:
         super().__init__(size)
-        self._touched = touched
+        self._on_touch = on_touch
 
     def __getitem__(self, slot: Any) -> Any:
-        self._touched()
+        self._on_touch()
         return super().__getitem__(slot)
 
     def __setitem__(self, slot: Any, value: Any) -> None:
-        self._touched()
+        self._on_touch()
         super().__setitem__(slot, value)
 
     def shift_by_token(self, slot: int, new: mx.array) -> mx.array:
-        """Keep `new` as the state in `slot`, and return zeros. It does not count as a touch, since modules that see a
-        whole step may use it.
-        """
+        """Keep `new` in `slot` and return zeros. This is no touch, since modules that see a whole step may use it."""
         super().__setitem__(slot, new)
         return mx.zeros_like(new)
 
@@ -240,26 +236,26 @@ class _TouchLog:
     """
 
     def __init__(self) -> None:
-        self.running: list[nn.Module] = []
-        self.touching: list[nn.Module] = []
+        self.running_modules: list[nn.Module] = []
+        self.touching_modules: list[nn.Module] = []
 
     def record_touch(self) -> None:
-        """Record that the running module touches a state now. A pipeline touches the last one only to wait until it
-        has sent.
-        """
-        if self.running and not isinstance(self.running[-1], PipelineMixin):
-            self.touching.append(self.running[-1])
+        """Record that the running module touches a state. A pipeline does not count: it only waits for its send."""
+        if self.running_modules and not isinstance(self.running_modules[-1], PipelineMixin):
+            self.touching_modules.append(self.running_modules[-1])
 
 
 class RecurrentProbe:
     """Finds which leaves of a model are recurrent, how large their states are, and which modules touch them."""
 
-    def __init__(self, model: nn.Module, own: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, caches: Sequence[Any]) -> None:
         self._model = model
         self._touches = _TouchLog()
-        self._attending: list[nn.Module] = []
-        noted = self._touches.record_touch
-        self._caches = {leaf: ObservedState(len(c.cache), noted) for leaf, c in enumerate(own) if is_recurrent_cache(c)}
+        self._attending_modules: list[nn.Module] = []
+        on_touch = self._touches.record_touch
+        self._caches = {
+            leaf: ObservedState(len(c.cache), on_touch) for leaf, c in enumerate(caches) if is_recurrent_cache(c)
+        }
 
     @property
     def leaves(self) -> list[int]:
@@ -276,35 +272,37 @@ class RecurrentProbe:
         if not self._caches:
             yield
             return
-        with track_running_modules(self._model) as self._touches.running:
+        with track_running_modules(self._model) as self._touches.running_modules:
             yield
 
     def record_attention(self) -> None:
         """Record that the running modules attend now."""
-        self._attending += self._touches.running
+        self._attending_modules += self._touches.running_modules
 
     def install_hooks(self) -> None:
         """Have the classes that touch a state called span by span. Raises ModelUnsupported if one of them also
         attends, or calls a module that does: attention needs a whole step.
         """
-        both = {type(m).__name__ for m in self._touches.touching if any(m is other for other in self._attending)}
-        if both:
-            raise ModelUnsupported(f"{', '.join(sorted(both))} keeps a state and attends to keys and values at once")
-        install_recurrent_hook({type(module) for module in self._touches.touching})
+        conflicting_names = {
+            type(m).__name__
+            for m in self._touches.touching_modules
+            if any(m is other for other in self._attending_modules)
+        }
+        if conflicting_names:
+            raise ModelUnsupported(
+                f"{', '.join(sorted(conflicting_names))} keeps a state and attends to keys and values at once"
+            )
+        install_recurrent_hook({type(module) for module in self._touches.touching_modules})
 
     def insert_step_caches(self, caches: Sequence[Any]) -> list[Any]:
-        """Return a probe's caches in the middle of the probe step, with a real recurrent cache in the place of each
-        recurrent leaf.
-        """
+        """Return a probe's caches amid the probe step, with a real recurrent cache in place of each recurrent leaf."""
         leaves = {leaf: RecurrentCache(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
             leaf.begin(PROBE_STEP, [[None] * leaf.size for _ in PROBE_STEP.parts])
         return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     def state_spec(self, leaf: int, rows: int) -> KVSpec:
-        """Return the KVSpec of a recurrent leaf: the bytes of a row's state, after a step of `rows` rows. Raises
-        ModelUnsupported if it is empty.
-        """
+        """Return a recurrent leaf's KVSpec: a row's bytes, after a step of `rows`. Raises ModelUnsupported if empty."""
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
             raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")
@@ -327,42 +325,40 @@ _WATCH_LOCK = threading.Lock()
 
 @contextmanager
 def track_running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Context: yield a list of the model's modules whose `__call__` is running on this thread, the innermost last.
-    Afterwards their classes are unchanged.
-    """
+    """Context: yield a live list of modules in `__call__` on this thread, innermost last; restore the classes after."""
     with _WATCH_LOCK:
         yield from _patch_calls(model)
 
 
 def _patch_calls(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Patch `__call__` of the model's classes, yield the list of running modules, and restore the classes."""
-    running: list[nn.Module] = []
-    own = {owner: owner.__dict__.get("__call__") for owner in {type(module) for module in model.modules()}}
+    running_modules: list[nn.Module] = []
+    original_calls = {owner: owner.__dict__.get("__call__") for owner in {type(module) for module in model.modules()}}
     try:
-        for owner in own:
+        for owner in original_calls:
             if any("__call__" in base.__dict__ for base in owner.__mro__):
-                _record_calls(owner, running)
-        yield running
+                _record_calls(owner, running_modules)
+        yield running_modules
     finally:
-        for owner, method in own.items():
+        for owner, method in original_calls.items():
             if method is not None:
                 owner.__call__ = method
             elif "__call__" in owner.__dict__:
                 del owner.__call__
 
 
-def _record_calls(owner: Any, running: list[nn.Module]) -> None:
-    """Replace `__call__` of a class by one that adds the module to `running` while it runs."""
+def _record_calls(owner: Any, running_modules: list[nn.Module]) -> None:
+    """Replace `__call__` of a class by one that adds the module to `running_modules` while it runs."""
     original: Callable[..., Any] = owner.__call__
-    here = threading.get_ident()
+    thread_id = threading.get_ident()
 
-    def call(module: nn.Module, *inputs: Any, **others: Any) -> Any:
-        if threading.get_ident() != here:  # another engine runs a model of the same class
-            return original(module, *inputs, **others)
-        running.append(module)
+    def call(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread_id:  # another engine runs a model of the same class
+            return original(module, *inputs, **kwargs)
+        running_modules.append(module)
         try:
-            return original(module, *inputs, **others)
+            return original(module, *inputs, **kwargs)
         finally:
-            running.pop()
+            running_modules.pop()
 
     owner.__call__ = call

@@ -50,14 +50,12 @@ def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
 
 
 def attend_rows(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-    """Return the attention of the step's single-token queries, `[rows, query_heads, 1, value_dim]`. `queries` are
-    those of the whole step.
-    """
+    """Return attention `[rows, query_heads, 1, value_dim]` of single-token queries. `queries` are the whole step's."""
     lengths, coarse = kv.step.lengths, rounds_coarsely(queries, kv)
     rows = len(lengths)
     run = kv.step.runs[0] if rows == 1 and kv.quantization is None else None
-    plain = not coarse and params.sinks is None and params.softcap is None and params.slopes is None
-    if run is not None and plain and queries.shape[1] * (int(lengths[0]) + kv.tail_tokens) <= MAX_SIMPLE_SCORES:
+    only_scaled = not coarse and params.sinks is None and params.softcap is None and params.slopes is None
+    if run is not None and only_scaled and queries.shape[1] * (int(lengths[0]) + kv.tail_tokens) <= MAX_SIMPLE_SCORES:
         return _attend_run(queries[:1], kv, run, params.scale, None)
     softmax = Softmax(params, queries.dtype, ReferenceStep.from_handle(kv).ones)
     if run is not None and not (coarse and not softmax.beyond_mlx_lm):
@@ -66,9 +64,7 @@ def attend_rows(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.a
 
 
 def _attend_batch(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex, coarse: bool) -> mx.array:
-    """Attend with all rows of an index at once: `queries` `[rows, query_heads, queries, dim]` give `[rows,
-    query_heads, queries, value_dim]`.
-    """
+    """Attend with all rows of an index: `queries` `[rows, query_heads, queries, dim]`, result `[..., value_dim]`."""
     if coarse and not softmax.beyond_mlx_lm:
         return _attend_copied(queries, kv, softmax, index)
     if kv.quantization is not None and multiplies_quantized():
@@ -87,25 +83,25 @@ def _slab_sizes(kv: PagedKV) -> tuple[int, int, int]:
     return heads, slots // kv.arena.block_size, kv.arena.block_size
 
 
-def attend_pieces(queries: mx.array, kv: PagedKV, params: AttentionParams, *, apart: bool = False) -> list[mx.array]:
+def attend_pieces(
+    queries: mx.array, kv: PagedKV, params: AttentionParams, *, one_by_one: bool = False
+) -> list[mx.array]:
     """Return the attention of the step's prefill pieces, arrays `[tokens, query_heads, 1, value_dim]` in order.
     `queries` are those of the whole step. Every backend uses it.
 
-    Short pieces are computed together; but not if they are `apart`, so that none depends on its neighbours.
+    Short pieces are computed together; but not with `one_by_one`, so that none depends on its neighbours.
     """
     softmax = Softmax(params, queries.dtype, ReferenceStep.from_handle(kv).ones)
-    if apart or kv.expand is not None:
+    if one_by_one or kv.expand is not None:
         return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
-    cut, coarse = kv.derived.get(PieceBatches, kv.step), rounds_coarsely(queries, kv)
-    found, without_tail = [], replace(kv, tail=None, tail_tokens=0)
-    for batch in cut.batches:
-        attended = _attend_batch(
-            batch.queries(queries), without_tail, softmax, batch.row_index(*_slab_sizes(kv)), coarse
-        )
-        _, heads, _, dim = attended.shape
-        found.append(attended.swapaxes(1, 2).reshape(-1, heads, 1, dim))
-    found += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in cut.alone]
-    return found if cut.order is None else [mx.concatenate(found)[cut.order]]
+    piece_batches, coarse = kv.derived.get(PieceBatches, kv.step), rounds_coarsely(queries, kv)
+    outputs, without_tail = [], replace(kv, tail=None, tail_tokens=0)
+    for batch in piece_batches.batches:
+        output = _attend_batch(batch.queries(queries), without_tail, softmax, batch.row_index(*_slab_sizes(kv)), coarse)
+        _, heads, _, dim = output.shape
+        outputs.append(output.swapaxes(1, 2).reshape(-1, heads, 1, dim))
+    outputs += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in piece_batches.lone_pieces]
+    return outputs if piece_batches.order is None else [mx.concatenate(outputs)[piece_batches.order]]
 
 
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
@@ -119,51 +115,49 @@ def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
 
 
 def attend_gathered(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
-    """Attend with single-token queries by MLX's attention over a padded copy of their rows' keys and values. Does not
-    serve softmaxes that are `beyond_mlx_lm`.
-    """
+    """Attend with single-token queries by MLX over padded copies of their rows; not for softmaxes `beyond_mlx_lm`."""
     return _attend_copied(queries, kv, softmax, _row_index(kv))
 
 
 def _attend_copied(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
     """Attend with the rows of an index by MLX's attention over a padded copy of their keys and values."""
     rows, heads, _ = index.block.shape
-    seen = tuple(a[index.block].reshape(rows, heads, -1, a.shape[-1]) for a in kv.arena.slab_as_blocks(kv.layer))
+    row_kv = tuple(a[index.block].reshape(rows, heads, -1, a.shape[-1]) for a in kv.arena.slab_as_blocks(kv.layer))
     if kv.tail is not None:
-        newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
-        seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
-    seen = _dequantize_slab(kv, seen)
-    keys, values, shared = _split_kv(seen, kv.value_in_key)
+        tail_arrays = (t[:, :, : kv.tail_tokens] for t in kv.tail)
+        row_kv = tuple(mx.concatenate(list(pair), axis=2) for pair in zip(row_kv, tail_arrays, strict=True))
+    row_kv = _dequantize_slab(kv, row_kv)
+    keys, values, shared = _split_kv(row_kv, kv.value_in_key)
     return attend_like_mlx_lm(queries, keys, values, softmax, index.visible_mask(kv), shared)
 
 
-def _split_kv(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
+def _split_kv(arrays: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
     """Return keys, values and, if the values are part of the keys, the rest of the keys."""
     if value_in_key is None:
-        return seen[0], seen[1], None
-    values = seen[0][..., :value_in_key]
-    return values, values, seen[0][..., value_in_key:]
+        return arrays[0], arrays[1], None
+    values = arrays[0][..., :value_in_key]
+    return values, values, arrays[0][..., value_in_key:]
 
 
 def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
-    """Attend with the rows of an index: blocks by `gather_mm`, the tail by an ordinary product, and one softmax over
-    both.
-    """
+    """Attend with an index's rows: blocks by `gather_mm`, the tail by a plain product, and one softmax over both."""
     rows, query_heads, count, dim = queries.shape
     heads, block_size = index.block.shape[1], kv.arena.block_size
-    blocks, each = index.blocks, query_heads // heads * count
+    blocks, queries_per_head = index.blocks, query_heads // heads * count
     span = blocks * block_size
 
-    q = softmax.scale_queries(queries).reshape(rows, heads, each, dim)
-    scores = _block_products(q.reshape(-1, each, dim), kv, index.row_head, index.block, values=False)
-    scores = scores.swapaxes(2, 3).reshape(rows, heads, each, span)
+    q = softmax.scale_queries(queries).reshape(rows, heads, queries_per_head, dim)
+    scores = _block_products(q.reshape(-1, queries_per_head, dim), kv, index.row_head, index.block, values=False)
+    scores = scores.swapaxes(2, 3).reshape(rows, heads, queries_per_head, span)
     if kv.tail is not None:
         tail = _dequantize_slab(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
         tail_keys, tail_values = tail[0], tail[-1]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     weights, total = _softmax_weights(scores, kv, softmax, index, count)
-    spread = weights[..., :span].reshape(rows, heads, each, blocks, block_size).swapaxes(2, 3)
-    out = _block_products(spread.reshape(-1, each, block_size), kv, index.each, index.block, values=True)
+    spread = weights[..., :span].reshape(rows, heads, queries_per_head, blocks, block_size).swapaxes(2, 3)
+    out = _block_products(
+        spread.reshape(-1, queries_per_head, block_size), kv, index.weights_index, index.block, values=True
+    )
     out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
@@ -173,16 +167,14 @@ def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowI
 def _softmax_weights(
     products: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex, count: int
 ) -> tuple[mx.array, mx.array | None]:
-    """Return the softmax weights and their sum for products `[rows, heads, group * count, columns]` of `count` queries
-    of each row with the keys that an index names.
-    """
-    rows, heads, each, columns = products.shape
-    of_heads = (heads, each // count, 1, 1)
+    """Return softmax weights and sum of `products` `[rows, heads, group * count, columns]`, `count` queries per row."""
+    rows, heads, queries_per_head, columns = products.shape
+    of_heads = (heads, queries_per_head // count, 1, 1)
     scores = softmax.scores_from_products(products).reshape(rows, *of_heads[:2], count, columns)
     scores = softmax.add_alibi(scores, of_heads, lambda: index.token_distances(kv)[:, None])
     scores = mx.where(index.visible_mask(kv)[:, None], scores, mx.array(-mx.inf, scores.dtype))
     weights, total = softmax.weights(scores, of_heads)
-    return weights.reshape(products.shape), None if total is None else total.reshape(rows, heads, each, 1)
+    return weights.reshape(products.shape), None if total is None else total.reshape(rows, heads, queries_per_head, 1)
 
 
 def multiplies_quantized() -> bool:
@@ -205,9 +197,9 @@ def _attend_quantized(
 
 
 def _quantized_products(
-    left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
+    lhs: mx.array, kv: PagedKV, lhs_indices: mx.array, block_indices: mx.array, *, values: bool
 ) -> mx.array:
-    """Multiply `left[which_left]` by the quantized blocks that `which_block` names (block b of head h is h * all + b):
+    """Multiply `lhs[which_left]` by the quantized blocks that `block_indices` names (block b of head h is h * all + b):
     by their keys transposed, or by their `values`.
     """
     form = kv.quantization
@@ -215,12 +207,12 @@ def _quantized_products(
     slab = kv.arena.slab_as_blocks(kv.layer)
     codes, scales, biases = slab[-QUANTIZED_PARTS:] if values else slab[:QUANTIZED_PARTS]
     return mx.gather_qmm(
-        left,
+        lhs,
         codes,
         scales,
         biases,
-        lhs_indices=which_left,
-        rhs_indices=which_block,
+        lhs_indices=lhs_indices,
+        rhs_indices=block_indices,
         transpose=not values,
         group_size=form.group,
         bits=form.bits,
@@ -233,49 +225,56 @@ def _dequantize_slab(kv: PagedKV, arrays: Slab) -> Slab:
 
 
 def _block_products(
-    left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
+    lhs: mx.array, kv: PagedKV, lhs_indices: mx.array, block_indices: mx.array, *, values: bool
 ) -> mx.array:
-    """Multiply `left[which_left]` by the blocks that `which_block` names: by their keys transposed, or by their
+    """Multiply `lhs[which_left]` by the blocks that `block_indices` names: by their keys transposed, or by their
     `values`.
 
     The blocks are not copied, except that MLX's CPU build can do that with plain blocks in float32 only. With two
     dtypes MLX would convert the whole slab.
     """
     if kv.quantization is not None:
-        return _quantized_products(left, kv, which_left, which_block, values=values)
+        return _quantized_products(lhs, kv, lhs_indices, block_indices, values=values)
     blocks = kv.arena.slab_as_blocks(kv.layer)[-1 if values else 0]
     blocks = blocks if values else blocks.swapaxes(-1, -2)
-    if left.dtype == blocks.dtype and (left.dtype == mx.float32 or mx.default_device() != mx.cpu):
-        return mx.gather_mm(left, blocks, which_left, which_block)
-    return left[which_left] @ blocks[which_block]
+    if lhs.dtype == blocks.dtype and (lhs.dtype == mx.float32 or mx.default_device() != mx.cpu):
+        return mx.gather_mm(lhs, blocks, lhs_indices, block_indices)
+    return lhs[lhs_indices] @ blocks[block_indices]
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
     """Attend with the query of a single row whose blocks are consecutive, over a view of the arena. `softmax` None: by
     `mx.softmax`, for scores that are only scaled (no soft cap, slopes or sinks).
     """
-    length, tail = int(kv.step.lengths[0]), kv.tail_tokens
-    first = 0 if kv.step.attention_window.tokens is None else kv.step.attention_window.oldest_visible(length + tail - 1)
-    begin = min(first, length)
+    length, tail_tokens = int(kv.step.lengths[0]), kv.tail_tokens
+    first = (
+        0
+        if kv.step.attention_window.tokens is None
+        else kv.step.attention_window.oldest_visible(length + tail_tokens - 1)
+    )
+    arena_start = min(first, length)
     view = kv.arena.view(kv.layer, run, length)
-    if begin:
-        view = tuple([a[:, begin:] for a in view])
+    if arena_start:
+        view = tuple([a[:, arena_start:] for a in view])
     keys, values = view[0], view[-1]
-    heads, span = keys.shape[0], length - begin
+    heads, span = keys.shape[0], length - arena_start
     _, query_heads, _, dim = queries.shape
     q = (queries * scale if softmax is None else softmax.scale_queries(queries)).reshape(
         heads, query_heads // heads, dim
     )
     scores = q @ keys.swapaxes(-1, -2)
     if kv.tail is not None:
-        tail_keys, tail_values = kv.tail[0][0, :, first - begin : tail], kv.tail[-1][0, :, first - begin : tail]
+        tail_keys, tail_values = (
+            kv.tail[0][0, :, first - arena_start : tail_tokens],
+            kv.tail[-1][0, :, first - arena_start : tail_tokens],
+        )
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
     total = None
     if softmax is None:
         weights = mx.softmax(scores, axis=-1, precise=True)
     else:
-        shape, newest = (heads, query_heads // heads, 1), length + tail - 1
-        distance = partial(ReferenceStep.token_distances, newest, newest + 1, first)
+        shape, newest_token = (heads, query_heads // heads, 1), length + tail_tokens - 1
+        distance = partial(ReferenceStep.token_distances, newest_token, newest_token + 1, first)
         weights, total = softmax.weights(
             softmax.add_alibi(softmax.scores_from_products(scores), shape, distance), shape
         )
@@ -288,9 +287,7 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, sof
 
 
 def _trim_values(sums: mx.array, kv: PagedKV) -> mx.array:
-    """Return the weighted sums cut to the value's size. If values are part of their keys, the sums are of whole keys,
-    because cutting the keys would copy them.
-    """
+    """Cut weighted sums to the value's size: for values in keys, whole keys are summed, since cutting keys copies."""
     width = kv.value_in_key
     return sums if width is None or kv.expand is not None else sums[..., :width]
 
@@ -299,12 +296,12 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     """Attend with a prefill piece: consecutive queries of one row, causally and within the window."""
     step = ReferenceStep.from_handle(kv)
     base = step.oldest_token(piece)
-    seen = _piece_kv(kv, piece, base)
+    piece_kv = _piece_kv(kv, piece, base)
     gpu = mx.default_device() != mx.cpu
     if (softmax.softcap is None and softmax.slopes is None and gpu) or (
         rounds_coarsely(queries, kv) and not softmax.beyond_mlx_lm
     ):
-        keys, values, rest = _split_kv(seen, kv.value_in_key)
+        keys, values, rest = _split_kv(piece_kv, kv.value_in_key)
         if kv.expand is not None:
             keys, values = kv.expand(mx.contiguous(values))
         shared = None if rest is None else rest[None]
@@ -312,9 +309,9 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
         return attend_like_mlx_lm(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(
             0, 2
         )
-    keys, values = seen[0], seen[-1]
+    keys, values = piece_kv[0], piece_kv[-1]
     if kv.expand is not None:
-        _, latents, rest = _split_kv(seen, kv.value_in_key)
+        _, latents, rest = _split_kv(piece_kv, kv.value_in_key)
         assert rest is not None
         keys, values = kv.expand(mx.contiguous(latents))
         keys = mx.concatenate([keys, mx.broadcast_to(rest, (*keys.shape[:-1], rest.shape[-1]))], axis=-1)
@@ -325,23 +322,25 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     for begin in range(0, count, QUERIES_PER_CHUNK):
         end = min(begin + QUERIES_PER_CHUNK, count)
         first, last = piece.first + begin, piece.first + end
-        oldest = kv.step.attention_window.oldest_visible(first)
-        stretch = q[:, :, begin:end].reshape(heads, -1, dim)
-        scores = stretch @ keys[:, oldest - base : last - base].swapaxes(-1, -2)
+        oldest_token = kv.step.attention_window.oldest_visible(first)
+        chunk_queries = q[:, :, begin:end].reshape(heads, -1, dim)
+        scores = chunk_queries @ keys[:, oldest_token - base : last - base].swapaxes(-1, -2)
         scores = softmax.scores_from_products(scores).reshape(heads, group, end - begin, -1)
-        scores = softmax.add_alibi(scores, (heads, group, 1, 1), partial(step.token_distances, first, last, oldest))
-        scores = scores + step.additive_mask(first, last, oldest, scores.dtype)
+        scores = softmax.add_alibi(
+            scores, (heads, group, 1, 1), partial(step.token_distances, first, last, oldest_token)
+        )
+        scores = scores + step.additive_mask(first, last, oldest_token, scores.dtype)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
-        out = weights.reshape(heads, -1, last - oldest) @ values[:, oldest - base : last - base]
+        out = weights.reshape(heads, -1, last - oldest_token) @ values[:, oldest_token - base : last - base]
         parts.append(normalize(_trim_values(out, kv).reshape(heads, group, end - begin, -1), total))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)
 
 
-def _piece_kv(kv: PagedKV, piece: PrefillPiece, oldest: int) -> Slab:
-    """Return the keys and values that a piece sees, from token `oldest` on."""
+def _piece_kv(kv: PagedKV, piece: PrefillPiece, oldest_token: int) -> Slab:
+    """Return the keys and values that a piece sees, from token `oldest_token` on."""
     if piece.run is not None:
         view = kv.arena.view(kv.layer, piece.run, piece.tokens)
-        return _dequantize_slab(kv, tuple(a[:, oldest:] for a in view) if oldest else view)
+        return _dequantize_slab(kv, tuple(a[:, oldest_token:] for a in view) if oldest_token else view)
     slots = ReferenceStep.from_handle(kv).slots(piece)
     return _dequantize_slab(kv, tuple(mx.take(a, slots, axis=1) for a in kv.arena.slab(kv.layer)))

@@ -52,37 +52,31 @@ class ReferenceStep:
         return self._slots[piece.begin]
 
     def mask(self, piece: PrefillPiece) -> mx.array | str:
-        """Return the mask of a piece for MLX's attention: `[queries, seen tokens]` bool, or "causal" if the last query
-        sees all of them.
-        """
-        oldest = self.oldest_token(piece)
-        if self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest:
+        """Return a piece's mask for MLX: `[queries, seen tokens]` bool, or "causal" if the last query sees all."""
+        oldest_token = self.oldest_token(piece)
+        if self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest_token:
             return "causal"
         if piece.begin not in self._masks:
-            self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest))
+            self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest_token))
         return self._masks[piece.begin]
 
-    def additive_mask(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
-        """Return the additive mask of queries `first .. last` over tokens `oldest .. last`: 0, or minus infinity for
-        tokens that a query may not see.
-        """
-        key = (first, last, oldest)
+    def additive_mask(self, first: int, last: int, oldest_token: int, dtype: mx.Dtype) -> mx.array:
+        """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0, or -inf if unseen."""
+        key = (first, last, oldest_token)
         if key not in self._causal:
-            visible = self._visible_mask(first, last, oldest)
+            visible = self._visible_mask(first, last, oldest_token)
             self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
         return self._causal[key]
 
-    def _visible_mask(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens `oldest .. last` each of the queries `first .. last` sees, as bools."""
-        query, token = np.arange(first, last)[:, None], np.arange(oldest, last)
+    def _visible_mask(self, first: int, last: int, oldest_token: int) -> npt.NDArray[np.bool_]:
+        """Return which of the tokens `oldest_token .. last` each of the queries `first .. last` sees, as bools."""
+        query, token = np.arange(first, last)[:, None], np.arange(oldest_token, last)
         return (token <= query) & (token >= self._step.attention_window.oldest_visible(query))
 
     @staticmethod
-    def token_distances(first: int, last: int, oldest: int) -> mx.array:
-        """Return the distances of tokens `oldest .. last` from queries `first .. last`, `[queries, tokens]` float32: 0
-        for itself, -1 for the token before it.
-        """
-        return mx.arange(oldest, last, dtype=mx.float32) - mx.arange(first, last, dtype=mx.float32)[:, None]
+    def token_distances(first: int, last: int, oldest_token: int) -> mx.array:
+        """Return distances `[queries, tokens]` float32: tokens `oldest_token .. last` minus queries `first .. last`."""
+        return mx.arange(oldest_token, last, dtype=mx.float32) - mx.arange(first, last, dtype=mx.float32)[:, None]
 
 
 class RowIndex:
@@ -110,33 +104,33 @@ class RowIndex:
         row_head = np.arange(rows * heads, dtype=np.uint32).reshape(rows, heads, 1)
         self.block = mx.array(block)
         self.row_head = mx.array(np.broadcast_to(row_head, block.shape))
-        self.each = mx.arange(rows * heads * self.blocks, dtype=mx.uint32).reshape(rows, heads, self.blocks)
+        self.weights_index = mx.arange(rows * heads * self.blocks, dtype=mx.uint32).reshape(rows, heads, self.blocks)
         self._position = first[:, None] * block_size + np.arange(self.blocks * block_size)
         self._visible: dict[int, mx.array] = {}
         self._distance: dict[int, mx.array] = {}
 
     def visible_mask(self, kv: PagedKV) -> mx.array:
         """Return which columns each query sees, `[rows, 1, queries, blocks * block_size + tail tokens]` bool."""
-        tail = kv.tail_tokens
-        if tail not in self._visible:
-            newest, position = self._queries[:, :, None], self._position[:, None]
-            oldest = self._window.oldest_visible(np.maximum(newest + tail, 0))
-            seen = (position <= newest) & (position >= oldest)
-            columns = newest + 1 + np.arange(tail) >= oldest
-            self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=2)[:, None])}
-        return self._visible[tail]
+        tail_tokens = kv.tail_tokens
+        if tail_tokens not in self._visible:
+            query_position, position = self._queries[:, :, None], self._position[:, None]
+            oldest_token = self._window.oldest_visible(np.maximum(query_position + tail_tokens, 0))
+            arena_visible = (position <= query_position) & (position >= oldest_token)
+            columns = query_position + 1 + np.arange(tail_tokens) >= oldest_token
+            self._visible = {tail_tokens: mx.array(np.concatenate([arena_visible, columns], axis=2)[:, None])}
+        return self._visible[tail_tokens]
 
     def token_distances(self, kv: PagedKV) -> mx.array:
         """Return the distance of each column of `visible_mask` from each query, in the same shape, float32: 0 for
         itself, -1 for the token before it.
         """
-        tail = kv.tail_tokens
-        if tail not in self._distance:
-            columns = np.broadcast_to(np.arange(tail) - (tail - 1), (*self._queries.shape, tail))
-            before = self._position[:, None] - (self._queries + tail)[:, :, None]
-            distance = np.concatenate([before, columns], axis=2).astype(np.float32)
-            self._distance = {tail: mx.array(distance[:, None])}
-        return self._distance[tail]
+        tail_tokens = kv.tail_tokens
+        if tail_tokens not in self._distance:
+            columns = np.broadcast_to(np.arange(tail_tokens) - (tail_tokens - 1), (*self._queries.shape, tail_tokens))
+            arena_distances = self._position[:, None] - (self._queries + tail_tokens)[:, :, None]
+            distance = np.concatenate([arena_distances, columns], axis=2).astype(np.float32)
+            self._distance = {tail_tokens: mx.array(distance[:, None])}
+        return self._distance[tail_tokens]
 
 
 def _trim_tables(
@@ -150,8 +144,8 @@ def _trim_tables(
     if not first.any():
         return tables, first
     width = int((queries.max(axis=1) // block_size + 1 - first).max())
-    places = np.minimum(first[:, None] + np.arange(width), tables.shape[1] - 1)
-    return np.take_along_axis(tables, places, axis=1), first
+    indices = np.minimum(first[:, None] + np.arange(width), tables.shape[1] - 1)
+    return np.take_along_axis(tables, indices, axis=1), first
 
 
 # Short pieces as batches of rows with several queries each, for the reference backend.
@@ -209,17 +203,17 @@ class PieceBatches:
 
     def __init__(self, step: GroupStep) -> None:
         self.batches: list[PieceBatch] = []
-        self.alone: list[PrefillPiece] = []
+        self.lone_pieces: list[PrefillPiece] = []
         for pieces in _group_similar(step):
             if len(pieces) > 1 or pieces[0].run is None:
                 self.batches.append(PieceBatch(pieces, step.attention_window))
             else:
-                self.alone += pieces
-        self.alone += [piece for piece in step.pieces if not is_short(piece)]
-        found = [batch.flat.reshape(-1) for batch in self.batches]
-        found += [np.arange(piece.begin, piece.end) for piece in self.alone]
-        _, order = np.unique(np.concatenate(found), return_index=True)
-        in_order = len(order) == sum(map(len, found)) and bool((np.diff(order) == 1).all())
+                self.lone_pieces += pieces
+        self.lone_pieces += [piece for piece in step.pieces if not is_short(piece)]
+        flat_tokens = [batch.flat.reshape(-1) for batch in self.batches]
+        flat_tokens += [np.arange(piece.begin, piece.end) for piece in self.lone_pieces]
+        _, order = np.unique(np.concatenate(flat_tokens), return_index=True)
+        in_order = len(order) == sum(map(len, flat_tokens)) and bool((np.diff(order) == 1).all())
         self.order: mx.array | None = None if in_order else mx.array(order.astype(np.int32))
         """Where each token of the pieces is in the results of all batches, followed by those of the others; None: they
         are in order.

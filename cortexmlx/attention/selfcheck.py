@@ -118,20 +118,18 @@ class KernelApproval:
     serves: str = "attention"
     """What the variants compute."""
     instead: str = "the reference path"
-    _known: dict[tuple[CheckedVariant, bool], bool] = field(default_factory=dict)
+    _decisions: dict[tuple[CheckedVariant, bool], bool] = field(default_factory=dict)
 
     def is_approved(self, variant: CheckedVariant, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
-        """Return whether a variant may be used; `check` compares it, once. Several threads may ask for different
-        variants.
-        """
-        asked = (variant, refusal is None)
-        if asked not in self._known:
-            self._known[asked] = self._decide(variant, refusal, check)
-        return self._known[asked]
+        """Return whether a variant may be used; `check` runs once. Several threads may ask for different variants."""
+        decision_key = (variant, refusal is None)
+        if decision_key not in self._decisions:
+            self._decisions[decision_key] = self._decide(variant, refusal, check)
+        return self._decisions[decision_key]
 
     def reconsider(self) -> None:
         """Forget all decisions and notes, so that each variant is checked again."""
-        self._known.clear()
+        self._decisions.clear()
         self.notes.clear()
 
     def _decide(self, variant: CheckedVariant, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
@@ -151,9 +149,7 @@ class KernelApproval:
 
 
 def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
-    """Check every variant of `VARIANTS`, `PREFILL_VARIANTS` and `WRITES`, one after the other, on kernels made by
-    `factory`.
-    """
+    """Check all of `VARIANTS`, `PREFILL_VARIANTS` and `WRITES`, one after the other, on kernels made by `factory`."""
     kernels, kernel, writes = DecodeKernels(factory), PrefillKernel(factory), TailWriteKernel(factory)
     yield from (check_decode(kernels, variant) for variant in VARIANTS)
     yield from (check_prefill(kernel, variant) for variant in PREFILL_VARIANTS)
@@ -181,16 +177,14 @@ def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """Check a prefill kernel variant on pieces that begin and end anywhere, with a window and without. Errors are as
-    in `check_decode`.
-    """
+    """Check a prefill variant on pieces of any bounds, with a window and without. Errors are as in `check_decode`."""
 
     def compared() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
         error = max(_prefill_error(kernel, variant, problem) for problem in problems)
         if error <= _TOLERANCE[variant.dtype]:
-            given = replace(problems[0], inputs=make_strided(problems[0].inputs))
-            _require_no_copy("prefill", variant, lambda: _prefill_error(kernel, variant, given))
+            strided_problem = replace(problems[0], inputs=make_strided(problems[0].inputs))
+            _require_no_copy("prefill", variant, lambda: _prefill_error(kernel, variant, strided_problem))
         return error
 
     return run_check(variant, prefill.refusal(variant), compared)
@@ -201,24 +195,26 @@ def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> Vari
 
     def compared() -> float:
         problem = make_tail_problem(variant)
-        made = kernel(problem.new, problem.tail, problem.columns, problem.places, init_value=UNWRITTEN_VALUE)
-        each = zip(made, problem.wanted, strict=True)
-        return max(max_difference(read_output("tail", 32, array), wanted) for array, wanted in each)
+        outputs = kernel(
+            problem.new, problem.tail, problem.columns, problem.packed_positions, init_value=UNWRITTEN_VALUE
+        )
+        pairs = zip(outputs, problem.expected, strict=True)
+        return max(max_difference(read_output("tail", 32, array), expected) for array, expected in pairs)
 
     return run_check(variant, tail_write.refusal(variant), compared)
 
 
 def run_check(
-    variant: CheckedVariant, reason: str | None, compared: Callable[[], float], judge: str = "attention in float64"
+    variant: CheckedVariant, reason: str | None, measure_error: Callable[[], float], judge: str = "attention in float64"
 ) -> VariantCheck:
-    """Run a check and return its result. `reason` says why the variant does not run. `compared` runs it and returns
-    the largest difference from what `judge` says.
+    """Run a check and return its result. `reason` says why the variant does not run. `measure_error` runs it and
+    returns the largest difference from what `judge` says.
     """
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})")
     mx.synchronize()
     try:
-        return VariantCheck(variant, compared(), judge=judge)
+        return VariantCheck(variant, measure_error(), judge=judge)
     except NoResult as nothing:
         return VariantCheck(variant, None, str(nothing))
     except Exception as error:
@@ -231,39 +227,35 @@ def run_check(
 
 
 def _decode_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
-    """Return the largest difference of the decode and reduce kernels. Each is evaluated alone, so that an error names
-    its kernel.
-    """
+    """Return the decode and reduce kernels' largest difference. Each runs alone, so that an error names its kernel."""
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
     read_output("decode", variant.geometry.threads, partials)
-    attended = kernels.reduce(variant, partials, problem.inputs, init_value=UNWRITTEN_VALUE)
-    return max_difference(read_output("reduce", REDUCE_THREADS, attended), problem.wanted)
+    output = kernels.reduce(variant, partials, problem.inputs, init_value=UNWRITTEN_VALUE)
+    return max_difference(read_output("reduce", REDUCE_THREADS, output), problem.expected)
 
 
 def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
     """Return the largest difference of the decode kernel that needs no reduction (one partition per row)."""
-    attended = kernels.decode_and_reduce(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
-    return max_difference(read_output("decode", variant.geometry.threads, attended), problem.wanted)
+    output = kernels.decode_and_reduce(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
+    return max_difference(read_output("decode", variant.geometry.threads, output), problem.expected)
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
     """Return the largest difference of the prefill kernel."""
-    attended = kernel(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
-    return max_difference(read_output("prefill", variant.threads, attended), problem.wanted)
+    output = kernel(variant, problem.items, problem.inputs, init_value=UNWRITTEN_VALUE)
+    return max_difference(read_output("prefill", variant.threads, output), problem.expected)
 
 
-def max_difference(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float64]) -> float:
+def max_difference(result: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) -> float:
     """Return the largest absolute difference. Raises NoResult if a number is NaN or infinite."""
-    strange = np.count_nonzero(~np.isfinite(got))
-    if strange:
-        raise NoResult(f"it gives NaN or infinity in {strange:,} of {got.size:,} numbers")
-    return float(np.abs(got - wanted).max())
+    non_finite_count = np.count_nonzero(~np.isfinite(result))
+    if non_finite_count:
+        raise NoResult(f"it gives NaN or infinity in {non_finite_count:,} of {result.size:,} numbers")
+    return float(np.abs(result - expected).max())
 
 
 def _require_no_copy(launch: str, variant: CheckedVariant, concealed_error: Callable[[], float]) -> None:
-    """Raise NoResult if a launch reads a copy of the slabs. MLX silently copies an input that is not row-contiguous,
-    unless it is told not to.
-    """
+    """Raise NoResult if a launch copies the slabs, as MLX does silently by default for inputs not row-contiguous."""
     try:
         error = concealed_error()
     except NoResult:
@@ -283,21 +275,21 @@ def read_output(launch: str, threads: int, output: mx.array) -> npt.NDArray[np.f
     """
     mx.eval(output)
     numbers = np.array(output.astype(mx.float32))
-    left = np.count_nonzero(numbers == UNWRITTEN_VALUE)
-    if left == numbers.size or not numbers.any():
+    unwritten_count = np.count_nonzero(numbers == UNWRITTEN_VALUE)
+    if unwritten_count == numbers.size or not numbers.any():
         raise NoResult(
             f"its {launch} launch was dropped: {threads} threads in a threadgroup may be more than this GPU allows for "
             f"the kernel; none of its {numbers.size:,} numbers was written"
         )
-    if left:
-        raise NoResult(f"its {launch} launch left {left:,} of {numbers.size:,} numbers unwritten")
+    if unwritten_count:
+        raise NoResult(f"its {launch} launch left {unwritten_count:,} of {numbers.size:,} numbers unwritten")
     return numbers
 
 
 def _summarize_exception(name: str, text: str) -> str:
     """Return an exception in one line; for a compiler's message, the first error."""
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if any(beginning in first for beginning in _COMPILER_ERRORS):
+    if any(prefix in first for prefix in _COMPILER_ERRORS):
         diagnostics = [line for line in rest if "error:" in line] or rest or [first]
         return f"it does not compile ({diagnostics[0]})"
     return f"it does not run ({name}: {first})" if first else f"it does not run ({name})"

@@ -47,19 +47,15 @@ Inputs = TypeVar("Inputs", DecodeInputs, PrefillInputs)
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """A test input of the decode kernels: inputs, number of work items, and expected result `wanted` `[rows,
-    query_heads, 1, value_dim]` float64.
-    """
+    """A test of the decode kernels: inputs, work item count, and `expected` `[rows, query_heads, 1, value_dim]`."""
 
     inputs: DecodeInputs
     items: int
-    wanted: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
 
 
 def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[int] = ROW_LENGTHS) -> DecodeProblem:
-    """Return a decode problem of rows with these `lengths` in scattered blocks. Memory that belongs to no row is NaN,
-    in the arena and in the tail.
-    """
+    """Return a decode problem of rows of `lengths` in scattered blocks. Unowned memory is NaN, in arena and tail."""
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
@@ -70,38 +66,36 @@ def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
-    def laid_out(held: Sequence[Floats]) -> tuple[Floats, Floats]:
+    def laid_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
         """What each row holds `[kv_heads, tokens, numbers]`, in a slab and in the tails."""
-        dim = held[0].shape[2]
+        dim = row_arrays[0].shape[2]
         slab = np.full((_KV_HEADS, (tables.max() + 1) * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
-        for row, (mine, length) in enumerate(zip(held, lengths, strict=True)):
-            slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = mine[:, :length], mine[:, length:]
+        for row, (row_array, length) in enumerate(zip(row_arrays, lengths, strict=True)):
+            slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = row_array[:, :length], row_array[:, length:]
         return slab, tails
 
     def stored(dim: int) -> tuple[list[Floats], list[tuple[Floats, Floats]]]:
-        """Each row's keys or values, and the slabs and tails that say so: one of each, or where they are quantized
-        three, of codes, scales and biases.
-        """
+        """Each row's keys or values, their slabs and tails: one of each; quantized, three: codes, scales, biases."""
         tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
-            plain = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]
-            return plain, [laid_out(plain)]
+            unquantized = [_draw_numbers(random, _KV_HEADS, length, dim) for length in tokens]
+            return unquantized, [laid_out(unquantized)]
         each = [_draw_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in tokens]
         parts = zip(*(parts for _, parts in each), strict=True)
-        return [meant for meant, _ in each], [laid_out(part) for part in parts]
+        return [dequantized for dequantized, _ in each], [laid_out(part) for part in parts]
 
     keys, stored_keys = stored(variant.key_dim)
     values, stored_values = stored(0 if variant.latent else variant.value_dim)
     if variant.latent:
         values = [k[..., : variant.value_dim] for k in keys]
-    seen = slice(None if window is None else -window, None)
+    visible_slice = slice(None if window is None else -window, None)
     scale, softcap = map(float, factors)
-    wanted = [
+    expected = [
         _reference_attention(
             query,
-            k[:, seen],
-            v[:, seen],
+            k[:, visible_slice],
+            v[:, visible_slice],
             scale,
             softcap,
             sinks if variant.sinks else None,
@@ -116,44 +110,40 @@ def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[
     def slab(numbers: Floats) -> mx.array:
         return _to_mlx(numbers, variant.kv_dtype) if variant.kv_bits is None else mx.array(numbers.view(np.uint32))
 
-    keys_at, values_at = stored_keys[0], None if variant.latent else stored_values[0]
-    apart = [
+    key_arrays, value_arrays = stored_keys[0], None if variant.latent else stored_values[0]
+    scales_and_biases = [
         tuple(_to_mlx(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
         for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
     ]
     work = make_work_list(np.array(lengths, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_to_mlx(queries[:, :, None], variant.dtype),
-        keys=slab(keys_at[0]),
-        values=None if values_at is None else slab(values_at[0]),
-        tail_keys=slab(keys_at[1]),
-        tail_values=None if values_at is None else slab(values_at[1]),
+        keys=slab(key_arrays[0]),
+        values=None if value_arrays is None else slab(value_arrays[0]),
+        tail_keys=slab(key_arrays[1]),
+        tail_values=None if value_arrays is None else slab(value_arrays[1]),
         tables=mx.array(pad_tables(tables)),
         plan=mx.array(work.plan),
         factors=mx.array(factors),
         sinks=per_head(sinks),
         slopes=per_head(slopes),
-        scales=apart[0] if apart else (),
-        biases=apart[1] if apart else (),
+        scales=scales_and_biases[0] if scales_and_biases else (),
+        biases=scales_and_biases[1] if scales_and_biases else (),
     )
-    return DecodeProblem(inputs, work.items, np.stack(wanted)[:, :, None])
+    return DecodeProblem(inputs, work.items, np.stack(expected)[:, :, None])
 
 
 @dataclass(frozen=True)
 class PrefillProblem:
-    """A test input of the prefill kernel: inputs, number of work items, and expected result `wanted` `[tokens,
-    query_heads, 1, value_dim]` float64.
-    """
+    """A test of the prefill kernel: inputs, work item count, and `expected` `[tokens, query_heads, 1, value_dim]`."""
 
     inputs: PrefillInputs
     items: int
-    wanted: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
 
 
 def make_prefill_problem(variant: PrefillVariant, window: int | None) -> PrefillProblem:
-    """Return a prefill problem of `PIECES` in scattered blocks. Memory that belongs to no row, or that no query sees,
-    is NaN.
-    """
+    """Return a prefill problem of `PIECES` in scattered blocks. Memory that no row owns or no query sees is NaN."""
     random = np.random.default_rng(7)
     heads = _KV_HEADS * variant.group
     ends = [end for _, end in PIECES]
@@ -163,20 +153,20 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
     scale, softcap = map(float, factors)
     slots_of_slab = (int(tables.max()) + 1) * variant.block_size
     slabs = [np.full((_KV_HEADS, slots_of_slab, d), np.nan, np.float32) for d in (variant.key_dim, variant.value_dim)]
-    queries, pieces, wanted, begin = [], [], [], 0
-    for (first, end), at in zip(PIECES, slots, strict=True):
-        held = [_draw_numbers(random, _KV_HEADS, end, slab.shape[2]) for slab in slabs]
-        oldest = 0 if window is None else max(0, first + 1 - window)
-        for slab, mine in zip(slabs, held, strict=True):
-            slab[:, at[oldest:]] = mine[:, oldest:]
+    queries, pieces, expected, start = [], [], [], 0
+    for (first, end), piece_slots in zip(PIECES, slots, strict=True):
+        piece_arrays = [_draw_numbers(random, _KV_HEADS, end, slab.shape[2]) for slab in slabs]
+        oldest_token = 0 if window is None else max(0, first + 1 - window)
+        for slab, array in zip(slabs, piece_arrays, strict=True):
+            slab[:, piece_slots[oldest_token:]] = array[:, oldest_token:]
         queries.append(_draw_numbers(random, end - first, heads, variant.key_dim))
         for token, query in enumerate(queries[-1], start=first):
-            seen = slice(0 if window is None else max(0, token + 1 - window), token + 1)
-            keys, values = (mine[:, seen] for mine in held)
+            visible_slice = slice(0 if window is None else max(0, token + 1 - window), token + 1)
+            keys, values = (mine[:, visible_slice] for mine in piece_arrays)
             extra = sinks if variant.sinks else None
-            wanted.append(_reference_attention(query, keys, values, scale, softcap, extra, slopes=None))
-        pieces.append(PrefillPiece(begin, begin + end - first, first, None, at.astype(np.int32)))
-        begin += end - first
+            expected.append(_reference_attention(query, keys, values, scale, softcap, extra, slopes=None))
+        pieces.append(PrefillPiece(start, start + end - first, first, None, piece_slots.astype(np.int32)))
+        start += end - first
     work = make_prefill_work_list(pieces, variant.block_size, AttentionWindow(window), variant.tile)
     inputs = PrefillInputs(
         queries=_to_mlx(np.concatenate(queries)[:, :, None], variant.dtype),
@@ -187,7 +177,7 @@ def make_prefill_problem(variant: PrefillVariant, window: int | None) -> Prefill
         factors=mx.array(factors),
         sinks=mx.array(np.pad(sinks, (0, max(0, SMALL - heads)))),
     )
-    return PrefillProblem(inputs, work.items, np.stack(wanted)[:, :, None])
+    return PrefillProblem(inputs, work.items, np.stack(expected)[:, :, None])
 
 
 def _draw_quantized(
@@ -202,8 +192,8 @@ def _draw_quantized(
     biases = (random.integers(-16, -7, groups) / 8).astype(np.float32)
     in_words = codes.reshape(_KV_HEADS, tokens, -1, 32 // bits) << np.arange(0, 32, bits, dtype=np.uint32)
     words = np.bitwise_or.reduce(in_words, axis=-1).view(np.float32)
-    meant = np.repeat(scales, group, axis=2) * codes.astype(np.float32) + np.repeat(biases, group, axis=2)
-    return meant, (words, scales, biases)
+    dequantized = np.repeat(scales, group, axis=2) * codes.astype(np.float32) + np.repeat(biases, group, axis=2)
+    return dequantized, (words, scales, biases)
 
 
 def make_strided(inputs: Inputs) -> Inputs:
@@ -264,19 +254,19 @@ def _reference_attention(
     which the last is the query's own: queries `[query_heads, key_dim]`, keys and values `[kv_heads, tokens, dim]`.
     """
     heads, group = len(queries), len(queries) // len(keys)
-    grouped = queries.astype(np.float64).reshape(len(keys), group, -1)
-    scores = (scale * grouped @ keys.astype(np.float64).swapaxes(1, 2)).reshape(heads, -1)
+    grouped_queries = queries.astype(np.float64).reshape(len(keys), group, -1)
+    scores = (scale * grouped_queries @ keys.astype(np.float64).swapaxes(1, 2)).reshape(heads, -1)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     if slopes is not None:
         scores = scores + slopes.astype(np.float64)[:, None] * np.arange(1 - scores.shape[1], 1)
     extra = np.full((heads, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None]
-    largest = np.maximum(scores.max(axis=1, keepdims=True), extra)
-    weights = np.exp(scores - largest)
-    total = weights.sum(axis=1, keepdims=True) + np.exp(extra - largest)
+    max_score = np.maximum(scores.max(axis=1, keepdims=True), extra)
+    weights = np.exp(scores - max_score)
+    total = weights.sum(axis=1, keepdims=True) + np.exp(extra - max_score)
     shares = (weights / total).reshape(len(keys), group, -1)
-    attended: npt.NDArray[np.float64] = (shares @ values.astype(np.float64)).reshape(heads, -1)
-    return attended
+    output: npt.NDArray[np.float64] = (shares @ values.astype(np.float64)).reshape(heads, -1)
+    return output
 
 
 # A small problem for the kernel that writes the tail, and its answer in float64 by NumPy.
@@ -292,20 +282,20 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TailProblem:
-    """A test input of the tail-write kernel, and its expected results `wanted` in float64."""
+    """A test input of the tail-write kernel, and its expected results `expected` in float64."""
 
     new: NewTokens
     tail: tuple[mx.array, ...]
     columns: int
-    places: mx.array
-    wanted: tuple[Numbers, ...]
+    packed_positions: mx.array
+    expected: tuple[Numbers, ...]
 
 
 def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
     """Return a tail-write problem of rows at several positions, whose tails have a token in every other column."""
     random = np.random.default_rng(11)
-    rows, turning = len(_POSITIONS), variant.turning
-    half = turning.dims // 2
+    rows, rotation = len(_POSITIONS), variant.rope
+    half = rotation.dims // 2
 
     def draw(*shape: int) -> tuple[mx.array, Numbers]:
         numbers = random.integers(-16, 17, shape) / 32  # every dtype holds them
@@ -322,14 +312,14 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
     weight, w = draw(variant.key_dim)
     old_keys, new_keys = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
     old_values, new_values = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
-    frequencies = (turning.base or 10000.0) ** (np.arange(half) / half)
-    angle = (_POSITIONS[:, None] * turning.scale / frequencies)[:, None]
+    frequencies = (rotation.base or 10000.0) ** (np.arange(half) / half)
+    angle = (_POSITIONS[:, None] * rotation.scale / frequencies)[:, None]
 
     def turned(x: Numbers, norm: bool) -> Numbers:
         if norm:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + _EPS) * w
-        pairs = np.arange(turning.dims).reshape((half, 2) if turning.traditional else (2, half))
-        first, second = pairs.T if turning.traditional else pairs
+        pairs = np.arange(rotation.dims).reshape((half, 2) if rotation.traditional else (2, half))
+        first, second = pairs.T if rotation.traditional else pairs
         out = x.copy()
         out[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
         out[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
@@ -343,12 +333,12 @@ def make_tail_problem(variant: TailWriteVariant) -> TailProblem:
         values,
         norm if variant.query_norm else None,
         norm if variant.key_norm else None,
-        turning,
-        None if turning.base is not None else mx.array(frequencies.astype(np.float32)),
+        rotation,
+        None if rotation.base is not None else mx.array(frequencies.astype(np.float32)),
     )
-    places = mx.array(pack_positions(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
-    wanted = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
-    return TailProblem(new, (old_keys, old_values), _TAIL_COLUMNS, places, wanted)
+    packed_positions = mx.array(pack_positions(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
+    expected = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
+    return TailProblem(new, (old_keys, old_values), _TAIL_COLUMNS, packed_positions, expected)
 
 
 # The slopes of ALiBi, attention with linear biases: Press, Smith and Lewis, "Train Short, Test Long" (2022).
@@ -361,7 +351,7 @@ def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
     Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
     next larger one, as in the authors' code and the BLOOM and MPT models.
     """
-    whole = 1 << heads.bit_length() - 1
-    between = -4 * np.arange(1, 2 * (heads - whole), 2) / whole
-    exponents = np.concatenate([-8 * np.arange(1, whole + 1) / whole, between])
+    power_of_two = 1 << heads.bit_length() - 1
+    extra_exponents = -4 * np.arange(1, 2 * (heads - power_of_two), 2) / power_of_two
+    exponents = np.concatenate([-8 * np.arange(1, power_of_two + 1) / power_of_two, extra_exponents])
     return np.array(np.exp2(exponents), np.float32)

@@ -38,13 +38,11 @@ class Softmax:
 
     def scale_queries(self, queries: mx.array) -> mx.array:
         """Return the queries, scaled for the product with keys."""
-        plain = self._coarse or self.softcap is not None
-        return queries * (self.scale if plain else self.scale * LOG2_E)
+        plain_scale = self._coarse or self.softcap is not None
+        return queries * (self.scale if plain_scale else self.scale * LOG2_E)
 
     def scores_from_products(self, products: mx.array) -> mx.array:
-        """Return the scores (base-2 logits) from products of scaled queries and keys, with the softcap applied. The
-        caller masks them afterwards.
-        """
+        """Return scores (base-2 logits with softcap) of scaled queries' products with keys. The caller masks them."""
         if self._coarse:
             products = products.astype(mx.float32)
         if self.softcap is not None:
@@ -69,15 +67,15 @@ class Softmax:
         sinks `[query_heads]` within `[..., 1]`. The weights have the queries' dtype. Below float32 they are divided
         already, and there is nothing to divide by.
         """
-        largest = mx.max(scores, axis=-1, keepdims=True)
+        max_score = mx.max(scores, axis=-1, keepdims=True)
         sinks = None
         if self.sinks is not None:
             sinks = (self.sinks.astype(mx.float32) * LOG2_E).reshape(heads_and_group)
-            largest = mx.maximum(largest, sinks)
-        weights = exp2(scores - largest)
+            max_score = mx.maximum(max_score, sinks)
+        weights = exp2(scores - max_score)
         total = weights @ self._ones_column(scores.shape[-1])
         if sinks is not None:
-            total = total + exp2(sinks - largest)
+            total = total + exp2(sinks - max_score)
         if not self._coarse:
             return weights, total
         return (weights / total).astype(self._dtype), None
@@ -110,8 +108,10 @@ def attend_like_mlx_lm(
     """
     if shared is not None and softmax.softcap is None:
         (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
-        grouped = (queries[..., dim:] * softmax.scale).reshape(rows, shared.shape[1], -1, count, shared.shape[-1])
-        rest = (grouped @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
+        grouped_queries = (queries[..., dim:] * softmax.scale).reshape(
+            rows, shared.shape[1], -1, count, shared.shape[-1]
+        )
+        rest = (grouped_queries @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
         visible = _bool_mask(mask, *rest.shape[-2:])
         rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
         return mx.fast.scaled_dot_product_attention(
@@ -124,8 +124,8 @@ def attend_like_mlx_lm(
             queries, keys, values, scale=softmax.scale, mask=mask, sinks=softmax.sinks
         )
     rows, heads, count, dim = queries.shape
-    grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
-    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
+    grouped_queries = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
+    scores = grouped_queries @ keys[:, :, None].swapaxes(-1, -2)
     scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
     mask = _bool_mask(mask, count, keys.shape[2])
     mask = mask[:, :, None] if mask.ndim == 4 else mask

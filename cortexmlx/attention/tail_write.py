@@ -42,22 +42,22 @@ _PRUNE_STEP = 2
 
 @dataclass(frozen=True)
 class NormOrigin:
-    """How an array was computed: `norm` of `given`. Since then, only axes of length 1 may have moved."""
+    """How an array was computed: `norm` of `input_array`. Since then, only axes of length 1 may have moved."""
 
     module: Any
     norm: HeadNorm
-    given: mx.array
+    input_array: mx.array
 
 
 @dataclass(frozen=True)
 class RotaryOrigin:
-    """How an array `[rows, heads, 1, dim]` was computed: rotary embedding of `given`, after `norm` if there is one."""
+    """How an array `[rows, heads, 1, dim]` was computed: rotary embedding of `input_array`, after `norm` if any."""
 
     module: Any
-    rotation: RopeParameters
+    rope: RopeParameters
     frequencies: mx.array | None
     norm: HeadNorm | None
-    given: mx.array
+    input_array: mx.array
     norm_module: Any
 
 
@@ -70,11 +70,11 @@ class TrackedArray(mx.array):
 
     def transpose(self, *axes: Any) -> mx.array:  # type: ignore[override]
         """Transpose; keep the origin if only an axis of length 1 moves."""
-        moved = super().transpose(*axes)
+        transposed = super().transpose(*axes)
         flat = axes[0] if len(axes) == 1 else axes
         if self.ndim == 4 and tuple(flat) == (0, 2, 1, 3) and 1 in self.shape[1:3] and self.origin is not None:
-            return _track(moved, self.origin)
-        return moved
+            return _track(transposed, self.origin)
+        return transposed
 
 
 def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
@@ -86,9 +86,9 @@ def _track(array: mx.array, origin: NormOrigin | RotaryOrigin) -> TrackedArray:
 def _forget_on_change(name: str) -> Callable[..., Any]:
     """Return the in-place method `name`, which also clears the origin."""
 
-    def change(self: TrackedArray, *given: Any) -> Any:
+    def change(self: TrackedArray, *args: Any) -> Any:
         self.origin = None
-        return getattr(mx.array, name)(self, *given)
+        return getattr(mx.array, name)(self, *args)
 
     return change
 
@@ -129,14 +129,14 @@ class TailWriter:
     def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
         self._kernel = TailWriteKernel(factory)
         self._approval = KernelApproval(check)
-        self._served: dict[Any, bool] = {}
+        self._approvals: dict[Any, bool] = {}
         self._positions: mx.array | None = None
-        self._places: mx.array | None = None
+        self._packed_positions: mx.array | None = None
         self._columns = 0
-        self._turned: list[TrackedArray] = []
-        self._followed: dict[int, tuple[Any, type]] = {}
-        self._used: set[int] = set()
-        self._begun = 0
+        self._rotated_arrays: list[TrackedArray] = []
+        self._tracked_modules: dict[int, tuple[Any, type]] = {}
+        self._used_module_ids: set[int] = set()
+        self._step_count = 0
 
     def notes(self) -> tuple[str, ...]:
         """Return one note per kernel variant that is left to MLX's operations: its label, and why."""
@@ -144,35 +144,35 @@ class TailWriter:
 
     def reconsider(self) -> None:
         """Check every kernel variant again at its next use, because a step failed."""
-        self._served.clear()
+        self._approvals.clear()
         self._approval.reconsider()
 
     def track_model(self, model: nn.Module) -> None:
         """Make the rotary modules and norms of a model return tracked arrays, which remember how they were computed."""
         for module in model.modules():
-            if id(module) in self._followed:  # several layers may share one
+            if id(module) in self._tracked_modules:  # several layers may share one
                 continue
-            turning, norm = _rotation_of(module), _norm_of(module)
-            if turning is None and norm is None:
+            rotation, norm = _rotation_of(module), _norm_of(module)
+            if rotation is None and norm is None:
                 continue
-            self._followed[id(module)] = module, type(module)
-            if turning is not None:
-                module.__class__ = self._make_tracking_rope(type(module), *turning)
+            self._tracked_modules[id(module)] = module, type(module)
+            if rotation is not None:
+                module.__class__ = self._make_tracking_rope(type(module), *rotation)
             elif norm is not None:
                 module.__class__ = self._make_tracking_norm(type(module), module.weight, norm)
-        self._begun = 0
+        self._step_count = 0
 
-    def _make_tracking_rope(self, kind: Any, turning: RopeParameters, frequencies: mx.array | None) -> Any:
+    def _make_tracking_rope(self, kind: Any, rotation: RopeParameters, frequencies: mx.array | None) -> Any:
         """Return a subclass of a rotary module class whose results are tracked."""
 
         class Tracking(kind):  # type: ignore[misc]
-            def __call__(module, x: mx.array, *given: Any, **named: Any) -> mx.array:
-                out: mx.array = super().__call__(x, *given, **named)
-                offset = named.get("offset", given[0] if given else None)
-                if self._positions is None or offset is not self._positions or len(given) + len(named) != 1:
+            def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+                out: mx.array = super().__call__(x, *args, **kwargs)
+                offset = kwargs.get("offset", args[0] if args else None)
+                if self._positions is None or offset is not self._positions or len(args) + len(kwargs) != 1:
                     return out
-                tracked = _track(out, RotaryOrigin(module, turning, frequencies, *_find_norm(x)))
-                self._turned.append(tracked)
+                tracked = _track(out, RotaryOrigin(module, rotation, frequencies, *_find_norm(x)))
+                self._rotated_arrays.append(tracked)
                 return tracked
 
         return Tracking
@@ -181,51 +181,53 @@ class TailWriter:
         """Return a subclass of a norm class whose results are tracked."""
 
         class Tracking(kind):  # type: ignore[misc]
-            def __call__(module, x: mx.array, *given: Any, **named: Any) -> mx.array:
-                out: mx.array = super().__call__(x, *given, **named)
-                if self._positions is None or module.weight is not weight or given or named:  # with a gate, perhaps
+            def __call__(module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+                out: mx.array = super().__call__(x, *args, **kwargs)
+                if self._positions is None or module.weight is not weight or args or kwargs:  # with a gate, perhaps
                     return out
                 return _track(out, NormOrigin(module, norm, _alias(x)))
 
         return Tracking
 
-    def begin(self, positions: mx.array, on_host: IntArray, columns: int, column: int) -> None:
+    def begin(self, positions: mx.array, host_positions: IntArray, columns: int, column: int) -> None:
         """Begin a decode step whose tokens are at `positions` `[rows]`, which the model gets as its caches' offset.
         Each writes `column` of the tail's `columns`.
         """
-        self._begun += 1
-        if self._begun == _PRUNE_STEP:
+        self._step_count += 1
+        if self._step_count == _PRUNE_STEP:
             self._untrack_unused()
         self._positions, self._columns = positions, columns
-        self._places = mx.array(pack_positions(columns, column, on_host))
-        self._turned.clear()
+        self._packed_positions = mx.array(pack_positions(columns, column, host_positions))
+        self._rotated_arrays.clear()
 
     def _untrack_unused(self) -> None:
         """Stop tracking the modules whose arrays no write could use, since a tracked array is a copy if it is read."""
-        for name, (module, kind) in self._followed.items():
-            if name not in self._used:
+        for module_id, (module, kind) in self._tracked_modules.items():
+            if module_id not in self._used_module_ids:
                 module.__class__ = kind
-        self._followed = {name: kept for name, kept in self._followed.items() if name in self._used}
+        self._tracked_modules = {
+            name: entry for name, entry in self._tracked_modules.items() if name in self._used_module_ids
+        }
 
     def end(self) -> None:
         """End the step: track nothing until the next `begin`."""
-        if self._begun < _PRUNE_STEP:
-            self._begun = 0  # the first step may have failed before the layers that it would have written
-        self._positions = self._places = None
-        self._turned.clear()
+        if self._step_count < _PRUNE_STEP:
+            self._step_count = 0  # the first step may have failed before the layers that it would have written
+        self._positions = self._packed_positions = None
+        self._rotated_arrays.clear()
 
     def write(self, keys: mx.array, values: mx.array | None, tail: Slab | None) -> WrittenTail | None:
         """Return a layer's tail with its new keys and values `[rows, kv_heads, 1, dim]` written; None if the kernel
         cannot compute them. `tail` is the one before; None begins one.
         """
-        found = self._match_kernel_inputs(keys, values)
-        if found is None or self._places is None or not self._serves(found[0].variant):
+        kernel_inputs = self._match_kernel_inputs(keys, values)
+        if kernel_inputs is None or self._packed_positions is None or not self._serves(kernel_inputs[0].variant):
             return None
-        new, queries, modules = found
-        if self._begun < _PRUNE_STEP:
-            self._used |= modules
-        made, *after = self._kernel(new, tail, self._columns, self._places)
-        return WrittenTail(tuple(after), made, queries)
+        new, queries, modules = kernel_inputs
+        if self._step_count < _PRUNE_STEP:
+            self._used_module_ids |= modules
+        rotated_queries, *new_tail = self._kernel(new, tail, self._columns, self._packed_positions)
+        return WrittenTail(tuple(new_tail), rotated_queries, queries)
 
     def kernel_checks(self, model: nn.Module) -> list[KernelCheck]:
         """Return a check for each kernel variant that decode steps of a tracked model need. Nothing is computed."""
@@ -234,8 +236,8 @@ class TailWriter:
         variants: dict[TailWriteVariant, None] = {}
 
         def stored(layer: int, keys: mx.array, values: mx.array | None) -> None:
-            if (found := self._match_kernel_inputs(keys, values)) is not None:
-                variants.setdefault(found[0].variant)
+            if (kernel_inputs := self._match_kernel_inputs(keys, values)) is not None:
+                variants.setdefault(kernel_inputs[0].variant)
 
         self._positions = positions = mx.zeros(2, mx.int32)
         try:
@@ -246,9 +248,9 @@ class TailWriter:
 
     def _serves(self, variant: TailWriteVariant) -> bool:
         """Return whether a kernel variant may be used, cached."""
-        if variant not in self._served:
-            self._served[variant] = self._is_approved(variant)
-        return self._served[variant]
+        if variant not in self._approvals:
+            self._approvals[variant] = self._is_approved(variant)
+        return self._approvals[variant]
 
     def _is_approved(self, variant: TailWriteVariant) -> bool:
         """Return whether the rules and the check allow a kernel variant."""
@@ -260,31 +262,35 @@ class TailWriter:
         """Return the kernel's inputs for a layer's new keys and values, the model's own queries, and the modules that
         the kernel replaces; None if they were computed in another way.
         """
-        turned = [array for array in self._turned if array.origin is not None]
-        self._turned.clear()
-        if len(turned) != 2 or values is None:
+        rotated = [array for array in self._rotated_arrays if array.origin is not None]
+        self._rotated_arrays.clear()
+        if len(rotated) != 2 or values is None:
             return None
-        queries, other = turned if turned[1] is keys else turned[::-1]
-        of_queries, of_keys = queries.origin, other.origin
-        if other is not keys or not isinstance(of_queries, RotaryOrigin) or not isinstance(of_keys, RotaryOrigin):
+        queries, rotated_keys = rotated if rotated[1] is keys else rotated[::-1]
+        query_origin, key_origin = queries.origin, rotated_keys.origin
+        if (
+            rotated_keys is not keys
+            or not isinstance(query_origin, RotaryOrigin)
+            or not isinstance(key_origin, RotaryOrigin)
+        ):
             return None
         if keys.ndim != 4 or queries.ndim != 4:
             return None
         rows, kv_heads, _, dim = keys.shape
-        alike = of_queries.rotation == of_keys.rotation and of_queries.frequencies is of_keys.frequencies
+        same_rotation = query_origin.rope == key_origin.rope and query_origin.frequencies is key_origin.frequencies
         flat = keys.shape[2] == queries.shape[2] == values.shape[2] == 1 and queries.shape[0] == rows
-        if not alike or not flat or queries.shape[3] != dim or not queries.dtype == keys.dtype == values.dtype:
+        if not same_rotation or not flat or queries.shape[3] != dim or not queries.dtype == keys.dtype == values.dtype:
             return None
         new = NewTokens(
-            of_queries.given.reshape(rows, -1, dim),
-            of_keys.given.reshape(rows, kv_heads, dim),
+            query_origin.input_array.reshape(rows, -1, dim),
+            key_origin.input_array.reshape(rows, kv_heads, dim),
             values.reshape(rows, kv_heads, -1),
-            of_queries.norm,
-            of_keys.norm,
-            of_keys.rotation,
-            of_keys.frequencies,
+            query_origin.norm,
+            key_origin.norm,
+            key_origin.rope,
+            key_origin.frequencies,
         )
-        return new, queries, {id(m) for o in (of_queries, of_keys) for m in (o.module, o.norm_module)}
+        return new, queries, {id(m) for o in (query_origin, key_origin) for m in (o.module, o.norm_module)}
 
 
 def _alias(x: mx.array) -> mx.array:
@@ -296,9 +302,9 @@ def _find_norm(x: mx.array) -> tuple[HeadNorm | None, mx.array, Any]:
     """Return the norm before a rotation, its input and its module; or no norm, and the rotation's own input."""
     origin = x.origin if isinstance(x, TrackedArray) else None
     if isinstance(origin, NormOrigin):
-        weight, given = origin.norm.weight, origin.given
-        if weight.dtype == given.dtype == x.dtype:
-            return origin.norm, given, origin.module
+        weight, input_array = origin.norm.weight, origin.input_array
+        if weight.dtype == input_array.dtype == x.dtype:
+            return origin.norm, input_array, origin.module
     return None, _alias(x), None
 
 
@@ -332,9 +338,9 @@ def _norm_of(module: Any) -> HeadNorm | None:
     numbers = np.random.default_rng(0).standard_normal((2, 1, 3, weight.size)).astype(np.float32)
     x = mx.array(numbers).astype(weight.dtype)
     try:
-        found = module(x)
+        result = module(x)
         for candidate in (weight, 1.0 + weight):
-            if mx.array_equal(found, mx.fast.rms_norm(x, candidate, eps)):
+            if mx.array_equal(result, mx.fast.rms_norm(x, candidate, eps)):
                 return HeadNorm(candidate, eps)
     except Exception:  # whatever the code of a module raises that is no norm
         return None

@@ -26,9 +26,7 @@ choice should be the same next time.
 
 
 class Autotuner:
-    """Chooses the fastest candidate for each job of an engine, by timing. A `table` keeps the times for the next
-    engine; None keeps nothing.
-    """
+    """Chooses the fastest candidate for each job of an engine, by timing. A `table` keeps times for the next engine."""
 
     def __init__(self, table: ChoiceTable | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._table = table
@@ -41,22 +39,22 @@ class Autotuner:
         *,
         seconds: float = SECONDS,
         runs: int = RUNS,
-        again: bool = False,
-        waiting: Callable[[], bool] = lambda: False,
+        ignore_table: bool = False,
+        has_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
         """Choose a candidate for each job in order: from the table, or else by timing them, within `seconds` and
         `runs` runs.
 
-        Timing ends after `seconds` or `runs` runs, and as soon as somebody is `waiting`. Jobs that are left get their
-        usual candidate, and are timed next time. With `again`, nothing is taken from the table. Times are not kept if
-        memory was refused to a candidate: on disk, that would last.
+        Timing ends after `seconds` or `runs` runs, and as soon as `has_waiting()` says that somebody waits. Jobs that
+        are left get their usual candidate, and are timed next time. With `ignore_table`, nothing is taken from the
+        table. Times are not kept if memory was refused to a candidate: on disk, that would last.
         """
-        known = {} if again or self._table is None else self._table.read()
-        fresh: dict[str, TimedJob] = {}
-        budget = TimingBudget(seconds, runs, waiting=waiting, clock=self._clock)
+        stored_entries = {} if ignore_table or self._table is None else self._table.read()
+        new_entries: dict[str, TimedJob] = {}
+        budget = TimingBudget(seconds, runs, has_waiting=has_waiting, clock=self._clock)
         try:
             for job in jobs:
-                entry = known.get(job.key)
+                entry = stored_entries.get(job.key)
                 if (
                     entry is not None
                     and entry.timing.seconds.keys() | entry.timing.refused.keys() == job.candidate_names
@@ -69,10 +67,10 @@ class Autotuner:
                     continue
                 self._record_choice(job, ChoiceSource.TIMED, timing)
                 if not timing.passing:
-                    fresh[job.key] = TimedJob(job.label, job.batch, job.default_candidate, timing)
+                    new_entries[job.key] = TimedJob(job.label, job.batch, job.default_candidate, timing)
         finally:
-            if fresh and self._table is not None:
-                self._table.add(fresh)
+            if new_entries and self._table is not None:
+                self._table.add(new_entries)
 
     def choose_default(self, job: TuningJob) -> None:
         """Choose the job's default candidate, whatever is the fastest."""
@@ -105,10 +103,14 @@ def read_choices(table: ChoiceTable) -> tuple[TimedChoice, ...]:
     )
 
 
-def pick_candidate(timing: Timing, usual: str) -> str:
+def pick_candidate(timing: Timing, default_candidate: str) -> str:
     """Return the name of the candidate to use: the usual one, unless it is refused or another is faster by `MARGIN`."""
     if not timing.seconds:
-        return usual
+        return default_candidate
     name = min(timing.seconds, key=timing.seconds.__getitem__)
-    least = timing.seconds[name]
-    return usual if timing.seconds.get(usual, float("inf")) <= least * (1 + MARGIN) else name
+    best_seconds = timing.seconds[name]
+    return (
+        default_candidate
+        if timing.seconds.get(default_candidate, float("inf")) <= best_seconds * (1 + MARGIN)
+        else name
+    )

@@ -89,19 +89,21 @@ class ChoiceTable:
         if not isinstance(content, dict) or content.get("identity") != asdict(self.identity):
             return {}
         entries = content.get("entries")
-        found = {key: _parse_entry(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
-        return {key: entry for key, entry in found.items() if entry is not None}
+        parsed_entries = (
+            {key: _parse_entry(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
+        )
+        return {key: entry for key, entry in parsed_entries.items() if entry is not None}
 
     def add(self, entries: Mapping[str, TimedJob]) -> bool:
         """Add entries to the file, or replace those with the same key. Return whether the file was written.
 
         If two processes add at once, entries of one may be lost, and are timed again.
         """
-        kept = {key: entry for key, entry in self.read().items() if key not in entries} | dict(entries)
-        newest = dict(list(kept.items())[-MOST_ENTRIES:])
+        merged_entries = {key: entry for key, entry in self.read().items() if key not in entries} | dict(entries)
+        newest_entries = dict(list(merged_entries.items())[-MOST_ENTRIES:])
         content = {
             "identity": asdict(self.identity),
-            "entries": {key: asdict(entry) for key, entry in newest.items()},
+            "entries": {key: asdict(entry) for key, entry in newest_entries.items()},
         }
         try:
             path = self.path
@@ -128,10 +130,12 @@ def _parse_entry(value: Any) -> TimedJob | None:
         return None
     if not all(type(s) in (int, float) and 0 <= s <= sys.float_info.max for s in seconds.values()):
         return None
-    if not all(isinstance(why, str) for why in refused.values()) or seconds.keys() & refused.keys():
+    if not all(isinstance(reason, str) for reason in refused.values()) or seconds.keys() & refused.keys():
         return None
-    label, batch, usual = map(str, texts)
-    return TimedJob(label, batch, usual, Timing({name: float(s) for name, s in seconds.items()}, dict(refused)))
+    label, batch, default_candidate = map(str, texts)
+    return TimedJob(
+        label, batch, default_candidate, Timing({name: float(s) for name, s in seconds.items()}, dict(refused))
+    )
 
 
 def _remove_oldest(folder: Path) -> None:

@@ -25,7 +25,7 @@ class BudgetSpent(Exception):
 
 
 class TimingBudget:
-    """Limits how long candidates are timed: `seconds` from now, `runs` runs, and not while `waiting()`.
+    """Limits how long candidates are timed: `seconds` from now, `runs` runs, and not while `has_waiting()`.
 
     A run cannot be interrupted. So none begins that would end too late if it took as long as the candidate's last run,
     or, for a candidate's first one, as the longest run so far.
@@ -36,32 +36,32 @@ class TimingBudget:
         seconds: float,
         runs: int,
         *,
-        waiting: Callable[[], bool] = lambda: False,
+        has_waiting: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        self._until = clock() + seconds
+        self._deadline = clock() + seconds
         self._runs = runs
-        self._waiting = waiting
-        self._longest = 0.0
+        self._has_waiting = has_waiting
+        self._longest_run = 0.0
 
     def run(self, candidate: Candidate, expected: float | None = None) -> float:
         """Run a candidate, and return the seconds that it computed. `expected` is what its last run took.
 
         Raises BudgetSpent before the run, and whatever the candidate raises.
         """
-        began = self._clock()
-        predicted = self._longest if expected is None else expected
-        if self._runs <= 0 or began + predicted > self._until or self._waiting():
+        start_time = self._clock()
+        predicted_seconds = self._longest_run if expected is None else expected
+        if self._runs <= 0 or start_time + predicted_seconds > self._deadline or self._has_waiting():
             raise BudgetSpent
         self._runs -= 1
         try:
             compute = candidate.prepare()
-            started = self._clock()
+            compute_start = self._clock()
             compute()
-            return self._clock() - started
+            return self._clock() - compute_start
         finally:
-            self._longest = max(self._longest, self._clock() - began)
+            self._longest_run = max(self._longest_run, self._clock() - start_time)
 
 
 @dataclass(frozen=True)
@@ -79,50 +79,52 @@ class Timing:
 def time_candidates(candidates: Sequence[Candidate], budget: TimingBudget) -> Timing | None:
     """Time all candidates in turns. Return None if the budget ends before enough is known."""
     refused: dict[str, str] = {}
-    passing = False
+    memory_refused = False
     times: dict[str, list[float]] = {}
-    serving: list[Candidate] = []
+    active_candidates: list[Candidate] = []
 
     def run(candidate: Candidate, expected: float | None) -> float | None:
-        nonlocal passing
+        nonlocal memory_refused
         try:
             return budget.run(candidate, expected)
         except BudgetSpent:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a library raises: it cannot serve
             refused[candidate.name] = _describe_error(error)
-            passing = passing or is_memory_refusal(error)
+            memory_refused = memory_refused or is_memory_refusal(error)
             return None
 
     try:
         for candidate in candidates:
             if run(candidate, None) is not None:
-                serving.append(candidate)
+                active_candidates.append(candidate)
                 times[candidate.name] = []
         for number in range(ROUNDS):
-            for candidate in serving if number % 2 == 0 else serving[::-1]:
+            for candidate in active_candidates if number % 2 == 0 else active_candidates[::-1]:
                 if candidate.name in refused:
                     continue
                 last = times[candidate.name][-1] if times[candidate.name] else None
-                taken = run(candidate, last)
-                if taken is not None:
-                    times[candidate.name].append(taken)
-            serving = [candidate for candidate in serving if candidate.name not in refused]
-            if number == 0 and serving:
-                limit = HOPELESS * min(times[candidate.name][0] for candidate in serving)
-                serving = [candidate for candidate in serving if times[candidate.name][0] <= limit]
+                seconds = run(candidate, last)
+                if seconds is not None:
+                    times[candidate.name].append(seconds)
+            active_candidates = [candidate for candidate in active_candidates if candidate.name not in refused]
+            if number == 0 and active_candidates:
+                limit = HOPELESS * min(times[candidate.name][0] for candidate in active_candidates)
+                active_candidates = [candidate for candidate in active_candidates if times[candidate.name][0] <= limit]
     except BudgetSpent:
-        counts = [len(times[candidate.name]) for candidate in serving if candidate.name not in refused]
+        counts = [len(times[candidate.name]) for candidate in active_candidates if candidate.name not in refused]
         if len(times) + len(refused.keys() - times.keys()) < len(candidates) or min(counts, default=0) < FEWEST_ROUNDS:
             return None
-    each = {candidate.name: candidate.times for candidate in candidates}
-    return Timing({name: median(t) / each[name] for name, t in times.items() if name not in refused}, refused, passing)
+    times_per_run = {candidate.name: candidate.times for candidate in candidates}
+    return Timing(
+        {name: median(t) / times_per_run[name] for name, t in times.items() if name not in refused},
+        refused,
+        memory_refused,
+    )
 
 
 def _describe_error(error: Exception) -> str:
-    """Return an exception's type (unless it is CannotServe) and the first line of its message, at most 300
-    characters.
-    """
+    """Return an exception's type (unless CannotServe) and its message's first line, at most 300 characters."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     kind = "" if type(error).__name__ == "CannotServe" else f"{type(error).__name__}: "
     return f"{kind}{first}"[:300] or type(error).__name__

@@ -47,11 +47,11 @@ class AdapterRegistry:
         """The adapters that can be asked for, by name. It is replaced as a whole."""
         self._make_tables = tables
         self._tables: AdapterTables | None = None
-        self._numbers = 0
+        self._last_number = 0
         self._keys: dict[str, AdapterKey] = {}
         self._contents: dict[bytes, AdapterKey] = {}
         """What requests have or can have, by digest, also what has no name any more and waits for its requests."""
-        self._going: list[int] = []
+        self._pending_removals: list[int] = []
         """The numbers of content whose memory could not be given back yet. A part of it may be gone, so it is not used
         again.
         """
@@ -64,7 +64,7 @@ class AdapterRegistry:
     @property
     def loaded_count(self) -> int:
         """How many adapters are in memory. The same adapter under two names counts once."""
-        return len(self._contents) + len(self._going)
+        return len(self._contents) + len(self._pending_removals)
 
     @property
     def unloading_count(self) -> int:
@@ -87,10 +87,10 @@ class AdapterRegistry:
         key = self._contents.get(adapter.digest)
         if key is None:
             self._check_room(name, adapter, tables, jobs)
-            self._numbers += 1  # first: no number is given twice, wherever an exception lands
-            key = AdapterKey(self._numbers, adapter.digest)
-            if isinstance(refused := tables.add(key.number, adapter), Refusal):
-                raise MemoryRefused(f"the system gives no memory for the adapter {name!r}: {refused.why}")
+            self._last_number += 1  # first: no number is given twice, wherever an exception lands
+            key = AdapterKey(self._last_number, adapter.digest)
+            if isinstance(refusal := tables.add(key.number, adapter), Refusal):
+                raise MemoryRefused(f"the system gives no memory for the adapter {name!r}: {refusal.why}")
             self._contents[adapter.digest] = key
         info = AdapterInfo(
             name=name,
@@ -105,18 +105,14 @@ class AdapterRegistry:
         return info
 
     def unload(self, name: str, jobs: Iterable[_AdapterJob]) -> None:
-        """Unload the adapter of a name. Requests that use it keep it, and its memory, until they end. Raises
-        UnknownAdapter.
-        """
+        """Unload an adapter. Requests that use it keep it, and its memory, until they end. Raises UnknownAdapter."""
         if name not in self._keys:
             raise unknown_adapter_error(name, self.infos)
-        without = {other: key for other, key in self._keys.items() if other != name}
-        self._set_names(without, {other: info for other, info in self.infos.items() if other != name}, jobs)
+        remaining_keys = {other: key for other, key in self._keys.items() if other != name}
+        self._set_names(remaining_keys, {other: info for other, info in self.infos.items() if other != name}, jobs)
 
     def resolve(self, request: QueuedRequest) -> QueuedRequest:
-        """Return the request with the key of the adapter that its adapter name stands for now. Raises
-        UnknownAdapter.
-        """
+        """Return the request with the key that its adapter name stands for now. Raises UnknownAdapter."""
         if request.adapter is None:
             return request
         key = self._keys.get(request.adapter)
@@ -134,16 +130,16 @@ class AdapterRegistry:
 
     def free_unused(self, jobs: Iterable[_AdapterJob]) -> None:
         """Free the memory of adapters that have neither a name nor requests."""
-        unnamed = self._unnamed_keys
-        if not (unnamed or self._going) or self._tables is None:
+        unnamed_keys = self._unnamed_keys
+        if not (unnamed_keys or self._pending_removals) or self._tables is None:
             return
-        used = {job.adapter for job in jobs} if unnamed else set()
-        for key in unnamed:
-            if key.number not in used:
-                self._going.append(self._contents.pop(key.digest).number)
-        for number in list(self._going):
+        used_numbers = {job.adapter for job in jobs} if unnamed_keys else set()
+        for key in unnamed_keys:
+            if key.number not in used_numbers:
+                self._pending_removals.append(self._contents.pop(key.digest).number)
+        for number in list(self._pending_removals):
             if not isinstance(self._tables.remove(number), Refusal):
-                self._going.remove(number)
+                self._pending_removals.remove(number)
 
     def _set_names(
         self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[_AdapterJob]
@@ -155,8 +151,8 @@ class AdapterRegistry:
     @property
     def _unnamed_keys(self) -> list[AdapterKey]:
         """The keys of the adapters in memory that have no name."""
-        named = set(self._keys.values())
-        return [key for key in self._contents.values() if key not in named]
+        named_keys = set(self._keys.values())
+        return [key for key in self._contents.values() if key not in named_keys]
 
     def _is_only_name(self, name: str) -> bool:
         """Return whether a name stands for an adapter that has no other name."""
@@ -178,32 +174,32 @@ class AdapterRegistry:
                 "most: raise max_adapter_rank."
             )
         busy = f", {self.unloading_count} of them until their requests end" if self.unloading_count else ""
-        replaced = self._is_freed_on_replace(name, jobs)
-        if self.loaded_count - replaced >= limits.adapters:
-            later = f", load {name!r} when its requests have ended" if self._is_only_name(name) else ""
+        frees_old = self._is_freed_on_replace(name, jobs)
+        if self.loaded_count - frees_old >= limits.adapters:
+            later_advice = f", load {name!r} when its requests have ended" if self._is_only_name(name) else ""
             raise AdapterRefused(
                 f"the engine has {self.loaded_count} adapters{busy}, and room for {limits.adapters}: unload "
-                f"one{later}, or "
+                f"one{later_advice}, or "
                 "raise max_adapters."
             )
-        needed = tables.bytes_with(adapter)
-        if needed > limits.bytes:
-            both = f"{busy}, also by what {name!r} stands for until this is there: unload {name!r}"
-            advice = both if replaced else f"{busy}: unload one"
+        needed_bytes = tables.bytes_with(adapter)
+        if needed_bytes > limits.bytes:
+            replace_advice = f"{busy}, also by what {name!r} stands for until this is there: unload {name!r}"
+            advice = replace_advice if frees_old else f"{busy}: unload one"
             raise AdapterRefused(
-                f"the adapter {name!r} ({adapter.path}) takes {needed - tables.nbytes} bytes, and {tables.nbytes} of "
-                f"{limits.bytes} are taken{advice}, or raise adapter_memory."
+                f"the adapter {name!r} ({adapter.path}) takes {needed_bytes - tables.nbytes} bytes, and "
+                f"{tables.nbytes} of {limits.bytes} are taken{advice}, or raise adapter_memory."
             )
-        if not can_allocate(2 * (needed - tables.nbytes)):  # a layer's table is copied when it grows
+        if not can_allocate(2 * (needed_bytes - tables.nbytes)):  # a layer's table is copied when it grows
             raise MemoryRefused(
-                f"the system gives no {needed - tables.nbytes} bytes for the adapter {name!r}: free memory, or unload "
-                "an adapter."
+                f"the system gives no {needed_bytes - tables.nbytes} bytes for the adapter {name!r}: free memory, or "
+                "unload an adapter."
             )
 
 
-def unknown_adapter_error(name: str, known: Iterable[str]) -> UnknownAdapter:
+def unknown_adapter_error(name: str, known_names: Iterable[str]) -> UnknownAdapter:
     """Return the error for a name under which no adapter is loaded."""
-    names = ", ".join(repr(each) for each in known)
+    names = ", ".join(repr(each) for each in known_names)
     return UnknownAdapter(
         f"no adapter {name!r} is loaded; "
         + (f"there are {names}" if names else "there is none: load_adapter loads one")

@@ -36,37 +36,34 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """Collects the log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place, step by
-    step.
-    """
+    """Collects, step by step, the log-probabilities of a prompt's tokens and of the `top` likeliest at each place."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
-        self._known = 1
+        self._scored_count = 1
         self._logprobs = np.full(len(prompt), np.nan, np.float32)
         self._top_ids = np.empty((len(prompt), top), np.int32)
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
-    def add(self, where: range, scores: TokenScores) -> None:
-        """Add the log-probabilities of the tokens at the positions `where`, which are the first ones that are not known
-        yet.
-        """
-        assert where.start <= self._known, "tokens of a prompt were left out"
-        place, top = slice(where.start, where.stop), self._top_ids.shape[1]
-        self._logprobs[place] = scores.logprobs
-        self._top_ids[place], self._top_logprobs[place] = scores.top_ids[:, :top], scores.top_logprobs[:, :top]
-        self._known = where.stop
+    def add(self, positions: range, scores: TokenScores) -> None:
+        """Add the log-probabilities of the tokens at `positions`, which are the first ones that are not known yet."""
+        assert positions.start <= self._scored_count, "tokens of a prompt were left out"
+        position_slice, top = slice(positions.start, positions.stop), self._top_ids.shape[1]
+        self._logprobs[position_slice] = scores.logprobs
+        self._top_ids[position_slice], self._top_logprobs[position_slice] = (
+            scores.top_ids[:, :top],
+            scores.top_logprobs[:, :top],
+        )
+        self._scored_count = positions.stop
 
     def to_logprobs(self) -> PromptLogprobs:
         """Return the log-probabilities collected so far."""
-        n = self._known
+        n = self._scored_count
         return PromptLogprobs(self._prompt[:n], self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
 class AnswerGroup:
-    """All answers of one request, while they are generated. Their events go to its `handle`; the last one carries the
-    completion.
-    """
+    """All answers of one request during generation. Their events go to `handle`; the last carries the completion."""
 
     def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
@@ -74,14 +71,14 @@ class AnswerGroup:
         self.open: list[OpenAnswer] = []
         top = request.params.prompt_logprobs
         self.scores = None if top is None else PromptScores(request.prompt, top)
-        self._done: list[Completion] = []
+        self._completions: list[Completion] = []
         best_of = request.params.best_of
         self._chosen_later = best_of is not None and best_of > request.params.n
 
     @property
     def generated_tokens(self) -> int:
         """How many tokens all answers have so far."""
-        return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
+        return sum(a.job.num_generated for a in self.open) + sum(c.usage.completion_tokens for c in self._completions)
 
     def add_pooled(self, part: Vector) -> None:
         """Add what a step computed of the prompt's pooled hidden states or logits."""
@@ -99,11 +96,9 @@ class AnswerGroup:
             self.handle.push(event)
 
     def complete_answer(self, answer: OpenAnswer, rest: TextDelta, completion: Completion) -> None:
-        """Complete one answer, with the `rest` of its text that was not sent yet. The last answer completes the
-        request.
-        """
+        """Complete one answer, with the unsent `rest` of its text. The last answer completes the request."""
         self.open.remove(answer)
-        self._done.append(completion)
+        self._completions.append(completion)
         reason = completion.finish_reason
         last = TokenEvent(
             rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking, tool_calls=rest.calls
@@ -111,15 +106,15 @@ class AnswerGroup:
         if self.open:
             self.send_event(last)
             return
-        kept = sorted(self._done, key=lambda c: c.index)
+        completions = sorted(self._completions, key=lambda c: c.index)
         if self._chosen_later:
-            kept = sorted(kept, key=_rank_logprob, reverse=True)[: self.request.params.n]
-            kept = [replace(c, index=i) for i, c in enumerate(kept)]
-            last = TokenEvent("", finish_reason=kept[0].finish_reason)
+            completions = sorted(completions, key=_rank_logprob, reverse=True)[: self.request.params.n]
+            completions = [replace(c, index=i) for i, c in enumerate(completions)]
+            last = TokenEvent("", finish_reason=completions[0].finish_reason)
         if self.scores is not None:
-            listed = self.handle.prompt_logprobs or self.scores.to_logprobs()
-            kept = [replace(c, prompt_logprobs=listed) for c in kept]
-        self.handle.push(replace(last, completion=replace(kept[0], others=tuple(kept[1:]))))
+            prompt_logprobs = self.handle.prompt_logprobs or self.scores.to_logprobs()
+            completions = [replace(c, prompt_logprobs=prompt_logprobs) for c in completions]
+        self.handle.push(replace(last, completion=replace(completions[0], others=tuple(completions[1:]))))
 
 
 class OpenAnswer:
@@ -146,12 +141,12 @@ class OpenAnswer:
         """The tokens that are left for its thoughts; None: there is no limit."""
         if self.budget is not None:
             job.most_drafts = self.budget.most_drafts
-        self.started: float | None = None
-        self.first: float | None = None
-        self.last: float | None = None
-        self._dropped = self._drafted = self._accepted = 0
+        self.start_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._dropped_count = self._drafted_count = self._accepted_count = 0
         self._reading_from: int | None = None
-        self._told = -math.inf
+        self._last_progress_time = -math.inf
         self._text = text
         self._logprobs: list[TokenLogprob] = []
         answers.open.append(self)
@@ -173,70 +168,69 @@ class OpenAnswer:
         return self.matcher.forced_tokens
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note that a step computes `segment` of its tokens. If the prompt takes several steps, or the tokens of an
-        answer that lost its row, push a progress event.
-        """
+        """Note a step over `segment`. Push progress if a prompt or an answer that lost its row takes several steps."""
         total, first = len(self.job.tokens), segment.first
-        more, beginning = first + segment.count < total, self.started is None
-        if not (beginning or more or self._reading_from is not None):
+        has_more, is_first_step = first + segment.count < total, self.start_time is None
+        if not (is_first_step or has_more or self._reading_from is not None):
             return
-        handle, begun = self.of_request.handle, first if self._reading_from is None else self._reading_from
-        progress = Progress("prefilling", first, total, cached=begun)
-        if beginning:
-            self.started = now
+        handle, reading_from = self.of_request.handle, first if self._reading_from is None else self._reading_from
+        progress = Progress("prefilling", first, total, cached=reading_from)
+        if is_first_step:
+            self.start_time = now
             handle.advance(RequestState.PREFILLING)
             if self.index == 0:
                 handle.progress = progress
-        if not more and self._reading_from is None:
+        if not has_more and self._reading_from is None:
             return
-        self._reading_from = begun if more else None
+        self._reading_from = reading_from if has_more else None
         handle.progress = progress
-        if now - self._told >= PROGRESS_SECONDS:
-            self._told = now
+        if now - self._last_progress_time >= PROGRESS_SECONDS:
+            self._last_progress_time = now
             self.of_request.send_event(TokenEvent("", index=self.index, progress=progress))
 
-    def add_prompt_scores(self, where: range, scores: TokenScores) -> None:
-        """Add the log-probabilities of the prompt's tokens at the positions `where`."""
+    def add_prompt_scores(self, positions: range, scores: TokenScores) -> None:
+        """Add the log-probabilities of the prompt's tokens at the positions `positions`."""
         assert self.of_request.scores is not None
-        self.of_request.scores.add(where, scores)
+        self.of_request.scores.add(positions, scores)
 
     def add_token(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
-        """Add the next token, which came at `now` on the performance counter. A `stop_token` has no text. Return
-        whether a stop string is complete.
-        """
-        self.last = now
-        if self.first is None:
-            self.first = now
+        """Add a token of time `now` (perf_counter); a `stop_token` has no text. Return if a stop string is complete."""
+        self.last_token_time = now
+        if self.first_token_time is None:
+            self.first_token_time = now
             self.of_request.begin_decoding()
         if logprob is not None:
             self._logprobs.append(logprob)
         text = self._text
-        piece = TextDelta() if stop_token else text.push(token)
+        delta = TextDelta() if stop_token else text.push(token)
         if self.budget is not None:
             self.budget.count_token(token)
             self.job.most_drafts = self.budget.most_drafts
-        shown = logprob if self.request.params.logprobs is not None else None
-        dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
-        told = TokenEvent(
-            piece.text,
-            token,
-            shown,
-            index=self.index,
-            dropped=dropped,
-            thinking=piece.thinking,
-            tool_calls=piece.calls,
+        event_logprob = logprob if self.request.params.logprobs is not None else None
+        dropped_count, self._dropped_count = (
+            len(self.job.dropped_tokens) - self._dropped_count,
+            len(self.job.dropped_tokens),
         )
-        self.of_request.send_event(told)
+        event = TokenEvent(
+            delta.text,
+            token,
+            event_logprob,
+            index=self.index,
+            dropped=dropped_count,
+            thinking=delta.thinking,
+            tool_calls=delta.calls,
+        )
+        self.of_request.send_event(event)
         return text.stopped
 
-    def count_drafts(self, drafted: int, accepted: int) -> None:
+    def count_drafts(self, drafted_count: int, accepted_count: int) -> None:
         """Count the drafted tokens that were verified, and those of them that were accepted."""
-        self._drafted += drafted
-        self._accepted += accepted
+        self._drafted_count += drafted_count
+        self._accepted_count += accepted_count
 
     def finish(self, reason: FinishReason) -> None:
         """Build the completion and end the answer."""
-        rest = self._text.finish(ended=reason is FinishReason.STOP and not self._text.stopped)
+        rest = self._text.finish(turn_ended=reason is FinishReason.STOP and not self._text.stopped)
         params, calls = self.request.params, self._text.calls
         if calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
@@ -248,10 +242,10 @@ class OpenAnswer:
                 len(self.request.prompt),
                 0 if params.only_scores else self.job.num_generated,
                 self.job.cached,
-                len(self.job.dropped),
+                len(self.job.dropped_tokens),
                 self._text.thinking_tokens,
-                self._drafted,
-                self._accepted,
+                self._drafted_count,
+                self._accepted_count,
             ),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
@@ -268,31 +262,31 @@ class OpenAnswer:
 
     def _completion_notes(self) -> tuple[str, ...]:
         """Return the completion's notes: what of its form is not enforced, and what is wrong with its tool calls."""
-        own = tuple(self._text.notes)
+        text_notes = tuple(self._text.notes)
         if self.matcher is not None:
-            offered = () if self.request.calls is None else self.request.calls.notes
-            return (*self.matcher.grammar.notes, *offered, *own)
-        free = ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
-        return (*free, *own)
+            tool_notes = () if self.request.calls is None else self.request.calls.notes
+            return (*self.matcher.grammar.notes, *tool_notes, *text_notes)
+        unenforced_notes = (
+            ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
+        )
+        return (*unenforced_notes, *text_notes)
 
     def _timings(self) -> Timings:
         now = time.perf_counter()
-        submitted, computed = self.request.submitted, self.job.kept_prompt_length - self.job.cached
-        started, first = self.started or now, self.first or now
-        prefilling, decoding = first - started, (self.last or now) - first
+        submitted, computed_tokens = self.request.submit_time, self.job.kept_prompt_length - self.job.cached
+        started, first = self.start_time or now, self.first_token_time or now
+        prefilling, decoding = first - started, (self.last_token_time or now) - first
         return Timings(
             queued=started - submitted,
             ttft=first - submitted,
             total=now - submitted,
-            prefill_tokens_per_second=computed / prefilling if prefilling > 0 else 0.0,
+            prefill_tokens_per_second=computed_tokens / prefilling if prefilling > 0 else 0.0,
             decode_tokens_per_second=(self.job.num_generated - 1) / decoding if decoding > 0 else 0.0,
         )
 
 
 def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
-    """Return the log-probability of the token at `index` in a step's result, with those of the `likeliest` tokens at
-    its place. None if the step computed none.
-    """
+    """Return `token`'s log-probability at `index` of the result, and those of the `likeliest`; None: not computed."""
     if result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
@@ -310,37 +304,39 @@ NAN_ADVICE = (
 
 def no_token_error(job: Job, has_grammar: bool) -> CortexError:
     """Return the error for a request whose logits leave no token to choose."""
-    where = f"after {job.prompt_length} tokens of the prompt and {job.num_generated} of the answer"
+    position_text = f"after {job.prompt_length} tokens of the prompt and {job.num_generated} of the answer"
     if has_grammar:
         return StructuredOutputError(
-            f"no token is left to choose {where}: each one is excluded by the form or the tools that were asked for"
-            f"{', or by the logits processors' * job.processed}"
+            f"no token is left to choose {position_text}: each one is excluded by the form or the tools that were "
+            f"asked for{', or by the logits processors' * job.has_logits_processors}"
         )
-    if job.processed:
+    if job.has_logits_processors:
         return LogitsProcessorError(
-            f"the logits processors left no token to choose {where}: what they return is NaN or all -inf. Leave at "
-            "least one finite logit"
+            f"the logits processors left no token to choose {position_text}: what they return is NaN or all -inf. "
+            "Leave at least one finite logit"
         )
     if job.request.adapter is not None:
         return NoTokenToChoose(
-            f"the logits of the model with the adapter {job.request.adapter!r} are NaN, or all -inf, {where}: no token "
-            "can be chosen. Ask without it: if that works, the adapter's numbers or its scale are too large"
+            f"the logits of the model with the adapter {job.request.adapter!r} are NaN, or all -inf, {position_text}: "
+            "no token can be chosen. Ask without it: if that works, the adapter's numbers or its scale are too large"
         )
-    return NoTokenToChoose(f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. {NAN_ADVICE}")
+    return NoTokenToChoose(
+        f"the model's logits are NaN, or all -inf, {position_text}: no token can be chosen. {NAN_ADVICE}"
+    )
 
 
-def grammar_error(job: Job, why: str) -> StructuredOutputError:
+def grammar_error(job: Job, reason: str) -> StructuredOutputError:
     """Return the error for an answer that its grammar cannot continue: FormRefused if the form itself is to blame."""
-    message = f"the answer cannot have the form that was asked for, after {job.num_generated} tokens of it: {why}. "
-    if is_form_error(why):
+    message = f"the answer cannot have the form that was asked for, after {job.num_generated} tokens of it: {reason}. "
+    if is_form_error(reason):
         return FormRefused(f"{message}Simplify the schema or the expression, or the schemas of the tools")
     return StructuredOutputError(f"{message}Ask again")
 
 
 def _rank_logprob(completion: Completion) -> float:
     """Return the log-probability to rank an answer by: -inf if it was cancelled before its first token."""
-    known = completion.cumulative_logprob
-    return -math.inf if known is None else known
+    logprob = completion.cumulative_logprob
+    return -math.inf if logprob is None else logprob
 
 
 def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
@@ -350,22 +346,22 @@ def request_for_answer(request: QueuedRequest, index: int) -> QueuedRequest:
     step score the prompt's last token; the generated token is dropped.
     """
     params = job_params(request.params)
-    computed = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
-    whole = request.prompt if index == 0 and params.prompt_logprobs is not None else ()
-    return replace(request, prompt=computed, params=params, seed=answer_seed(request.seed, index), scored=whole)
+    job_prompt = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
+    scored_prompt = request.prompt if index == 0 and params.prompt_logprobs is not None else ()
+    return replace(
+        request, prompt=job_prompt, params=params, seed=answer_seed(request.seed, index), scored_tokens=scored_prompt
+    )
 
 
 def job_params(params: SamplingParams) -> SamplingParams:
-    """Return `params` as the jobs need them: with log-probabilities for `best_of`, and one token to score a prompt
-    alone.
-    """
+    """Return `params` as jobs need them: with log-probabilities for `best_of`, and one token to only score a prompt."""
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
     if params.best_of is None or params.logprobs is not None:
         return params
-    changed = copy(params)  # `replace` would check all token ids again, for each answer, on the engine's thread
-    object.__setattr__(changed, "logprobs", 0)
-    return changed
+    params_copy = copy(params)  # `replace` would check all token ids again, for each answer, on the engine's thread
+    object.__setattr__(params_copy, "logprobs", 0)
+    return params_copy
 
 
 def answer_seed(seed: int, index: int) -> int:

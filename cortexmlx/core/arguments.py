@@ -28,17 +28,17 @@ def is_list(value: object) -> TypeGuard[Iterable[object]]:
     return isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Mapping)) and not array_of_one
 
 
-def checked_text(name: str, text: str | None, most: int | None = None) -> str | None:
-    """Return a text as a plain `str`, or None. Raises InvalidRequest for anything else, and for more than `most`
-    characters. A subclass of `str` could compare, hash or measure differently.
+def checked_text(name: str, text: str | None, max_characters: int | None = None) -> str | None:
+    """Return a text as a plain `str`, or None. Raises InvalidRequest for anything else, and for more than
+    `max_characters` characters. A subclass of `str` could compare, hash or measure differently.
     """
     if text is None:
         return None
     if not isinstance(text, str):
         raise InvalidRequest(f"{name} is {text!r:.80}, but must be a text or None")
     text = str.__str__(text)
-    if most is not None and len(text) > most:
-        raise InvalidRequest(f"{name} has {len(text):,} characters, but must have at most {most:,}")
+    if max_characters is not None and len(text) > max_characters:
+        raise InvalidRequest(f"{name} has {len(text):,} characters, but must have at most {max_characters:,}")
     return text
 
 
@@ -155,9 +155,7 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
 def with_keywords_each(
     params: SamplingParams | Iterable[SamplingParams] | None, **keywords: Unpack[SamplingKeywords]
 ) -> SamplingParams | Iterable[SamplingParams]:
-    """Apply `with_keywords` to the parameters of many prompts: one for all, or one each. An iterator, which may be
-    endless, is read lazily.
-    """
+    """Apply `with_keywords` to one set of parameters, or one per prompt. An iterator, maybe endless, is read lazily."""
     if isinstance(params, (SamplingParams, str)) or not is_list(params):
         return with_keywords(checked_params(params), **keywords)
     if isinstance(params, Sequence):
@@ -172,25 +170,25 @@ def takes_options_of(
     """Return a decorator that gives a constructor the parameters of the class `config`, for type checkers, editors and
     `help`. The constructor raises TypeError for other names.
     """
-    theirs = inspect.signature(config)
+    config_signature = inspect.signature(config)
 
     def give(init: Callable[Concatenate[S, ...], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
         def checked(me: S, *args: Any, **options: Any) -> None:
-            _check_known_names("option", options, theirs.parameters, f"help({type(me).__name__})")
+            _check_known_names("option", options, config_signature.parameters, f"help({type(me).__name__})")
             init(me, *args, **options)
 
         me = next(iter(inspect.signature(init).parameters.values()))
-        checked.__signature__ = theirs.replace(  # type: ignore[attr-defined]
-            parameters=[me, *theirs.parameters.values()], return_annotation=None
+        checked.__signature__ = config_signature.replace(  # type: ignore[attr-defined]
+            parameters=[me, *config_signature.parameters.values()], return_annotation=None
         )
         return checked  # type: ignore[return-value]  # it takes what its signature says
 
     return give
 
 
-def _check_known_names(kind: str, given: Iterable[str], names: Collection[str], see: str) -> None:
+def _check_known_names(kind: str, given_names: Iterable[str], names: Collection[str], see: str) -> None:
     """Raise TypeError for a name that is not in `names`, and suggest the nearest one."""
-    strange = next((name for name in given if name not in names), None)
-    if strange is not None:
-        raise TypeError(f"there is no {kind} {strange!r}{suggest_name(strange, names)}: see {see}")
+    unknown_name = next((name for name in given_names if name not in names), None)
+    if unknown_name is not None:
+        raise TypeError(f"there is no {kind} {unknown_name!r}{suggest_name(unknown_name, names)}: see {see}")

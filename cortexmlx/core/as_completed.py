@@ -24,9 +24,7 @@ Listener = Callable[[TokenEvent], None]
 
 
 class PendingPrompt(Enum):
-    """Stands for a prompt that is not available yet. Results are returned before the next prompt is asked for. It has
-    no index and no parameters of its own.
-    """
+    """Stands for a prompt not yet available: no index, no parameters. Results are returned before the next is read."""
 
     NOT_YET = "not yet"
 
@@ -55,12 +53,12 @@ class AsCompleted(NotCopyable, Iterator[Result]):
     ) -> None:
         self._open: dict[int, RequestHandle | CortexError | None] = {}  # None: being submitted
         self._closed = False
-        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ended_indices: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._read = 0
-        self._asked = iter(asked)
+        self._prompts = iter(asked)
         self._check = check
         self._submit = submit
-        self._ahead = ahead
+        self._max_ahead = ahead
         self._window = sys.maxsize if window is None else window
         self._together = together
         self._process = os.getpid()
@@ -70,13 +68,13 @@ class AsCompleted(NotCopyable, Iterator[Result]):
             if os.getpid() != self._process:
                 raise forked_process_error()
             while not self._closed:
-                waiting = self._submit_ahead()
-                if not (self._open or waiting):
+                prompt_pending = self._submit_ahead()
+                if not (self._open or prompt_pending):
                     break
-                if not waiting and self._ended.empty():
+                if not prompt_pending and self._ended_indices.empty():
                     self._check_waiting()
                 try:
-                    index = self._ended.get_nowait() if waiting else take_next(self._ended)
+                    index = self._ended_indices.get_nowait() if prompt_pending else take_next(self._ended_indices)
                 except queue.Empty:
                     continue
                 if index in self._open:
@@ -90,8 +88,8 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         """Yield, without waiting, the results that are there and were not returned yet. It also works after `close`.
         Requests that a closed engine has ended are left out.
         """
-        while not self._ended.empty():
-            index = self._ended.get()
+        while not self._ended_indices.empty():
+            index = self._ended_indices.get()
             if index in self._open:
                 try:
                     result = self._pop_result(index)
@@ -110,24 +108,22 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         self.close()
 
     def _submit_ahead(self) -> bool:
-        """Read and submit prompts while there is room. Return whether it stopped at a prompt that is not available
-        yet.
-        """
+        """Read and submit prompts while there is room. Return whether it stopped at a prompt not available yet."""
         group: dict[int, Submission] = {}
-        waiting = False
-        while self._has_room() and (asked := next(self._asked, None)) is not None:
-            prompt, params = asked
+        prompt_pending = False
+        while self._has_room() and (prompt_and_params := next(self._prompts, None)) is not None:
+            prompt, params = prompt_and_params
             if isinstance(prompt, PendingPrompt):
-                waiting = True
+                prompt_pending = True
                 break
             index, self._read = self._read, self._read + 1
             try:
-                submission = self._check(prompt, params, _end_listener(self._ended, index))
+                submission = self._check(prompt, params, _end_listener(self._ended_indices, index))
             except EngineClosed:
                 raise
             except CortexError as error:
                 self._open[index] = error
-                self._ended.put(index)
+                self._ended_indices.put(index)
                 continue
             self._open[index] = None
             group[index] = submission
@@ -135,7 +131,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 self._submit_group(group)
                 group = {}
         self._submit_group(group)
-        return waiting
+        return prompt_pending
 
     def _check_waiting(self) -> None:
         """Raise CortexError if this thread must not wait, because it is the engine's own."""
@@ -145,8 +141,8 @@ class AsCompleted(NotCopyable, Iterator[Result]):
 
     def _has_room(self) -> bool:
         """Return whether one more prompt may be submitted now."""
-        oldest = next(iter(self._open), self._read)
-        return len(self._open) < self._ahead and self._read < oldest + self._window
+        oldest_index = next(iter(self._open), self._read)
+        return len(self._open) < self._max_ahead and self._read < oldest_index + self._window
 
     def _submit_group(self, group: dict[int, Submission]) -> None:
         """Submit the requests of a group together, and keep their handles."""
@@ -196,27 +192,25 @@ def _pair_one_each(
     prompts: Iterable[Prompt | PendingPrompt], params: Iterable[SamplingParams]
 ) -> Iterator[tuple[Prompt | PendingPrompt, SamplingParams | None]]:
     """Yield each prompt with its own parameters. Raises InvalidRequest when one of both ends before the other."""
-    each, count = iter(params), 0
+    params_iterator, count = iter(params), 0
     for prompt in prompts:
         if isinstance(prompt, PendingPrompt):
             yield prompt, None
             continue
         count += 1
-        own = next(each, None)
-        if own is None:
+        prompt_params = next(params_iterator, None)
+        if prompt_params is None:
             raise InvalidRequest(f"there are params for {count - 1} prompts only: give as many params as prompts")
-        yield prompt, own
-    if next(each, None) is not None:
+        yield prompt, prompt_params
+    if next(params_iterator, None) is not None:
         raise InvalidRequest(f"{count} prompts need {count} params, not more")
 
 
-def _end_listener(ended: queue.SimpleQueue[int], index: int) -> Listener:
-    """Return a listener that puts `index` into `ended` when the request has ended. It does not refer to the iterator,
-    which can therefore be dropped.
-    """
+def _end_listener(ended_indices: queue.SimpleQueue[int], index: int) -> Listener:
+    """Return a listener that puts `index` into `ended_indices` at the end, without keeping the iterator alive."""
 
     def listen(event: TokenEvent) -> None:
         if event.completion is not None or event.error is not None:
-            ended.put(index)
+            ended_indices.put(index)
 
     return listen

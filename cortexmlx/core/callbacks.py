@@ -43,10 +43,10 @@ class _Subscription:
     handle: RequestHandle
     on_event: Callable[[TokenEvent], None]
 
-    due: int = 0
+    pending_events: int = 0
     """Events that came during the call for an earlier one."""
 
-    over: bool = False
+    is_over: bool = False
     """The function got the last event, or it raised."""
 
     def deliver_next(self) -> None:
@@ -55,9 +55,9 @@ class _Subscription:
             event = self.handle.take()
             if event is not None:
                 self.on_event(event)
-                self.over = event.completion is not None or event.error is not None
+                self.is_over = event.completion is not None or event.error is not None
         except BaseException:  # it would end the thread, and Python would print all but a SystemExit
-            self.over = True
+            self.is_over = True
             log.exception("on_event raised: it gets no more events of request %d", self.handle.id)
 
 
@@ -74,10 +74,8 @@ class CallbackThreads:
         self.abandon()
 
     def abandon(self) -> None:
-        """Forget all requests and threads, in a forked child: it has no threads, and one of them may have held the
-        lock.
-        """
-        self._ready: queue.SimpleQueue[_Subscription | None] = queue.SimpleQueue()
+        """Forget all requests and threads, in a forked child: it has no threads, and one may have held the lock."""
+        self._ready_queue: queue.SimpleQueue[_Subscription | None] = queue.SimpleQueue()
         """A request for each of its events; one too many does no harm. None wakes a thread so that it checks whether it
         is still needed. `put` is atomic, so an exception thrown at the engine's thread cannot break the queue.
         """
@@ -87,8 +85,8 @@ class CallbackThreads:
         self._threads: set[threading.Thread] = set()
         self._calls: dict[_Subscription, tuple[threading.Thread, float]] = {}
         """The requests whose function runs now, in which thread, and since when. All other threads wait."""
-        self._taken = 0
-        self._watching = False
+        self._taken_count = 0
+        self._is_watching = False
 
     def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
         """Call `on_event` with every event of a request. The last one has a completion or an error. If that cannot
@@ -99,16 +97,16 @@ class CallbackThreads:
             with self._lock:
                 if not self._threads:
                     self._start_thread()
-                if self._open and not self._watching:  # a request that is alone holds up nobody
+                if self._open and not self._is_watching:  # a request that is alone holds up nobody
                     _make_thread(self._add_threads_when_late).start()
-                    self._watching = True
+                    self._is_watching = True
                 self._open.add(subscription)
                 _all_callback_threads.add(self)
-            handle.announce(partial(self._ready.put, subscription))
+            handle.announce(partial(self._ready_queue.put, subscription))
         except BaseException:  # no thread is to be had, or Ctrl-C
             with self._lock:
                 self._end_subscription(subscription)
-            self._ready.put(None)
+            self._ready_queue.put(None)
             handle.cancel()
             raise
 
@@ -129,39 +127,39 @@ class CallbackThreads:
 
     def _serve(self) -> None:
         """Call functions with their events, until this thread is not needed any more. Each thread runs this."""
-        me, needed, whole = threading.current_thread(), True, True
-        while needed:
+        me, is_needed, is_intact = threading.current_thread(), True, True
+        while is_needed:
             try:
-                if not whole:
+                if not is_intact:
                     self._recover(me)
-                    whole = True
-                while needed := self._is_needed(me):
-                    subscription = self._ready.get()
+                    is_intact = True
+                while is_needed := self._is_needed(me):
+                    subscription = self._ready_queue.get()
                     if subscription is not None and self._begin_call(subscription, me):
                         subscription.deliver_next()
                         self._end_call(subscription)
                     del subscription  # a thread that waits keeps no request alive
             except BaseException:  # thrown at this thread, or by who logs
-                whole = False
+                is_intact = False
 
     def _is_needed(self, me: threading.Thread) -> bool:
         """Return whether this thread should continue. One waiting thread is enough."""
         with self._lock:
             self._threads.add(me)
             another_waits = len(self._threads) - 1 > len(self._calls)
-            if self._open and not (another_waits and self._ready.empty()):
+            if self._open and not (another_waits and self._ready_queue.empty()):
                 return True
             self._threads.discard(me)
             if another_waits:
-                self._ready.put(None)
+                self._ready_queue.put(None)
             return False
 
     def _begin_call(self, subscription: _Subscription, me: threading.Thread) -> bool:
         """Mark a request's function as running. Return False if it already runs, or if the request has ended."""
         with self._lock:
-            self._taken += 1
+            self._taken_count += 1
             if subscription in self._calls:
-                subscription.due += 1
+                subscription.pending_events += 1
             elif subscription in self._open:
                 self._calls[subscription] = me, time.perf_counter()
                 return True
@@ -170,11 +168,11 @@ class CallbackThreads:
     def _end_call(self, subscription: _Subscription) -> None:
         """Mark the end of a call, and queue the request again if more events are due."""
         with self._lock:
-            if subscription.over:
+            if subscription.is_over:
                 self._end_subscription(subscription)
-            elif subscription.due or subscription.handle.ended:
-                subscription.due = max(0, subscription.due - 1)
-                self._ready.put(subscription)
+            elif subscription.pending_events or subscription.handle.ended:
+                subscription.pending_events = max(0, subscription.pending_events - 1)
+                self._ready_queue.put(subscription)
             self._calls.pop(subscription, None)
 
     def _end_subscription(self, subscription: _Subscription) -> None:
@@ -184,20 +182,18 @@ class CallbackThreads:
         if not self._open:
             with suppress(queue.Empty):  # an item that stays here would keep its request and function alive
                 while True:
-                    self._ready.get_nowait()
+                    self._ready_queue.get_nowait()
             self._all_over.notify_all()
 
     def _recover(self, me: threading.Thread) -> None:
-        """Continue after an exception that was thrown at this thread. It may have lost an item of the queue, so all
-        requests are queued again.
-        """
+        """Continue after an exception thrown at this thread. It may have lost a queue item: requeue all requests."""
         with self._lock:
-            mine = [subscription for subscription, (thread, _) in self._calls.items() if thread is me]
-        for subscription in mine:
+            thread_subscriptions = [subscription for subscription, (thread, _) in self._calls.items() if thread is me]
+        for subscription in thread_subscriptions:
             self._end_call(subscription)
         with self._lock:
             for subscription in self._open:
-                self._ready.put(subscription)
+                self._ready_queue.put(subscription)
 
     def _add_threads_when_late(self) -> None:
         """Start one more thread whenever an event has waited too long, until no request is open."""
@@ -205,14 +201,14 @@ class CallbackThreads:
             late_at = 0
             try:
                 while not self._all_over.wait_for(lambda: not self._open, WAIT_SECONDS):
-                    late, late_at = self._taken < late_at, self._taken + self._ready.qsize()
+                    is_late, late_at = self._taken_count < late_at, self._taken_count + self._ready_queue.qsize()
                     slow_from = time.perf_counter() - SLOW_SECONDS
-                    slow = sum(began <= slow_from for _, began in self._calls.values())
-                    if late and len(self._threads) - slow < MAX_THREADS:
+                    slow = sum(start_time <= slow_from for _, start_time in self._calls.values())
+                    if is_late and len(self._threads) - slow < MAX_THREADS:
                         with suppress(RuntimeError):  # the system gives no more threads
                             self._start_thread()
             finally:
-                self._watching = False
+                self._is_watching = False
 
 
 _all_callback_threads: weakref.WeakSet[CallbackThreads] = weakref.WeakSet()
@@ -235,9 +231,9 @@ def _deliver_last_events() -> None:
     function first, so this one has to stop the engines itself.
     """
     stop_all()
-    until = time.monotonic() + _AT_EXIT
+    deadline = time.monotonic() + _AT_EXIT
     for threads in list(_all_callback_threads):
-        threads.join(max(0.0, until - time.monotonic()))
+        threads.join(max(0.0, deadline - time.monotonic()))
 
 
 def _abandon_after_fork() -> None:

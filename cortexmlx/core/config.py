@@ -141,20 +141,22 @@ class EngineConfig:
             tokens = getattr(self, name)
             self._require(name, tokens is None or _is_count(tokens, 2), "at least 2 tokens or None")
         target = self.token_target
-        seconds = isinstance(target, Real) and not isinstance(target, bool) and target > 0
-        self._require("token_target", target is None or seconds, "more than 0 seconds or None")
-        bits = self.kv_bits is None or _is_one_of(self.kv_bits, KV_BITS)
-        self._require("kv_bits", bits, f"one of {KV_BITS} or None")
-        sized = self.kv_group_size is None or (self.kv_bits is not None and _is_one_of(self.kv_group_size, GROUP_SIZES))
-        self._require("kv_group_size", sized, f"one of {GROUP_SIZES}, with kv_bits, or None")
+        target_ok = isinstance(target, Real) and not isinstance(target, bool) and target > 0
+        self._require("token_target", target is None or target_ok, "more than 0 seconds or None")
+        bits_ok = self.kv_bits is None or _is_one_of(self.kv_bits, KV_BITS)
+        self._require("kv_bits", bits_ok, f"one of {KV_BITS} or None")
+        group_size_ok = self.kv_group_size is None or (
+            self.kv_bits is not None and _is_one_of(self.kv_group_size, GROUP_SIZES)
+        )
+        self._require("kv_group_size", group_size_ok, f"one of {GROUP_SIZES}, with kv_bits, or None")
         first, last = self.keep_first, self.keep_last
         self._require("keep_first", first is None or _is_count(first, 0), "at least 0 tokens or None")
         self._require("keep_last", last is None or _is_count(last, 1), "at least 1 token or None")
         self._require("reproducible", isinstance(self.reproducible, bool), "True or False")
         self._require("speculate", isinstance(self.speculate, bool), "True or False")
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
-        named = self.draft is None or isinstance(self.draft, (str, Path))
-        self._require("draft", named, "a model's name or path, or None")
+        draft_ok = self.draft is None or isinstance(self.draft, (str, Path))
+        self._require("draft", draft_ok, "a model's name or path, or None")
         self._check_hosts()
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)
@@ -168,11 +170,9 @@ class EngineConfig:
         parse_size(self.kv_store_bytes)
 
     def _check_adapters(self) -> None:
-        """Raise InvalidRequest if `adapters` is not a mapping from names to folders, or a limit on adapters is wrong.
-        The folders are read when the engine opens.
-        """
-        named = self.adapters is None or isinstance(self.adapters, Mapping)
-        self._require("adapters", named, "a mapping of names to folders, or None")
+        """Raise InvalidRequest if `adapters` or a limit on them is wrong. Folders are read when the engine opens."""
+        is_mapping = self.adapters is None or isinstance(self.adapters, Mapping)
+        self._require("adapters", is_mapping, "a mapping of names to folders, or None")
         for name, path in (self.adapters or {}).items():
             ok = is_adapter_name(name) and isinstance(path, (str, Path))
             self._require("adapters", ok, "a mapping of names, of 1 to 1,024 characters, to folders")
@@ -183,8 +183,10 @@ class EngineConfig:
     def _check_hosts(self) -> None:
         """Raise InvalidRequest if `hosts` is malformed, or with options that a model on hosts cannot have."""
         hosts = self.hosts
-        named = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
-        self._require("hosts", hosts is None or named or _is_count(hosts, 1), "a number, a host file's path or None")
+        is_host_file = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
+        self._require(
+            "hosts", hosts is None or is_host_file or _is_count(hosts, 1), "a number, a host file's path or None"
+        )
         self._require("resume_lost", isinstance(self.resume_lost, bool), "True or False")
         if hosts is None:
             return
@@ -203,9 +205,7 @@ class EngineConfig:
 
     @property
     def active_draft(self) -> str | Path | None:
-        """The draft model to load; None if there is none, or if drafting is off (`speculate=False` or
-        `reproducible=True`).
-        """
+        """The draft model to load; None without one, or if `speculate=False` or `reproducible=True` (no drafting)."""
         return self.draft if self.speculate and not self.reproducible else None
 
     @property
@@ -220,15 +220,15 @@ class EngineConfig:
             return None
         return KeepPolicy(DEFAULT_KEEP_FIRST if self.keep_first is None else self.keep_first, self.keep_last)
 
-    def _require(self, name: str, ok: bool, wanted: str) -> None:
-        """Raise InvalidRequest, with the option's name and value, unless `ok`. `wanted` says what it must be."""
+    def _require(self, name: str, ok: bool, requirement: str) -> None:
+        """Raise InvalidRequest, with the option's name and value, unless `ok`. `requirement` says what it must be."""
         if not ok:
-            raise InvalidRequest(f"{name} is {getattr(self, name)!r:.80}, but must be {wanted}")
+            raise InvalidRequest(f"{name} is {getattr(self, name)!r:.80}, but must be {requirement}")
 
 
-def _is_count(value: object, least: int) -> bool:
-    """Return whether a value is an integer of at least `least`."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def _is_count(value: object, minimum: int) -> bool:
+    """Return whether a value is an integer of at least `minimum`."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
 
 
 def _is_one_of(value: object, numbers: Collection[int]) -> bool:

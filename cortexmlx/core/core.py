@@ -49,27 +49,25 @@ _BLOCKS_AT_ONCE = 256
 
 
 class EngineCore:
-    """Runs an opened model step by step: the scheduler plans, the runner computes, and the requests get the results.
-    All of it runs on the engine's thread.
-    """
+    """Runs a model's steps on the engine's thread: the scheduler plans, the runner computes, requests get results."""
 
     def __init__(
         self,
         config: EngineConfig,
         wake: Callable[[Call], None] = lambda call: None,
-        waiting: Callable[[], bool] = lambda: False,
+        has_waiters: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it. `waiting()` says whether
-        somebody waits for the engine while it opens.
+        """`wake(call)` has a call carried out between two steps. Threads of the store use it. `has_waiters()` says
+        whether somebody waits for the engine while it opens.
         """
         self.config = config
         self._wake = wake
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
         self._at_work, self._step_seconds = False, 0.0
-        self._collected: float | None = None
+        self._last_collect_time: float | None = None
         try:
-            self.model = model = open_model(config, wake, waiting)
+            self.model = model = open_model(config, wake, has_waiters)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
             self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables)
@@ -83,21 +81,19 @@ class EngineCore:
             self.release()
             raise
 
-    def _make_draft_model(self, opened: EngineModel) -> DraftModel:
+    def _make_draft_model(self, engine_model: EngineModel) -> DraftModel:
         rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
-        return DraftModel(opened, rows, budget, vocabulary, self.config.prefix_cache)
+        return DraftModel(engine_model, rows, budget, vocabulary, self.config.prefix_cache)
 
-    def _make_empty_state(self, blocks: GroupCounts, anew: bool = False) -> None:
-        """Make an empty cache of at most `blocks` blocks in each group, a scheduler without requests, and new
-        counters.
-        """
-        self.cache = self.model.make_cache(blocks, anew)
+    def _make_empty_state(self, blocks: GroupCounts, from_scratch: bool = False) -> None:
+        """Make an empty cache of at most `blocks` blocks per group, a scheduler without requests, and new counters."""
+        self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
-        self.measured = Measurements()
+        self.measurements = Measurements()
         self.speculation = make_speculation(self.config, self.scheduler, self.draft)
         self.requests = OpenRequests(
             self.scheduler,
-            self.measured,
+            self.measurements,
             self.runner.processors,
             self.loaded.tokenizer,
             self._job_numbers,
@@ -111,7 +107,7 @@ class EngineCore:
     def step(self) -> None:
         """Plan and start the next step, then collect the results of the one before it."""
         try:
-            with self.measured.busy:
+            with self.measurements.busy_timer:
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
                     self._prepare_planning()
@@ -140,9 +136,7 @@ class EngineCore:
     def add(
         self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
     ) -> None:
-        """Queue a request, whose answers end at `stops` and follow `grammar`. A request that can never run fails at
-        once.
-        """
+        """Queue a request, whose answers end at `stops` and follow `grammar`. If it can never run, it fails at once."""
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
@@ -155,9 +149,7 @@ class EngineCore:
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
-        """Pin a text that requests begin with: see `PinnedPrefixes.add`. Raises InvalidRequest if this model cannot
-        keep it.
-        """
+        """Pin a text requests begin with (`PinnedPrefixes.add`). Raises InvalidRequest if the model cannot keep it."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.cache_salt(adapter, client))
@@ -188,13 +180,13 @@ class EngineCore:
         self.runner = self.model.runner
         if self.draft is not None:
             self.draft.reset()
-        self._make_empty_state(self.cache.pools.configured_blocks, anew=True)
+        self._make_empty_state(self.cache.pools.configured_blocks, from_scratch=True)
         self.pins.move_to_cache(self.cache)
 
     def drop_in_flight(self) -> None:
         """Drop the steps that are in flight in lost workers: see `Recoverable`."""
         self._in_flight.clear()
-        self._collected = None
+        self._last_collect_time = None
 
     def begin_on_new_workers(self) -> None:
         """Begin on the restarted workers, with an empty arena: see `Recoverable`."""
@@ -205,9 +197,7 @@ class EngineCore:
         self.runner.begin(self.cache.pools.blocks)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back under pressure: half of the unused cached blocks, or, if `critical`, all of them and the
-        free end of the arena.
-        """
+        """Under memory pressure, free half of the unused cached blocks; if `critical`, all and the arena's free end."""
         with self._memory_change():
             if self.scheduler.is_idle:
                 self.drain()
@@ -218,9 +208,7 @@ class EngineCore:
         self.runner.trim()
 
     def compact(self) -> int:
-        """If nothing is running, move cached blocks together, so that the free blocks are contiguous. Return how many
-        moved.
-        """
+        """If nothing runs, move cached blocks together, so that free blocks are contiguous. Return how many moved."""
         with self._memory_change():
             return self._restart_if_refused(self._compact_blocks()) or 0 if self.idle and self.recovery.open else 0
         return 0
@@ -231,7 +219,7 @@ class EngineCore:
         """
         if not (self.idle and self.recovery.open):
             return False
-        self._collected = None
+        self._last_collect_time = None
         with self.recovery, self._memory_change():
             self._tidy_arena()
             if self._at_work:
@@ -271,20 +259,22 @@ class EngineCore:
 
     def _sample_usage(self, at_work: bool) -> None:
         """Record how full the engine is: at intervals while it works, and when it stops."""
-        seconds = time.perf_counter() - self.measured.began
+        seconds = time.perf_counter() - self.measurements.start_time
         self._at_work = at_work
-        if at_work and not self.measured.timeline.is_due(seconds):
+        if at_work and not self.measurements.timeline.is_due(seconds):
             return
-        used, cached, free = self.cache.pools.block_counts
-        running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
-        self.measured.timeline.add(UsageSample(seconds, used, cached, free, running, waiting))
+        used_blocks, cached_blocks, free_blocks = self.cache.pools.block_counts
+        rows_running, rows_waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
+        self.measurements.timeline.add(
+            UsageSample(seconds, used_blocks, cached_blocks, free_blocks, rows_running, rows_waiting)
+        )
 
     # -- inside a step ------------------------------------------------------------------------------------------------
 
     def _prepare_planning(self) -> None:
         """Before planning, collect a step whose results are needed first, and copy blocks to the store."""
-        newest = self._in_flight[-1] if self._in_flight else None
-        if newest is not None and newest.kind is StepKind.MIXED and self.runner.computes_at_dispatch:
+        newest_plan = self._in_flight[-1] if self._in_flight else None
+        if newest_plan is not None and newest_plan.kind is StepKind.MIXED and self.runner.computes_at_dispatch:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
@@ -295,24 +285,22 @@ class EngineCore:
 
     def _plan(self) -> StepPlan | None:
         """Plan the next step. Notify the answers that begin in it, and end those that get no memory."""
-        with self.measured.planning:
+        with self.measurements.plan_timer:
             plan = self.scheduler.plan(len(self._in_flight))
-        if self.scheduler.ended:
+        if self.scheduler.ended_jobs:
             self.requests.end_jobs_without_memory()
         if plan is not None and plan.groups is not None:
             self.requests.begin_step(plan, time.perf_counter())
         return plan
 
     def _dispatch(self, plan: StepPlan | None) -> StepPlan | None:
-        """Start a step. If some of its rows need masks, start only its forward pass and return the plan:
-        `_choose_tokens` follows.
-        """
+        """Start a step. If rows need masks, start only its forward pass and return the plan for `_choose_tokens`."""
         if plan is None:
             return None
         masked = self.requests.needs_mask(plan)
-        refused = self.runner.forward(plan) if masked else self.runner.dispatch(plan)
-        if refused is not None:
-            self._restart_with_less(plan, refused)
+        refusal = self.runner.forward(plan) if masked else self.runner.dispatch(plan)
+        if refusal is not None:
+            self._restart_with_less(plan, refusal)
             return None
         self._in_flight.append(plan)
         return plan if masked else None
@@ -325,40 +313,36 @@ class EngineCore:
             raise RuntimeError("the scheduler has requests but nothing to compute")
 
     def _choose_tokens(self, plan: StepPlan) -> None:
-        """Make the masks of a step, and start the choice of its tokens. The step before is collected; meanwhile the
-        device computes the forward pass.
-        """
+        """Make a step's masks during its forward pass, and start its token choice. The step before is collected."""
         if not self._in_flight or self._in_flight[-1] is not plan:
             return  # memory was refused since, and all rows begin again
-        with self.measured.masking:
+        with self.measurements.mask_timer:
             mask = self.requests.make_token_mask(plan)
-        refused = self.runner.choose(mask)
-        if refused is not None:
+        refusal = self.runner.choose(mask)
+        if refusal is not None:
             self._in_flight.pop()
-            self._restart_with_less(plan, refused)
+            self._restart_with_less(plan, refusal)
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and process its results."""
         plan = self._in_flight.popleft()
         result = self._restart_if_refused(self.runner.collect(), plan)
         if result is not None:
-            with self.measured.committing:
+            with self.measurements.commit_timer:
                 self._step_seconds = result.seconds
-                verified = self.requests.commit(plan, result)
-            if verified:
-                self.measured.count_drafts(verified)
+                verified_drafts = self.requests.commit(plan, result)
+            if verified_drafts:
+                self.measurements.count_drafts(verified_drafts)
             if self.speculation is not None:
-                self.speculation.learn(plan, self._measure_step(result.seconds), verified)
+                self.speculation.learn(plan, self._measure_step(result.seconds), verified_drafts)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.apply_cancellations(plan)
 
-    def _measure_step(self, alone: float) -> float:
-        """Return how long the step just collected took: the time since the step before was collected, or `alone` after
-        a pause.
-        """
-        now, before = time.perf_counter(), self._collected
-        self._collected = now
-        return alone if before is None else now - before
+    def _measure_step(self, standalone_seconds: float) -> float:
+        """Return the last step's seconds: since the one before was collected, or `standalone_seconds` after a pause."""
+        now, previous_time = time.perf_counter(), self._last_collect_time
+        self._last_collect_time = now
+        return standalone_seconds if previous_time is None else now - previous_time
 
     def _restart_if_refused(self, answer: _T | Refusal, plan: StepPlan | None = None) -> _T | None:
         """Return a result of the runner or the disk. If memory was refused, restart with less and return None."""
@@ -367,21 +351,21 @@ class EngineCore:
         self._restart_with_less(plan, answer)
         return None
 
-    def _restart_with_less(self, plan: StepPlan | None, refused: Refusal) -> None:
+    def _restart_with_less(self, plan: StepPlan | None, refusal: Refusal) -> None:
         """Restart all rows after memory was refused, with fewer at once.
 
         What the steps in flight write is not trusted. So the cached blocks are dropped, and the arena too, unless only
         the arena's growth was refused. A request that gets no farther alone fails.
         """
-        log.warning("memory was refused, and requests begin again with less: %s", refused.why)
-        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
-        running = self.scheduler.rows_running
+        log.warning("memory was refused, and requests begin again with less: %s", refusal.why)
+        arena_stays = refusal.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
+        rows_running = self.scheduler.rows_running
         job = None if arena_stays else largest_job(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
         if self.draft is not None:
             self.draft.pause()
-        self._restart_rows(rows=1 if job is not None and job.refusals else running // 2)
+        self._restart_rows(rows=1 if job is not None and job.refusals else rows_running // 2)
         if arena_stays:
             self.cache.pools.cap_at(self.runner.blocks)
             self.scheduler.end_stuck_jobs()
@@ -389,8 +373,8 @@ class EngineCore:
         else:
             self._release_arena()
         self.runner.trim()
-        if job is not None and job.refusals > 1 and running == 1:
-            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory_error(job, refused.why))
+        if job is not None and job.refusals > 1 and rows_running == 1:
+            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory_error(job, refusal.why))
 
     def _restart_rows(self, rows: int | None) -> None:
         """Have all rows compute their tokens again, at most `rows` at once. Nothing else is trusted."""
@@ -435,16 +419,16 @@ class EngineCore:
         """Move cached blocks together, so that the free blocks are contiguous. Return how many moved."""
         copies = self.cache.compact()
         for start in range(0, len(copies), _BLOCKS_AT_ONCE):
-            if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
-                return refused
+            if refusal := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
+                return refusal
         return len(copies)
 
     def _shrink_arena(self) -> Refusal | None:
         """Shrink the arena to the cache's size. If the system refuses the smaller arena, keep the old one."""
-        refused = self.runner.resize(self.cache.pools.blocks)
+        refusal = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
-        if refused is None or not refused.of_arena or not min(self.runner.blocks):
-            return refused
+        if refusal is None or not refusal.of_arena or not min(self.runner.blocks):
+            return refusal
         self.cache.pools.grow(self.runner.blocks)
         return None
 
@@ -453,16 +437,14 @@ class EngineCore:
         return engine_stats(self)
 
 
-def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> EngineModel:
-    """Open an engine's model, in this process or on hosts. `wake` and `waiting`: see `EngineCore`. Raises what
-    `Engine` raises.
-    """
+def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: Callable[[], bool]) -> EngineModel:
+    """Open a model, in this process or on hosts. `wake`, `has_waiters`: see `EngineCore`. Raises what `Engine` does."""
     if config.hosts is not None:
         from cortexmlx.distributed.hosted_model import HostedModel
 
         return HostedModel(config, wake)
-    draft = None if config.active_draft is None else open_draft(config, waiting)
-    return InProcessModel(config, wake, waiting, draft)
+    draft = None if config.active_draft is None else open_draft(config, has_waiters)
+    return InProcessModel(config, wake, has_waiters, draft)
 
 
 def make_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
@@ -486,9 +468,9 @@ def make_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftMod
 
 def engine_stats(core: EngineCore) -> EngineStats:
     """Return the counters and gauges of a core. Only the engine's thread may call it."""
-    measured, scheduler, runner = core.measured, core.scheduler, core.runner
-    cache, held = core.cache.stats(), runner.bytes
-    busy, keep = measured.busy.seconds, core.config.keep
+    measurements, scheduler, runner = core.measurements, core.scheduler, core.runner
+    cache, memory_bytes = core.cache.stats(), runner.bytes
+    busy, keep = measurements.busy_timer.seconds, core.config.keep
     return EngineStats(
         rows_running=scheduler.rows_running,
         rows_waiting=scheduler.rows_waiting,
@@ -503,10 +485,10 @@ def engine_stats(core: EngineCore) -> EngineStats:
         cached_blocks=cache.cached_blocks,
         fragmentation=cache.fragmentation,
         single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
-        kv_bytes=held.arena,
+        kv_bytes=memory_bytes.arena,
         kv_bytes_limit=core.cache.bytes_limit,
         kv_bytes_in_use=core.kv_bytes_in_use,
-        state_bytes=held.states,
+        state_bytes=memory_bytes.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
         adapters=core.adapters.loaded_count,
         adapter_bytes=core.adapters.nbytes,
@@ -514,35 +496,35 @@ def engine_stats(core: EngineCore) -> EngineStats:
         pins=len(core.pins),
         pinned_blocks=core.pins.blocks,
         steps=scheduler.planned_steps,
-        steps_by_reason={RAN_AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
+        steps_by_reason={RAN_AHEAD if r is None else r.value: n for r, n in scheduler.pipeline_gate.steps.items() if n},
         speculation=_speculation_stats(core),
-        prompt_tokens=measured.prompt_tokens,
-        generated_tokens=measured.generated_tokens,
-        requests_finished=measured.requests_finished,
+        prompt_tokens=measurements.prompt_tokens,
+        generated_tokens=measurements.generated_tokens,
+        requests_finished=measurements.requests_finished,
         cached_tokens=scheduler.cached_tokens,
-        prefilled_tokens=measured.prefilled_tokens,
+        prefilled_tokens=measurements.prefilled_tokens,
         preemptions=scheduler.preemptions,
         restarts=scheduler.restarts,
         keep_first=None if keep is None else keep.first,
         keep_last=None if keep is None else keep.last,
         dropped_tokens=scheduler.dropped_tokens,
-        queued=measured.queued.summary(),
-        time_to_first_token=measured.first_token.summary(),
-        inter_token=measured.inter_token.summary(),
-        tokens_per_second=measured.generated_tokens / busy if busy else 0.0,
-        plan_seconds=measured.planning.seconds,
+        queued=measurements.queue_time.summary(),
+        time_to_first_token=measurements.first_token.summary(),
+        inter_token=measurements.inter_token.summary(),
+        tokens_per_second=measurements.generated_tokens / busy if busy else 0.0,
+        plan_seconds=measurements.plan_timer.seconds,
         build_seconds=runner.build_seconds,
         wait_seconds=runner.wait_seconds,
-        commit_seconds=measured.committing.seconds,
-        mask_seconds=measured.masking.seconds,
+        commit_seconds=measurements.commit_timer.seconds,
+        mask_seconds=measurements.mask_timer.seconds,
         attention_backend=core.backend.describe(),
         attention_notes=core.backend.notes(),
-        active_memory=held.active,
-        peak_memory=held.peak,
-        arena_writes=held.writes,
+        active_memory=memory_bytes.active,
+        peak_memory=memory_bytes.peak,
+        arena_writes=memory_bytes.writes,
         command_buffers=_command_buffers(runner),
         kv_store=None if core.disk is None else core.disk.stats(),
-        timeline=measured.timeline.samples(),
+        timeline=measurements.timeline.samples(),
         sequences=tuple(_describe_job(job, core.cache) for job in scheduler.jobs),
         requests=tuple(map(_request_stats, scheduler.jobs)),
         choices=core.model.choices,
@@ -562,10 +544,16 @@ def _command_buffers(runner: Runner) -> CommandBuffers | None:
 
 def _speculation_stats(core: EngineCore) -> SpeculationStats:
     """Return how many tokens were drafted and accepted, by source."""
-    measured = core.measured
+    measurements = core.measurements
     counts = {} if core.speculation is None else core.speculation.counts
-    sources = {name: DraftStats(of.drafted, of.accepted) for name, of in counts.items() if of.drafted}
-    return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
+    sources = {
+        name: DraftStats(draft_counts.drafted, draft_counts.accepted)
+        for name, draft_counts in counts.items()
+        if draft_counts.drafted
+    }
+    return SpeculationStats(
+        measurements.drafted_tokens, measurements.accepted_tokens, measurements.verified_rows, sources
+    )
 
 
 def _request_stats(job: Job) -> RequestStats:
@@ -583,9 +571,9 @@ def _request_stats(job: Job) -> RequestStats:
 
 def _describe_job(job: Job, cache: KVCache) -> str:
     """Return a line about a job: its state, tokens and blocks."""
-    where = f", blocks {cache.tables.describe(job.id)}" if job.is_running else ""
-    most = job.prompt_length + job.max_new_tokens
-    counts = f"{job.prompt_length} + {job.num_generated} of at most {most} tokens, {job.cached} cached"
-    counts += f", {len(job.dropped)} dropped" if job.dropped else ""
-    again = f", preempted {job.preemptions} times" if job.preemptions else ""
-    return f"{job.state.value}: {counts}{again}{where}"
+    blocks_text = f", blocks {cache.tables.describe(job.id)}" if job.is_running else ""
+    max_tokens = job.prompt_length + job.max_new_tokens
+    counts = f"{job.prompt_length} + {job.num_generated} of at most {max_tokens} tokens, {job.cached} cached"
+    counts += f", {len(job.dropped_tokens)} dropped" if job.dropped_tokens else ""
+    preempted_text = f", preempted {job.preemptions} times" if job.preemptions else ""
+    return f"{job.state.value}: {counts}{preempted_text}{blocks_text}"

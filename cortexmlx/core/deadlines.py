@@ -25,14 +25,14 @@ class Deadlines:
         """Set the time by which a request must have ended."""
         heapq.heappush(self.pending, (deadline, request))
 
-    def pop_passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
-        """Remove the deadlines up to `now`, and yield their requests, if they are still `running`."""
-        if len(self.pending) > 2 * len(running) + _FEW:
-            self.pending = [each for each in self.pending if each[1] in running]
+    def pop_passed(self, now: float, running_ids: Collection[RequestId]) -> Iterator[RequestId]:
+        """Remove the deadlines up to `now`, and yield their requests, if they are still `running_ids`."""
+        if len(self.pending) > 2 * len(running_ids) + _FEW:
+            self.pending = [each for each in self.pending if each[1] in running_ids]
             heapq.heapify(self.pending)
-        while self.pending and (self.pending[0][0] <= now or self.pending[0][1] not in running):
+        while self.pending and (self.pending[0][0] <= now or self.pending[0][1] not in running_ids):
             _, request = heapq.heappop(self.pending)
-            if request in running:
+            if request in running_ids:
                 yield request
 
 
@@ -43,9 +43,10 @@ def check_timeout(timeout: float | None) -> None:
         raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
 
 
-def timeout_error(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
-    """Return the error for a request that has timed out with `generated` tokens."""
+def timeout_error(request: QueuedRequest, state: RequestState, generated_count: int) -> RequestTimeout:
+    """Return the error for a request that has timed out with `generated_count` tokens."""
     return RequestTimeout(
-        f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated} tokens for "
-        f"a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep what comes"
+        f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated_count} "
+        f"tokens for a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep "
+        "what comes"
     )

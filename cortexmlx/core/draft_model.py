@@ -34,14 +34,14 @@ _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
 
 
-def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> InProcessModel:
-    """Open the draft model of an engine. Its keys and values are not kept on disk. `waiting`: see `InProcessModel`.
+def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: False) -> InProcessModel:
+    """Open the draft model of an engine. Its keys and values are not kept on disk. `has_waiters`: see `InProcessModel`.
 
     Raises what `InProcessModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
     assert config.active_draft is not None
-    own = replace(
+    draft_config = replace(
         config,
         model=config.active_draft,
         draft=None,
@@ -53,17 +53,17 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
         keep_last=None,
     )
     try:
-        opened = InProcessModel(own, lambda call: None, waiting)
+        draft_model = InProcessModel(draft_config, lambda call: None, has_waiters)
     except CortexError as error:
         error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
         raise
-    if not opened.can_cut_back:
-        opened.release()
+    if not draft_model.can_cut_back:
+        draft_model.release()
         raise ModelUnsupported(
             f"the draft model {config.draft} has recurrent layers, or runs on mlx-lm's own caches, and cannot "
             "take back a wrong token: choose one whose layers keep keys and values (--draft)"
         )
-    return opened
+    return draft_model
 
 
 class DraftModel:
@@ -76,7 +76,7 @@ class DraftModel:
 
     def __init__(
         self,
-        opened: EngineModel,
+        engine_model: EngineModel,
         max_rows: int,
         prefill_budget: int,
         vocabulary: int,
@@ -86,41 +86,37 @@ class DraftModel:
         """`vocabulary` is how many tokens the other model knows. With `share_prefixes`, rows begin with what others
         have computed. `clock` returns seconds. Raises MemoryRefused.
         """
-        self.opened = opened
-        self.runner = opened.runner
+        self.engine_model = engine_model
+        self.runner = engine_model.runner
         self.refusals = 0
         """How often the system has refused it memory, or asked it for all of it."""
-        self.failed = False
+        self.has_failed = False
         self._bounds = max_rows, prefill_budget
         self._share_prefixes = share_prefixes
         self._clock = clock
         self._vocabulary = vocabulary
         self._in_flight: deque[StepPlan] = deque()
         self._paused_until, self._pause = -math.inf, 0.0
-        self._first: dict[int, float] = {}
-        self._further: dict[int, float] = {}
-        self.rows = self._make_rows(anew=False)
+        self._first_step_means: dict[int, float] = {}
+        self._further_step_means: dict[int, float] = {}
+        self.rows = self._make_rows(from_scratch=False)
 
-    def _make_rows(self, anew: bool) -> DraftScheduler:
+    def _make_rows(self, from_scratch: bool) -> DraftScheduler:
         """Return empty rows for drafting, with a new cache."""
         max_rows, budget = self._bounds
-        cache = self.opened.make_cache(self.opened.blocks, anew)
-        context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
+        cache = self.engine_model.make_cache(self.engine_model.blocks, from_scratch)
+        context, vocabulary = self.engine_model.loaded.context_length, self.engine_model.info.vocab_size
         return DraftScheduler(cache, max_rows, budget, context, vocabulary, self._share_prefixes)
 
     # -- what `Speculation` calls -------------------------------------------------------------------------------------
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """Whether `propose` needs all steps collected first, since it must know each row's newest token. False while
-        paused, and after a failure.
-        """
-        return not self.failed and self._clock() >= self._paused_until
+        """Whether `propose` needs all steps collected, for each row's newest token. False if paused or failed."""
+        return not self.has_failed and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
-        """Return a draft of up to `budget` tokens for each job, or None. No step may be in flight, in the other model
-        either.
-        """
+        """Return a draft of up to `budget` tokens, or None, per job. No step of either model may be in flight."""
         if not self.needs_drained_pipeline:
             return [None] * len(jobs)
         try:
@@ -132,11 +128,9 @@ class DraftModel:
             return [None] * len(jobs)
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
-        """Return about how long drafting `tokens` tokens for each of `rows` rows takes if their texts are computed
-        already; None if that is not known yet.
-        """
-        further = _nearest_mean(self._further, rows.bit_length())
-        first = _nearest_mean(self._first, rows.bit_length()) or further
+        """Estimate drafting `tokens` tokens for each of `rows` rows with computed texts; None if not known yet."""
+        further = _nearest_mean(self._further_step_means, rows.bit_length())
+        first = _nearest_mean(self._first_step_means, rows.bit_length()) or further
         return None if first is None else first + (tokens - 1) * (further or first)
 
     def end(self, job: Job) -> None:
@@ -160,12 +154,10 @@ class DraftModel:
         """Begin with empty rows and an empty arena. The old ones are not trusted."""
         self._in_flight.clear()
         self.runner.forget()
-        self.rows = self._make_rows(anew=True)
+        self.rows = self._make_rows(from_scratch=True)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back under pressure: half of the unused cached blocks, or, if `critical`, the whole arena, whose
-        texts are then computed again.
-        """
+        """Free half of the unused cached blocks under pressure; if `critical`, the arena: its texts are recomputed."""
         pools = self.rows.cache.pools
         if critical:
             self._release_arena()
@@ -191,7 +183,7 @@ class DraftModel:
     def release(self) -> None:
         """Free all memory. Safe to call again."""
         self._in_flight.clear()
-        self.opened.release()
+        self.engine_model.release()
         vars(self).pop("runner", None)
 
     # -- a round ------------------------------------------------------------------------------------------------------
@@ -199,31 +191,31 @@ class DraftModel:
     def _guess(self, jobs: Sequence[Job], count: int) -> None:
         """Draft the next tokens of the jobs, step by step. At most one step runs ahead. If memory is refused, pause."""
         self.rows.cache.pools.reset_limits()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         plan = self.rows.begin_round(jobs, count)
         if plan is None:
             return
-        new, collected = plan, None
+        first_plan, collect_time = plan, None
         if not self._dispatch(plan):
             return
         if self.runner.computes_at_dispatch:  # it is done: what comes now is the time of the other steps
             if not self._collect():
                 return
-            collected = time.perf_counter()
+            collect_time = time.perf_counter()
         while (plan := self.rows.plan_decode()) is not None or self._in_flight:
             if plan is not None and not self._dispatch(plan):
                 return
             if plan is None or len(self._in_flight) > 1:
                 if not self._collect():
                     return
-                collected = collected or time.perf_counter()
-        self._record_times(new, collected or began, began, count)
+                collect_time = collect_time or time.perf_counter()
+        self._record_times(first_plan, collect_time or start_time, start_time, count)
 
     def _dispatch(self, plan: StepPlan) -> bool:
         """Start a step. If memory is refused, pause and return False."""
-        refused = self.runner.dispatch(plan)
-        if refused is not None:
-            self._pause_after_refusal(refused)
+        refusal = self.runner.dispatch(plan)
+        if refusal is not None:
+            self._pause_after_refusal(refusal)
             return False
         self._in_flight.append(plan)
         return True
@@ -237,16 +229,14 @@ class DraftModel:
         self.rows.append_guesses(plan, result.tokens)
         return True
 
-    def _pause_after_refusal(self, refused: Refusal) -> None:
+    def _pause_after_refusal(self, refusal: Refusal) -> None:
         """Log that memory was refused, and pause."""
-        log.warning("memory was refused to the draft model, which pauses: %s", refused.why)
+        log.warning("memory was refused to the draft model, which pauses: %s", refusal.why)
         self.pause()
 
     def _fail(self) -> None:
-        """Draft nothing from now on, after an exception. The rows may be half changed, so empty ones replace them. The
-        arena is released.
-        """
-        self.failed = True
+        """After an exception, draft no more: empty the rows, which may be half changed, and release the arena."""
+        self.has_failed = True
         self.reset()
         self._release_arena()
 
@@ -256,25 +246,25 @@ class DraftModel:
         self.runner.release()
         self.rows.cache.pools.shrink_to_minimum()
 
-    def _record_times(self, plan: StepPlan, first: float, began: float, count: int) -> None:
-        """Record how long the steps of a round took. The first one began at `began` and was collected at `first`; it
-        does not count if it computed prompts.
+    def _record_times(self, plan: StepPlan, first_collect_time: float, start_time: float, count: int) -> None:
+        """Record how long the steps of a round took. The first one began at `start_time` and was collected at
+        `first_collect_time`; it does not count if it computed prompts.
         """
         rows, end = sum(bool(segment.logits) for segment in plan.segments), time.perf_counter()
         if not rows:
             return
         if all(segment.count <= MOST_ROUND_TOKENS for segment in plan.segments):
-            _update_mean(self._first, rows.bit_length(), first - began)
+            _update_mean(self._first_step_means, rows.bit_length(), first_collect_time - start_time)
         if count > 1:
-            _update_mean(self._further, rows.bit_length(), (end - first) / (count - 1))
+            _update_mean(self._further_step_means, rows.bit_length(), (end - first_collect_time) / (count - 1))
 
 
-def _nearest_mean(means: dict[int, float], size: int) -> float | None:
+def _nearest_mean(mean_times: dict[int, float], size: int) -> float | None:
     """Return the mean time of this size, or else of the nearest size that is known; None if there is none."""
-    return means[min(means, key=lambda known: abs(known - size))] if means else None
+    return mean_times[min(mean_times, key=lambda known: abs(known - size))] if mean_times else None
 
 
-def _update_mean(means: dict[int, float], size: int, seconds: float) -> None:
+def _update_mean(mean_times: dict[int, float], size: int, seconds: float) -> None:
     """Move the running mean of a size towards a new measurement."""
-    known = means.get(size)
-    means[size] = seconds if known is None else known + _FORGETTING * (seconds - known)
+    mean = mean_times.get(size)
+    mean_times[size] = seconds if mean is None else mean + _FORGETTING * (seconds - mean)

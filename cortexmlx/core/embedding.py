@@ -32,9 +32,7 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 
 class Embedder:
-    """Embeds texts and reranks documents for an `Engine`: runs prompts for their hidden states or logits, without an
-    answer.
-    """
+    """Embeds texts and reranks documents for an `Engine`: runs prompts for hidden states or logits, not for answers."""
 
     def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
         self._worker = worker
@@ -56,25 +54,25 @@ class Embedder:
         info, files = support.info, support.files
         if info is None or files is None:
             raise EmbeddingRefused(support.not_embedding)
-        kept = _checked_dimensions(dimensions, info)
-        listed = _checked_texts("texts", texts)
-        bound = support.limit_reason(info.max_tokens)
-        reader = EmbeddingTokenizer(self._tokenizer, files, info, self._vocab_size, prompt, truncate, bound)
+        dimension_count = _checked_dimensions(dimensions, info)
+        text_list = _checked_texts("texts", texts)
+        limit_reason = support.limit_reason(info.max_tokens)
+        reader = EmbeddingTokenizer(self._tokenizer, files, info, self._vocab_size, prompt, truncate, limit_reason)
         divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
         def asked() -> Iterator[PoolingPrompt]:
-            for place, text in enumerate(listed):
-                one = reader.tokenize(place, text)  # type: ignore[arg-type]  # it says what is no text
-                divisors.append(one.divisor)
-                counts.append(one.count)
-                truncated.append(one.truncated)
-                yield PoolingPrompt(one.tokens, one.pooled)
+            for index, text in enumerate(text_list):
+                embedding_input = reader.tokenize(index, text)  # type: ignore[arg-type]  # it says what is no text
+                divisors.append(embedding_input.divisor)
+                counts.append(embedding_input.count)
+                truncated.append(embedding_input.is_truncated)
+                yield PoolingPrompt(embedding_input.tokens, embedding_input.pooling_spec)
 
-        got = self._run_prompts(owner, asked(), client)
+        results = self._run_prompts(owner, asked(), client)
         return Embeddings(
-            _finish_embeddings([each.vector for each in got], divisors, files, kept),
+            _finish_embeddings([each.vector for each in results], divisors, files, dimension_count),
             tuple(counts),
-            tuple(each.cached for each in got),
+            tuple(each.cached for each in results),
             tuple(truncated),
         )
 
@@ -95,27 +93,31 @@ class Embedder:
             raise EmbeddingRefused(support.not_reranking)
         query = _checked_utf8("query", query)
         instruction = DEFAULT_INSTRUCTION if instruction is None else _checked_utf8("instruction", instruction)
-        listed = [_checked_utf8(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))]
+        document_list = [
+            _checked_utf8(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))
+        ]
         encode = partial(
-            first_tokens, partial(self._tokenizer.encode, add_special_tokens=False), most=support.max_tokens
+            first_tokens, partial(self._tokenizer.encode, add_special_tokens=False), max_tokens=support.max_tokens
         )
-        least = reranker.count_fixed_tokens(encode, instruction, query)
-        if least >= support.max_tokens:
+        fixed_token_count = reranker.count_fixed_tokens(encode, instruction, query)
+        if fixed_token_count >= support.max_tokens:
             raise EmbeddingRefused(
-                f"instruction and query have {at_least_prefix(instruction, query)}{least} tokens with what is around "
-                "them and "
-                f"without a document, and {support.limit_reason(support.max_tokens)}: shorten them"
+                f"instruction and query have {at_least_prefix(instruction, query)}{fixed_token_count} tokens with what "
+                f"is around them and without a document, and {support.limit_reason(support.max_tokens)}: shorten them"
             )
         head, counts = reranker.encode_shared_prefix(encode, instruction, query), list[int]()
 
         def asked() -> Iterator[PoolingPrompt]:
-            for place, document in enumerate(listed):
-                tokens, whole = reranker.encode_document(encode, instruction, query, document, support.max_tokens)
-                if whole > len(tokens) and not truncate:
-                    said = at_least_prefix(instruction, query, document)
+            for index, document in enumerate(document_list):
+                tokens, full_token_count = reranker.encode_document(
+                    encode, instruction, query, document, support.max_tokens
+                )
+                if full_token_count > len(tokens) and not truncate:
+                    at_least_text = at_least_prefix(instruction, query, document)
                     raise EmbeddingRefused(
-                        f"document {place} has {said}{whole} tokens with the query and what is around it, and "
-                        f"{support.limit_reason(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
+                        f"document {index} has {at_least_text}{full_token_count} tokens with the query and what is "
+                        f"around it, and {support.limit_reason(support.max_tokens)}: shorten it, or cut off its end "
+                        "with `truncate`"
                     )
                 counts.append(len(tokens))
                 shared = min(common_prefix_length(tokens, head), len(tokens) - 1)
@@ -123,24 +125,24 @@ class Embedder:
                     tuple(tokens), PoolingSpec(len(tokens) - 1, False, (reranker.yes, reranker.no), shared)
                 )
 
-        got = self._run_prompts(owner, asked(), client)
-        scores = tuple(_sigmoid(float(each.vector[0]) - float(each.vector[1])) for each in got)
-        return Reranking(scores, sum(counts), sum(each.cached for each in got))
+        results = self._run_prompts(owner, asked(), client)
+        scores = tuple(_sigmoid(float(each.vector[0]) - float(each.vector[1])) for each in results)
+        return Reranking(scores, sum(counts), sum(each.cached for each in results))
 
-    def _run_prompts(self, owner: object, asked: Iterator[PoolingPrompt], client: str) -> list[PoolingResult]:
+    def _run_prompts(self, owner: object, prompts: Iterator[PoolingPrompt], client: str) -> list[PoolingResult]:
         """Run the prompts and return their results, in order."""
-        named = checked_client(client) or None
-        ahead = 2 * self._worker.core.config.prefill_budget
-        with closing(run_pooling(asked, self._worker.submit, owner, named, ahead)) as vectors:  # type: ignore[type-var]
+        client_name = checked_client(client) or None
+        tokens_ahead = 2 * self._worker.core.config.prefill_budget
+        with closing(run_pooling(prompts, self._worker.submit, owner, client_name, tokens_ahead)) as vectors:  # type: ignore[type-var]
             return list(vectors)
 
 
-def _finish_embeddings(sums: list[Vector], divisors: list[float], files: EmbeddingSettings, kept: int) -> Vector:
-    """Return the embeddings `[n, kept]` of texts from the sums of their hidden states: mean, dense layers,
-    normalization.
-    """
+def _finish_embeddings(
+    sums: list[Vector], divisors: list[float], files: EmbeddingSettings, dimension_count: int
+) -> Vector:
+    """Return the embeddings `[n, kept]` of texts from summed hidden states: mean, dense layers, normalization."""
     if not sums:
-        return np.zeros((0, kept), np.float32)
+        return np.zeros((0, dimension_count), np.float32)
     if sums[0].shape != (files.width,):
         raise EmbeddingRefused(
             f"the model's states have {sums[0].size} numbers, and its 1_Pooling is made for {files.width}: take the "
@@ -149,8 +151,8 @@ def _finish_embeddings(sums: list[Vector], divisors: list[float], files: Embeddi
     vectors = (np.stack(sums) / np.array(divisors)[:, None]).astype(np.float32)
     for layer in files.layers:
         vectors = layer(vectors)
-    if kept < vectors.shape[1]:
-        vectors = normalize(vectors[:, :kept]) if files.normalized else vectors[:, :kept]
+    if dimension_count < vectors.shape[1]:
+        vectors = normalize(vectors[:, :dimension_count]) if files.normalized else vectors[:, :dimension_count]
     return np.ascontiguousarray(vectors)
 
 
@@ -160,13 +162,11 @@ def _sigmoid(log_odds: float) -> float:
 
 
 def _checked_dimensions(dimensions: int | None, info: EmbeddingInfo) -> int:
-    """Return how many dimensions to keep; None: all of the model's. Raises EmbeddingRefused for anything out of
-    range.
-    """
+    """Return how many dimensions to keep; None: all of the model's. Raises EmbeddingRefused if out of range."""
     if dimensions is None:
         return info.dimensions
-    whole = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
-    if not whole or not 1 <= dimensions <= info.dimensions:
+    is_integer = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
+    if not is_integer or not 1 <= dimensions <= info.dimensions:
         raise EmbeddingRefused(
             f"dimensions is {dimensions!r:.80}, but must be in 1..{info.dimensions}, the numbers of a whole vector"
         )
@@ -202,7 +202,7 @@ class PoolingPrompt:
     """A prompt's tokens, and what to compute from their hidden states."""
 
     tokens: tuple[int, ...]
-    pooled: PoolingSpec
+    pooling_spec: PoolingSpec
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class PoolingResult:
 
 
 def run_pooling(
-    asked: Iterable[PoolingPrompt],
+    prompts: Iterable[PoolingPrompt],
     submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
     owner: object,
     client: str | None,
@@ -224,37 +224,37 @@ def run_pooling(
     `Worker`; the requests keep `owner` alive.
 
     Requests of about `tokens_ahead` tokens are computed ahead of the one that is returned next. Whatever ends the
-    iteration early cancels the rest. Raises what `asked` raises, and what ends a request.
+    iteration early cancels the rest. Raises what iterating over `prompts` raises, and what ends a request.
     """
-    waiting: deque[tuple[RequestHandle, int]] = deque()
-    rest, more, ahead = iter(asked), True, 0
+    pending: deque[tuple[RequestHandle, int]] = deque()
+    prompt_iterator, has_more, submitted_tokens = iter(prompts), True, 0
     try:
         while True:
             group: list[Submission] = []
             sizes: list[int] = []
-            while more and ahead < tokens_ahead and len(waiting) + len(group) < _MOST_AHEAD:
-                one = next(rest, None)
-                if one is None:
-                    more = False
+            while has_more and submitted_tokens < tokens_ahead and len(pending) + len(group) < _MOST_AHEAD:
+                prompt = next(prompt_iterator, None)
+                if prompt is None:
+                    has_more = False
                     break
-                group.append(_make_submission(one, owner, client))
-                sizes.append(len(one.tokens))
-                ahead += sizes[-1]
-            _submit_group(group, sizes, submit, waiting)
-            if not waiting:
+                group.append(_make_submission(prompt, owner, client))
+                sizes.append(len(prompt.tokens))
+                submitted_tokens += sizes[-1]
+            _submit_group(group, sizes, submit, pending)
+            if not pending:
                 return
-            handle, size = waiting[0]
-            done = handle.result()
-            waiting.popleft()
-            ahead -= size
+            handle, size = pending[0]
+            completion = handle.result()
+            pending.popleft()
+            submitted_tokens -= size
             vector = handle.pooled
-            if done.finish_reason is FinishReason.CANCELLED or vector is None:
+            if completion.finish_reason is FinishReason.CANCELLED or vector is None:
                 raise EmbeddingRefused("the request was cancelled before its text was computed: ask again")
             if not np.isfinite(vector).all():
                 raise EmbeddingRefused(f"the model's states are NaN or infinite. {NAN_ADVICE}")
-            yield PoolingResult(vector, done.usage.cached_tokens)
+            yield PoolingResult(vector, completion.usage.cached_tokens)
     finally:
-        for handle, _ in waiting:
+        for handle, _ in pending:
             handle.cancel()
 
 
@@ -262,27 +262,27 @@ def _submit_group(
     group: list[Submission],
     sizes: list[int],
     submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
-    waiting: deque[tuple[RequestHandle, int]],
+    pending: deque[tuple[RequestHandle, int]],
 ) -> None:
-    """Submit a group of requests, and append their handles and sizes to `waiting`."""
+    """Submit a group of requests, and append their handles and sizes to `pending`."""
     handles: list[RequestHandle] = []
     try:
         if group:
             submit(group, handles)
     finally:  # what an interrupt finds submitted can be cancelled
-        waiting.extend(zip(handles, sizes, strict=False))
+        pending.extend(zip(handles, sizes, strict=False))
 
 
-def _make_submission(one: PoolingPrompt, owner: object, client: str | None) -> Submission:
+def _make_submission(prompt: PoolingPrompt, owner: object, client: str | None) -> Submission:
     """Return the submission of a prompt: a background request without an answer."""
     request = QueuedRequest(
-        one.tokens,
+        prompt.tokens,
         _PARAMS,
-        submitted=time.perf_counter(),
+        submit_time=time.perf_counter(),
         client=client,
         background=True,
-        cache=one.pooled.shared > 0,
-        pooled=one.pooled,
+        cache=prompt.pooling_spec.shared > 0,
+        pooling=prompt.pooling_spec,
     )
     return Submission(request, _STOPS, owner=owner)
 
@@ -299,12 +299,12 @@ class EmbeddingInput:
 
     tokens: tuple[int, ...]
     """Those that are computed."""
-    pooled: PoolingSpec
+    pooling_spec: PoolingSpec
     divisor: float
     """By what the sum of the states is divided."""
     count: int
     """Tokens of the text, also those after the last state that counts."""
-    truncated: bool
+    is_truncated: bool
 
 
 class EmbeddingTokenizer:
@@ -318,56 +318,59 @@ class EmbeddingTokenizer:
         vocab_size: int,
         prompt: str | None,
         truncate: bool,
-        bound: str,
+        limit_reason: str,
     ) -> None:
         """`prompt` is a name of the model's prompts; None: its default. With `truncate`, the end of a text that is too
-        long is cut off. `bound` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown prompt.
+        long is cut off. `limit_reason` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown
+        prompt.
         """
         self._tokenizer = tokenizer
         self._files = files
-        self._most = info.max_tokens
+        self._max_tokens = info.max_tokens
         self._vocab_size = vocab_size
-        self._asked = prompt
+        self._requested_prompt = prompt
         self._truncate = truncate
-        self._bound = bound
+        self._limit_reason = limit_reason
         name = info.default_prompt if prompt is None else prompt
         if name is not None and name not in info.prompts:
-            known = ", ".join(map(repr, sorted(info.prompts))) or "none"
-            raise EmbeddingRefused(f"the model has no prompt {name!r:.80}: its files name {known}")
+            known_names = ", ".join(map(repr, sorted(info.prompts))) or "none"
+            raise EmbeddingRefused(f"the model has no prompt {name!r:.80}: its files name {known_names}")
         self._prompt = "" if name is None else self._apply_case(info.prompts[name])
-        self._begin, self._end = _special_tokens(tokenizer)
-        self._head = [*self._begin, *self._encode(self._prompt.lstrip())] if self._prompt else []
-        self._unpooled = 0  # tokens at the beginning of each text whose states do not count
+        self._begin_tokens, self._end_tokens = _special_tokens(tokenizer)
+        self._head = [*self._begin_tokens, *self._encode(self._prompt.lstrip())] if self._prompt else []
+        self._unpooled_count = 0  # tokens at the beginning of each text whose states do not count
         if self._prompt and not files.include_prompt:
-            self._unpooled = len(self._begin) + len(self._encode(self._prompt.strip()))
+            self._unpooled_count = len(self._begin_tokens) + len(self._encode(self._prompt.strip()))
 
-    def tokenize(self, place: int, text: str | Sequence[int]) -> EmbeddingInput:
-        """Return a text as tokens; `place` is its index, for errors. Token ids are taken as they are. Raises
+    def tokenize(self, index: int, text: str | Sequence[int]) -> EmbeddingInput:
+        """Return a text as tokens; `index` is its index, for errors. Token ids are taken as they are. Raises
         EmbeddingRefused if it is no text, is empty, or is too long.
         """
         if isinstance(text, str):
-            whole = self._apply_case(self._prompt + text.encode("utf-8", "replace").decode()).strip()
-            body, said = first_tokens(self._encode, whole, self._most), at_least_prefix(whole)
+            full_text = self._apply_case(self._prompt + text.encode("utf-8", "replace").decode()).strip()
+            body, at_least_text = first_tokens(self._encode, full_text, self._max_tokens), at_least_prefix(full_text)
         else:
-            body, said = self._checked_ids(place, text), ""
-        begin, end = (self._begin, self._end) if isinstance(text, str) else ((), ())
-        count = len(begin) + len(body) + len(end)
+            body, at_least_text = self._checked_ids(index, text), ""
+        begin_tokens, end_tokens = (self._begin_tokens, self._end_tokens) if isinstance(text, str) else ((), ())
+        count = len(begin_tokens) + len(body) + len(end_tokens)
         if not count:
-            raise EmbeddingRefused(f"text {place} is empty, and has no vector")
-        truncated = count > self._most
-        if truncated and not self._truncate:
+            raise EmbeddingRefused(f"text {index} is empty, and has no vector")
+        is_truncated = count > self._max_tokens
+        if is_truncated and not self._truncate:
             raise EmbeddingRefused(
-                f"text {place} has {said}{count} tokens, and {self._bound}: shorten it, or cut off its end with "
-                "`truncate`"
+                f"text {index} has {at_least_text}{count} tokens, and {self._limit_reason}: shorten it, or cut off its "
+                "end with `truncate`"
             )
-        tokens = [*begin, *body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]
-        return self._make_input(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
+        tokens = [*begin_tokens, *body[: max(self._max_tokens - len(begin_tokens) - len(end_tokens), 0)], *end_tokens][
+            : self._max_tokens
+        ]
+        return self._make_input(index, tokens, is_truncated, self._unpooled_count if isinstance(text, str) else 0)
 
-    def _make_input(self, place: int, tokens: list[int], truncated: bool, first: int) -> EmbeddingInput:
+    def _make_input(self, index: int, tokens: list[int], is_truncated: bool, first: int) -> EmbeddingInput:
         """Return the input of a text whose hidden states are pooled from its token `first` on."""
         count, files = len(tokens), self._files
         if first >= count:
-            raise EmbeddingRefused(f"text {place} has no tokens beside its prompt, and the prompt is not pooled")
+            raise EmbeddingRefused(f"text {index} has no tokens beside its prompt, and the prompt is not pooled")
         divisor = 1.0
         if files.pooling == "lasttoken":
             first = count - 1
@@ -377,11 +380,11 @@ class EmbeddingTokenizer:
             divisor = (first + 1 + count) * (count - first) / 2
         else:
             divisor = count - first if files.pooling == "mean" else sqrt(count - first)
-        weighted = files.pooling == "weightedmean"
+        is_weighted = files.pooling == "weightedmean"
         shared = min(
             common_prefix_length(tokens, self._head), first
         )  # the states from there on must be computed anyway
-        return EmbeddingInput(tuple(tokens), PoolingSpec(first, weighted, (), shared), divisor, count, truncated)
+        return EmbeddingInput(tuple(tokens), PoolingSpec(first, is_weighted, (), shared), divisor, count, is_truncated)
 
     def _apply_case(self, text: str) -> str:
         """Return the text in lower case if the model's files ask for it, else unchanged."""
@@ -391,30 +394,28 @@ class EmbeddingTokenizer:
         """Return the tokens of a text, without special tokens around it."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _checked_ids(self, place: int, text: Any) -> list[int]:
-        """Return the token ids of a text that is given as such. Raises EmbeddingRefused for anything else, or if a
-        prompt was asked for.
-        """
+    def _checked_ids(self, index: int, text: Any) -> list[int]:
+        """Return a text given as token ids. Raises EmbeddingRefused if it is not, or if a prompt was asked for."""
         ids: list[Any] = list(text) if is_list(text) else [None]
         for each in ids:
-            whole = isinstance(each, Integral) and not isinstance(each, bool)
-            if not whole or not 0 <= int(each) < self._vocab_size:
+            is_integer = isinstance(each, Integral) and not isinstance(each, bool)
+            if not is_integer or not 0 <= int(each) < self._vocab_size:
                 raise EmbeddingRefused(
-                    f"text {place} is no text, and no list of token ids below {self._vocab_size}: {text!r:.80}"
+                    f"text {index} is no text, and no list of token ids below {self._vocab_size}: {text!r:.80}"
                 )
-        if self._asked is not None:
+        if self._requested_prompt is not None:
             raise EmbeddingRefused(
-                f"text {place} is token ids, which are taken as they are: no prompt is put before it"
+                f"text {index} is token ids, which are taken as they are: no prompt is put before it"
             )
         return [int(each) for each in ids]
 
 
 def _special_tokens(tokenizer: SharedTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the special tokens that the tokenizer puts before a text, and those that it puts after it."""
-    bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
-    for begin in range(len(whole) - len(bare) + 1):
-        if whole[begin : begin + len(bare)] == bare:
-            return tuple(whole[:begin]), tuple(whole[begin + len(bare) :])
+    bare, full_tokens = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    for start in range(len(full_tokens) - len(bare) + 1):
+        if full_tokens[start : start + len(bare)] == bare:
+            return tuple(full_tokens[:start]), tuple(full_tokens[start + len(bare) :])
     raise EmbeddingRefused("the tokenizer writes a text in another way if it puts special tokens around it")
 
 
@@ -440,30 +441,28 @@ Encode = Callable[[str], list[int]]
 """Returns the tokens of a text without special tokens around it."""
 
 
-def first_tokens(encode: Encode, text: str, most: int) -> list[int]:
-    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return more than `most` tokens,
-    with which the text begins.
+def first_tokens(encode: Encode, text: str, max_tokens: int) -> list[int]:
+    """Return the tokens of `text` if it has at most `max_tokens`, or is not LONG. Otherwise return more than
+    `max_tokens` tokens, with which the text begins.
     """
-    size, tries = max(LONG, _CHARACTERS * (most + 1)), 0
+    size, tries = max(LONG, _CHARACTERS * (max_tokens + 1)), 0
     while size < len(text):
-        long = encode(_cut_at_word_end(text, size))
-        if len(long) > most:
-            short = encode(_cut_at_word_end(text, size * 3 // 4 - 1))
+        long_tokens = encode(_cut_at_word_end(text, size))
+        if len(long_tokens) > max_tokens:
+            short_tokens = encode(_cut_at_word_end(text, size * 3 // 4 - 1))
             tries += 1
-            if tries == _TRIES or short[: most + 1] == long[: most + 1]:
-                return long[: most + 1]
+            if tries == _TRIES or short_tokens[: max_tokens + 1] == long_tokens[: max_tokens + 1]:
+                return long_tokens[: max_tokens + 1]
         size *= 2
     return encode(text)
 
 
 def at_least_prefix(*texts: str) -> str:
-    """Return "at least ", for an error, if `first_tokens` may not have counted all tokens of these texts; otherwise
-    "".
-    """
+    """Return "at least ", for an error, if `first_tokens` may not have counted all tokens of `texts`; otherwise ""."""
     return "at least " if sum(map(len, texts)) > LONG // 2 else ""
 
 
-def _cut_at_word_end(text: str, most: int) -> str:
-    """Return the beginning of a text, of at most `most` characters, cut at a word's end if there is one nearby."""
-    ends = [match.end() for match in _WORD_END.finditer(text, most * 15 // 16, most)]
-    return text[: ends[-1] if ends else most]
+def _cut_at_word_end(text: str, max_characters: int) -> str:
+    """Return the beginning of a text, at most `max_characters` characters, cut at a word's end if one is nearby."""
+    word_ends = [match.end() for match in _WORD_END.finditer(text, max_characters * 15 // 16, max_characters)]
+    return text[: word_ends[-1] if word_ends else max_characters]

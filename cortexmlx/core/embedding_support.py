@@ -23,9 +23,7 @@ SHARE = 2
 
 @dataclass(frozen=True)
 class EmbeddingSupport:
-    """Whether and how a model embeds texts and reranks documents. `spare_blocks` are the blocks of each layer group
-    that it needs for that.
-    """
+    """Whether and how a model embeds and reranks. `spare_blocks`: the blocks of each layer group that this needs."""
 
     files: EmbeddingSettings | None
     not_embedding: str
@@ -36,7 +34,7 @@ class EmbeddingSupport:
     max_tokens: int = 0
     """Tokens that a text may have."""
     spare_blocks: int = 0
-    room: int = 0
+    capacity_tokens: int = 0
     """Tokens of a text that the KV memory has room for."""
 
     @property
@@ -44,20 +42,20 @@ class EmbeddingSupport:
         """What callers see of the model's embeddings; None if it makes none."""
         return None if self.files is None else self.files.to_info(self.max_tokens)
 
-    def limit_reason(self, most: int) -> str:
-        """Return why texts may have at most `most` tokens, in words, for errors."""
-        if most == self.room:
-            return f"the KV memory has room for {most} (texts get half of it: raise kv_memory)"
-        return f"the model takes {most}"
+    def limit_reason(self, max_tokens: int) -> str:
+        """Return why texts may have at most `max_tokens` tokens, in words, for errors."""
+        if max_tokens == self.capacity_tokens:
+            return f"the KV memory has room for {max_tokens} (texts get half of it: raise kv_memory)"
+        return f"the model takes {max_tokens}"
 
     def spare_blocks_per_group(self, blocks: GroupCounts) -> GroupCounts:
         """Return how many of each group's `blocks` are kept spare for embedding, `spare_blocks` at most."""
         return tuple(min(self.spare_blocks, count // SHARE) for count in blocks)
 
 
-def no_support(why: str) -> EmbeddingSupport:
-    """Return the EmbeddingSupport of a model that can neither embed nor rerank, because of `why`."""
-    return EmbeddingSupport(None, why, None, why)
+def no_support(reason: str) -> EmbeddingSupport:
+    """Return the EmbeddingSupport of a model that can neither embed nor rerank, because of `reason`."""
+    return EmbeddingSupport(None, reason, None, reason)
 
 
 def detect_support(
@@ -78,8 +76,8 @@ def detect_support(
     reranker, not_reranking = _value_or_reason(lambda: read_reranker_prompt(name, folder, config, encode))
     if files is None and reranker is None:
         return EmbeddingSupport(None, not_embedding, None, not_reranking)
-    if why := _unsupported_reason(name, runner, groups):
-        return no_support(why)
+    if reason := _unsupported_reason(name, runner, groups):
+        return no_support(reason)
     assert isinstance(runner, ModelRunner)
     if files is not None and not runner.has_hidden_states():
         files = None
@@ -87,22 +85,36 @@ def detect_support(
             f"{name} cannot be embedded with: mlx-lm's class for {config.get('model_type')} does not end its body with "
             "a norm, so its last hidden states are not known"
         )
-    room = min(count // SHARE * block_size for count in blocks)
-    most = min(room, loaded.context_length, max_request_tokens or room)
-    longest = most if files is None or files.max_tokens is None or reranker is not None else min(most, files.max_tokens)
-    return EmbeddingSupport(files, not_embedding, reranker, not_reranking, most, -(-longest // block_size), room)
+    capacity_tokens = min(count // SHARE * block_size for count in blocks)
+    max_tokens = min(capacity_tokens, loaded.context_length, max_request_tokens or capacity_tokens)
+    longest_text_tokens = (
+        max_tokens
+        if files is None or files.max_tokens is None or reranker is not None
+        else min(max_tokens, files.max_tokens)
+    )
+    return EmbeddingSupport(
+        files,
+        not_embedding,
+        reranker,
+        not_reranking,
+        max_tokens,
+        -(-longest_text_tokens // block_size),
+        capacity_tokens,
+    )
 
 
 def _unsupported_reason(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:
     """Return why the model's layers allow neither embedding nor reranking; "" if they do."""
-    why = ""
+    reason = ""
     if not isinstance(runner, ModelRunner):
-        why = "it runs on mlx-lm's own caches, one text at a time"
+        reason = "it runs on mlx-lm's own caches, one text at a time"
     elif any(group.spec.row_bytes for group in groups):
-        why = "it has recurrent layers"
+        reason = "it has recurrent layers"
     elif any(group.spec.window is not None for group in groups):
-        why = "it has layers that see a window of the text"
-    return why and f"{name} cannot embed or judge texts: {why}, and this engine does that with full attention only"
+        reason = "it has layers that see a window of the text"
+    return (
+        reason and f"{name} cannot embed or judge texts: {reason}, and this engine does that with full attention only"
+    )
 
 
 def _value_or_reason(read: Callable[[], T]) -> tuple[T | None, str]:

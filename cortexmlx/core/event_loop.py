@@ -37,20 +37,20 @@ class AsyncOpening(Generic[C]):
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
-        self._opened: C | None = None
+        self._instance: C | None = None
 
     def __await__(self) -> Generator[Any, None, C]:
         return run_on_thread(self._make, lambda opened: opened.close()).__await__()
 
     async def __aenter__(self) -> C:
-        self._opened = await self
-        return self._opened
+        self._instance = await self
+        return self._instance
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._opened is not None:
-            await run_on_thread(self._opened.close)
+        if self._instance is not None:
+            await run_on_thread(self._instance.close)
 
 
 def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[C], P], AsyncOpening[C]]:
@@ -130,14 +130,12 @@ class InterruptibleCall(Generic[T]):
         self._call = call
         self._results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._over = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def result(self, seconds: float) -> T:
-        """Wait up to `seconds`, and return the call's result or raise its error. Raises queue.Empty after that. A call
-        that is no longer waited for is interrupted.
-        """
+        """Return the result. Raises the call's error, or queue.Empty after `seconds`. Giving up interrupts the call."""
         try:
             value, error = self._results.get(timeout=min(seconds, threading.TIMEOUT_MAX))
         except BaseException:
@@ -150,8 +148,8 @@ class InterruptibleCall(Generic[T]):
     def interrupt(self) -> None:
         """End the call if it still runs. Safe from any thread, and to call again."""
         with self._lock:  # the thread cannot end meanwhile, so its number is not another thread's
-            if not self._over:
-                self._over = True
+            if not self._has_ended:
+                self._has_ended = True
                 number = ctypes.c_ulong(self._thread.ident or 0)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(CallInterrupted))
 
@@ -164,7 +162,7 @@ class InterruptibleCall(Generic[T]):
                 self._results.put((None, error))
         finally:
             with self._lock:
-                self._over = True
+                self._has_ended = True
 
 
 def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:

@@ -69,8 +69,8 @@ class RequestHandle(NotCopyable):
         self._owner = owner
         # `with` takes a plain lock and enters in one go, whatever exception is thrown at the thread; a condition's not.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiting = 0
+        self._condition = threading.Condition(self._lock)
+        self._waiter_count = 0
         self._events: deque[TokenEvent] = deque()
         self._state = RequestState.WAITING
         self._completion: Completion | None = None
@@ -104,16 +104,12 @@ class RequestHandle(NotCopyable):
             self._cancel(self.id)
 
     def check_waiting(self) -> None:
-        """Raise CortexError on the engine's own thread if the request has not ended: it would wait for itself for
-        ever.
-        """
+        """Raise CortexError on the engine's thread if the request has not ended: it would wait for itself for ever."""
         if not self.ended:
             self._may_wait()
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer. Raises the request's CortexError if it failed, and TimeoutError after `timeout`
-        seconds.
-        """
+        """Wait for the whole answer. Raises the request's CortexError, or TimeoutError after `timeout` seconds."""
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout):
             raise InvalidRequest(f"timeout is {timeout!r:.80}, but must be a number of seconds or None")
         self.check_waiting()
@@ -127,16 +123,12 @@ class RequestHandle(NotCopyable):
         return self._completion
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """Yield the request's events as they come. The last one carries the completion. Raises the request's error at
-        its end.
-        """
+        """Yield the events as they come; the last one has the completion. Raises the request's error at its end."""
         while (event := self.wait()) is not None:
             yield event
 
     def wait(self) -> TokenEvent | None:
-        """Wait for the next event, and return it. None if the last one has been read. Raises the request's error at its
-        end.
-        """
+        """Wait for the next event and return it; None after the last one. Raises the request's error at its end."""
         if not self._events:
             self.check_waiting()
         with self._lock:
@@ -153,11 +145,11 @@ class RequestHandle(NotCopyable):
         It counts the waiting threads, because notifying nobody would take the engine's thread as long as all other work
         for an event.
         """
-        self._waiting += 1
+        self._waiter_count += 1
         try:
-            return wait_until(self._changed, condition, timeout)
+            return wait_until(self._condition, condition, timeout)
         finally:
-            self._waiting -= 1
+            self._waiter_count -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
         """Set a function to call for each event, for those already there and for the error. It may be called on any
@@ -165,15 +157,13 @@ class RequestHandle(NotCopyable):
         """
         with self._lock:
             self._announce = announce
-            there = len(self._events) + self.ended
+            pending_count = len(self._events) + self.ended
         if announce is not None:
-            for _ in range(there):
+            for _ in range(pending_count):
                 announce()
 
     def take(self) -> TokenEvent | None:
-        """Return the next event without waiting, or None. The very last event, with a completion or an error, is
-        returned once even if another reader has read it.
-        """
+        """Return the next event, or None, without waiting. The final event is returned once, even if read elsewhere."""
         with self._lock:
             event = self._events.popleft() if self._events else None if self._end_taken else self._end
             self._end_taken = self._end_taken or (event is not None and event is self._end)
@@ -194,12 +184,12 @@ class RequestHandle(NotCopyable):
                 self._events.pop()
             self._events.append(event)
             if event.completion is not None:
-                cancelled = event.completion.finish_reason is FinishReason.CANCELLED
+                is_cancelled = event.completion.finish_reason is FinishReason.CANCELLED
                 self._completion, self._end = event.completion, event
                 self.prompt_logprobs = event.completion.prompt_logprobs
-                self._state = RequestState.CANCELLED if cancelled else RequestState.FINISHED
-            if self._waiting:
-                self._changed.notify_all()
+                self._state = RequestState.CANCELLED if is_cancelled else RequestState.FINISHED
+            if self._waiter_count:
+                self._condition.notify_all()
             announce = self._announce
         if announce is not None:
             announce()
@@ -209,7 +199,7 @@ class RequestHandle(NotCopyable):
         """End the request with an error. If it has ended already, notify only those that have not been notified yet."""
         with self._lock:
             self._set_failed(error)
-            self._changed.notify_all()
+            self._condition.notify_all()
             end, announce = self._end, self._announce
         assert end is not None
         if announce is not None:
@@ -217,11 +207,9 @@ class RequestHandle(NotCopyable):
         self._call_listener(end)
 
     def abandon(self, error: CortexError) -> None:
-        """End the request with an error in a forked child. It has no other threads: none that holds the lock, none
-        that waits, and the listener belongs to the parent.
-        """
+        """Fail the request in a forked child: no thread there holds the lock or waits; the listener is the parent's."""
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
         self._listener = self._announce = None
         self._set_failed(error)
 

@@ -60,12 +60,12 @@ class InProcessModel:
         self,
         config: EngineConfig,
         wake: Callable[[Call], None],
-        waiting: Callable[[], bool] = lambda: False,
+        has_waiters: Callable[[], bool] = lambda: False,
         draft: InProcessModel | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
-        somebody is `waiting`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if
-        it has other tokens.
+        `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if it has
+        other tokens.
         """
         self._config = config
         self._wake = wake
@@ -84,7 +84,7 @@ class InProcessModel:
             self._load()
             self._open_parts(wake)
             self._warm_up.finish(config.on_progress or (lambda progress: None))
-            self._choose_attention_at_opening(waiting)
+            self._choose_attention_at_opening(has_waiters)
         except BaseException:
             self.release()
             raise
@@ -132,41 +132,41 @@ class InProcessModel:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
         self._sizes = load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
-        longest = context if config.keep is None else min(context, config.keep.max_row_tokens)
-        paged_on_gpu = auto_backend_name() == "metal" and mode.most_rows is None
+        max_row_tokens = context if config.keep is None else min(context, config.keep.max_row_tokens)
+        paged_on_gpu = auto_backend_name() == "metal" and mode.max_rows is None
         self._long_tail_rows = max_long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
-        reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
-        reserved += config.adapter_limits.bytes if config.adapters is not None else 0
-        self.reserved = reserved
+        reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
+        reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
+        self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
         if draft is not None:
-            reserved += draft.reserved
+            reserved_memory += draft.reserved_bytes
             groups += draft.groups
-        beyond = kv_memory_warning(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
-        memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
+        memory_warnings = kv_memory_warning(config.kv_bytes or 0, max(working_set_bytes() - reserved_memory, 0))
+        memory = config.kv_bytes or default_kv_bytes(groups, load, max_row_tokens, working_set_bytes(), reserved_memory)
         if draft is not None:
-            memory -= draft.limit_to_draft_share(memory, mode.groups, longest)
+            memory -= draft.limit_to_draft_share(memory, mode.groups, max_row_tokens)
         self.disk = self._open_store(wake)
-        self.blocks = mode.count_blocks(memory, load, longest)
+        self.blocks = mode.count_blocks(memory, load, max_row_tokens)
         """How many blocks each layer group may have at most."""
         self.runner = mode.make_runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        notes = loaded.notes + beyond + mode.notes + notes + (store_notes(mode) if config.kv_store else ())
+        notes = loaded.notes + memory_warnings + mode.notes + notes + (store_notes(mode) if config.kv_store else ())
         self.embedding = detect_support(
             loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
         )
-        drafting = None if draft is None else draft.info
+        draft_info = None if draft is None else draft.info
         self.info: ModelInfo = model_info(
-            loaded, vocab_size, bytes_per_token(mode.groups), notes, drafting, self.embedding.info
+            loaded, vocab_size, bytes_per_token(mode.groups), notes, draft_info, self.embedding.info
         )
 
     def _draft_notes(self) -> tuple[str, ...]:
         """Return notes on the draft model. Release it if this model cannot use it."""
         config = self._config
         if config.active_draft != config.draft:
-            why = "reproducible=True" if config.reproducible else "speculate=False"
-            return (f"the draft model {config.draft} is not used, because nothing is to be drafted ({why})",)
+            reason = "reproducible=True" if config.reproducible else "speculate=False"
+            return (f"the draft model {config.draft} is not used, because nothing is to be drafted ({reason})",)
         if self.draft is None:
             return ()
         name = self.draft.loaded.name
@@ -187,7 +187,7 @@ class InProcessModel:
     @property
     def can_cut_back(self) -> bool:
         """Whether rejected drafts can be removed from a sequence: all layers keep keys and values, in blocks."""
-        return self._mode.most_rows is None and not row_state_bytes(self._mode.groups)
+        return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
     def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
         """Limit this draft model's arena to its share of the KV `memory`; the target model keeps `groups` for rows of
@@ -197,17 +197,17 @@ class InProcessModel:
         self.blocks = self._mode.count_blocks(share, self._sizes, min(tokens, self.loaded.context_length))
         return share
 
-    def _choose_attention_at_opening(self, waiting: Callable[[], bool]) -> None:
+    def _choose_attention_at_opening(self, has_waiters: Callable[[], bool]) -> None:
         """Time the ways to compute attention and choose, unless fixed rules choose. The kernels have been compiled."""
-        if self.backend.choosing is not None:
-            self.backend.choosing.choices.reproducible = self._config.reproducible
+        if self.backend.selectable is not None:
+            self.backend.selectable.choices.reproducible = self._config.reproducible
         if self._config.reproducible or not should_time(self.backend):
             keep_own_products(self.runner)
         if self._config.reproducible or should_time(self.backend):
-            self.choose_attention(waiting=waiting)
+            self.choose_attention(has_waiters=has_waiters)
 
     def choose_attention(
-        self, *, seconds: float = SECONDS, again: bool = False, waiting: Callable[[], bool] = lambda: False
+        self, *, seconds: float = SECONDS, ignore_table: bool = False, has_waiters: Callable[[], bool] = lambda: False
     ) -> None:
         """Choose what computes attention and quantized products: by timing the candidates, or by fixed rules if the
         engine is reproducible. See `execution/autotuning.py`.
@@ -220,8 +220,8 @@ class InProcessModel:
             context if config.keep is None else min(context, config.keep.max_row_tokens),
             reproducible=config.reproducible,
             seconds=seconds,
-            again=again,
-            waiting=waiting,
+            ignore_table=ignore_table,
+            has_waiters=has_waiters,
         )
 
     def _open_store(self, wake: Callable[[Call], None]) -> StoreConnector | None:
@@ -234,8 +234,8 @@ class InProcessModel:
             return None
         attention = auto_backend_name() if self._config.attention == "auto" else self._config.attention
         attention += ", reproducible" if self._config.reproducible else ""
-        others = (self._config.block_size, attention)
-        store = setup.start(self.loaded, self._mode.groups, others, lambda: wake(lambda core: None))
+        identity_parts = (self._config.block_size, attention)
+        store = setup.start(self.loaded, self._mode.groups, identity_parts, lambda: wake(lambda core: None))
         if isinstance(store, str):
             return None
         return StoreConnector(
@@ -245,11 +245,11 @@ class InProcessModel:
             lambda load, found: wake(lambda core: core.scheduler.accept_load(load, found)),
         )
 
-    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
+    def make_cache(self, blocks: GroupCounts, from_scratch: bool = False) -> KVCache:
         """Make an empty KV cache and arena of at most `blocks` blocks in each group. Raises MemoryRefused, unless
-        `anew`: then the next step makes the arena.
+        `from_scratch`: then the next step makes the arena.
         """
-        cache = self._mode.begin_arena(blocks, PrefixCache(self._config.block_size), anew)
+        cache = self._mode.begin_arena(blocks, PrefixCache(self._config.block_size), from_scratch)
         cache.pools.spare = self.embedding.spare_blocks_per_group(cache.pools.configured_blocks)
         if self.disk is not None:
             self.disk.attach(cache)
@@ -257,15 +257,15 @@ class InProcessModel:
 
     def make_scheduler(self, cache: KVCache) -> Scheduler:
         """Return a scheduler for this model, without requests."""
-        most = self._mode.most_rows
-        scheduling = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
-        scheduling = replace(
-            scheduling,
-            max_rows=min(scheduling.max_rows, most or scheduling.max_rows),
-            pipeline=scheduling.pipeline and self._mode.pipelined,
+        max_rows = self._mode.max_rows
+        settings = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
+        settings = replace(
+            settings,
+            max_rows=min(settings.max_rows, max_rows or settings.max_rows),
+            pipeline=settings.pipeline and self._mode.can_pipeline,
             long_tail_rows=self._long_tail_rows,
         )
-        return Scheduler(cache, scheduling)
+        return Scheduler(cache, settings)
 
     def restart_workers(self) -> None:
         """Do nothing: this model has no workers."""
@@ -285,11 +285,11 @@ class InProcessModel:
     def _join_store(self) -> None:
         """Now that the weights' hash is known, let the store read and write, or stop using it."""
         if self.disk is not None and self._store is not None:
-            known = self._store.resolve_identity(self.loaded.model)
-            if isinstance(known, bytes):
-                self.disk.enable(known)
+            identity_or_reason = self._store.resolve_identity(self.loaded.model)
+            if isinstance(identity_or_reason, bytes):
+                self.disk.enable(identity_or_reason)
             else:
-                self.disk.disable(known)
+                self.disk.disable(identity_or_reason)
 
     def adapter_tables(self) -> AdapterTables:
         """Return the tables of the model's adapters. Raises AdapterRefused if it runs one request at a time."""
@@ -303,7 +303,7 @@ class InProcessModel:
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if this model cannot keep pinned texts."""
-        if self._mode.most_rows is not None:
+        if self._mode.max_rows is not None:
             name = self.loaded.name
             raise InvalidRequest(
                 f"{name} runs on mlx-lm's own caches, which keep the last text alone: none can be pinned"
@@ -316,19 +316,19 @@ class InProcessModel:
         """
         parts = vars(self)
         self._warm_up.stop()
-        with ExitStack() as ends:  # the last one comes first, and all of them come whatever one raises
-            ends.callback(mx.clear_cache)
+        with ExitStack() as exit_stack:  # the last one comes first, and all of them come whatever one raises
+            exit_stack.callback(mx.clear_cache)
             if self.draft is not None:
-                ends.callback(self.draft.release)
-            ends.callback(self._drop_parts)
+                exit_stack.callback(self.draft.release)
+            exit_stack.callback(self._drop_parts)
             if "loaded" in parts:
-                ends.callback(weights.release_arrays, self.loaded.model)
+                exit_stack.callback(weights.release_arrays, self.loaded.model)
             if "runner" in parts:
-                ends.callback(self.runner.close)
+                exit_stack.callback(self.runner.close)
             if self.disk is not None:
-                ends.callback(self.disk.close)
+                exit_stack.callback(self.disk.close)
             if self._store is not None:
-                ends.callback(self._store.cancel)
+                exit_stack.callback(self._store.cancel)
 
     def _drop_parts(self) -> None:
         """Drop all parts, also those that could not be emptied, so that a second `release` does not wait for them."""
@@ -362,15 +362,15 @@ class KernelWarmUp:
     """
 
     def __init__(self, checks: Sequence[KernelCheck] = ()) -> None:
-        self._left: deque[KernelCheck] = deque()
+        self._pending_checks: deque[KernelCheck] = deque()
         self._total = 0
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._end_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._tasks: list[MlxTask] = []
         self.add(checks)
 
     def add(self, checks: Sequence[KernelCheck]) -> None:
         """Start more kernel checks, on new threads, since those at work may be about to end."""
-        self._left.extend(checks)
+        self._pending_checks.extend(checks)
         self._total += len(checks)
         for _ in range(min(THREADS, len(checks))):
             task = MlxTask(self._run)
@@ -383,28 +383,26 @@ class KernelWarmUp:
 
     def finish(self, report: OnProgress) -> None:
         """Wait until all checks have ended, and report the progress. Raises what `report` raises."""
-        done = 0
-        while done < self._total and any(task.running for task in self._tasks):
-            report(Progress("compiling", done, self._total))
+        done_count = 0
+        while done_count < self._total and any(task.running for task in self._tasks):
+            report(Progress("compiling", done_count, self._total))
             with suppress(queue.Empty):
-                self._ended.get(timeout=_LOOK_SECONDS)
-                done += 1
+                self._end_signals.get(timeout=_LOOK_SECONDS)
+                done_count += 1
         if self._total:
             report(Progress("compiling", self._total, self._total))
 
     def stop(self) -> None:
         """Begin no further check. Those that run end on their threads: nobody can interrupt a compiler."""
-        self._left.clear()
+        self._pending_checks.clear()
 
-    def _run(self, raised: BaseException | None) -> None:
-        """Carry out checks until none is left. Each thread runs this. `raised` is what an earlier call of this task
-        raised.
-        """
-        if raised is not None:
-            log.warning("a thread that compiles attention kernels was interrupted by %r", raised)
-        while self._left:
+    def _run(self, previous_error: BaseException | None) -> None:
+        """Carry out checks until none is left; each thread runs this. `previous_error`: raised by an earlier call."""
+        if previous_error is not None:
+            log.warning("a thread that compiles attention kernels was interrupted by %r", previous_error)
+        while self._pending_checks:
             try:
-                check = self._left.popleft()
+                check = self._pending_checks.popleft()
             except IndexError:  # another thread took the last one
                 return
             try:
@@ -412,7 +410,7 @@ class KernelWarmUp:
             except Exception:
                 log.exception("attention (%s) could not be checked, and is checked at its first use", check.label)
             finally:
-                self._ended.put(None)
+                self._end_signals.put(None)
 
 
 # Whether two models mean the same by a token, so that one can draft for the other.
@@ -425,20 +423,27 @@ def check_same_tokens(model: LoadedModel, draft: LoadedModel, size: int) -> None
     Only ids that stand for something in both count: the rest pads embeddings, or is a special token that only one
     tokenizer has.
     """
-    mine, theirs = (_token_table(each, size) for each in (model, draft))
-    both = [i for i in range(size) if mine.pieces[i] and theirs.pieces[i]]
-    differ = [i for i in both if mine.pieces[i] != theirs.pieces[i]]
-    if differ or not both:
-        shown = "".join(f", such as {i}: {_quoted_token(mine, i)} and {_quoted_token(theirs, i)}" for i in differ[:1])
-        raise _draft_mismatch_error(model, draft, f"{len(differ):,} of {len(both):,} ids stand for other texts{shown}")
-    for what, one, other in (
-        ("are special", mine.special, theirs.special),
-        ("end an answer", mine.ends, theirs.ends),
+    model_table, draft_table = (_token_table(each, size) for each in (model, draft))
+    shared_ids = [i for i in range(size) if model_table.pieces[i] and draft_table.pieces[i]]
+    differing_ids = [i for i in shared_ids if model_table.pieces[i] != draft_table.pieces[i]]
+    if differing_ids or not shared_ids:
+        example = "".join(
+            f", such as {i}: {_quoted_token(model_table, i)} and {_quoted_token(draft_table, i)}"
+            for i in differing_ids[:1]
+        )
+        raise _draft_mismatch_error(
+            model, draft, f"{len(differing_ids):,} of {len(shared_ids):,} ids stand for other texts{example}"
+        )
+    for predicate, model_ids, draft_ids in (
+        ("are special", model_table.special, draft_table.special),
+        ("end an answer", model_table.end_ids, draft_table.end_ids),
     ):
-        if alone := sorted((one ^ other).intersection(both)):
-            name = model.name if alone[0] in one else draft.name
+        if mismatched_ids := sorted((model_ids ^ draft_ids).intersection(shared_ids)):
+            name = model.name if mismatched_ids[0] in model_ids else draft.name
             raise _draft_mismatch_error(
-                model, draft, f"{len(alone):,} ids {what} in one of them only, such as {alone[0]} in {name}"
+                model,
+                draft,
+                f"{len(mismatched_ids):,} ids {predicate} in one of them only, such as {mismatched_ids[0]} in {name}",
             )
 
 
@@ -449,17 +454,17 @@ def _token_table(model: LoadedModel, size: int) -> TokenTable:
     if table is not None:
         return table
     special = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
-    pieces = tuple(tokenizer.token_bytes(i) for i in range(size))
-    return TokenTable(pieces, special, tokenizer.eos_token_ids, drops_space=False)
+    token_bytes = tuple(tokenizer.token_bytes(i) for i in range(size))
+    return TokenTable(token_bytes, special, tokenizer.eos_token_ids, drops_space=False)
 
 
 def _quoted_token(table: TokenTable, token: int) -> str:
     return repr(table.pieces[token].decode("utf-8", "backslashreplace")[:40])
 
 
-def _draft_mismatch_error(model: LoadedModel, draft: LoadedModel, why: str) -> InvalidRequest:
+def _draft_mismatch_error(model: LoadedModel, draft: LoadedModel, reason: str) -> InvalidRequest:
     """Return the error for a draft model whose tokens differ from the model's."""
     return InvalidRequest(
-        f"{draft.name} cannot draft for {model.name}, whose tokens are others: {why}. Choose a draft model with the "
+        f"{draft.name} cannot draft for {model.name}, whose tokens are others: {reason}. Choose a draft model with the "
         "same tokenizer, or none (--draft)"
     )

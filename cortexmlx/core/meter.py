@@ -19,25 +19,25 @@ class LatencyMeter:
 
     def __init__(self) -> None:
         self._count = 0
-        self._newest: deque[float] = deque(maxlen=_REMEMBERED)
+        self._recent_seconds: deque[float] = deque(maxlen=_REMEMBERED)
 
     def add(self, seconds: float) -> None:
         """Add a duration."""
         self._count += 1
-        self._newest.append(seconds)
+        self._recent_seconds.append(seconds)
 
     def summary(self) -> Latency:
         """Return the statistics so far, with zeros if there are no durations."""
-        ordered = sorted(self._newest)
-        if not ordered:
+        sorted_seconds = sorted(self._recent_seconds)
+        if not sorted_seconds:
             return Latency(0, 0.0, 0.0, 0.0, 0.0)
-        last = len(ordered) - 1
+        last = len(sorted_seconds) - 1
         return Latency(
             count=self._count,
-            mean=sum(ordered) / len(ordered),
-            p50=ordered[last // 2],
-            p99=ordered[round(last * 0.99)],
-            longest=ordered[last],
+            mean=sum(sorted_seconds) / len(sorted_seconds),
+            p50=sorted_seconds[last // 2],
+            p99=sorted_seconds[round(last * 0.99)],
+            longest=sorted_seconds[last],
         )
 
 
@@ -87,30 +87,32 @@ class Stopwatch:
 
 
 class Measurements:
-    """Counters, times and latencies of an engine since it `began`, on the performance counter."""
+    """Counters, times and latencies of an engine since its `start_time` on the performance counter."""
 
     def __init__(self) -> None:
         self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
-        self.drafted_tokens = self.accepted_tokens = self.verified = 0
-        self.busy, self.planning, self.masking, self.committing = (Stopwatch() for _ in range(4))
-        self.queued, self.first_token, self.inter_token = LatencyMeter(), LatencyMeter(), LatencyMeter()
-        self.began = time.perf_counter()
+        self.drafted_tokens = self.accepted_tokens = self.verified_rows = 0
+        self.busy_timer, self.plan_timer, self.mask_timer, self.commit_timer = (Stopwatch() for _ in range(4))
+        self.queue_time, self.first_token, self.inter_token = LatencyMeter(), LatencyMeter(), LatencyMeter()
+        self.start_time = time.perf_counter()
         self.timeline = UsageTimeline()
 
-    def count_drafts(self, verified: Sequence[RowTokens]) -> None:
+    def count_drafts(self, verified_rows: Sequence[RowTokens]) -> None:
         """Count the drafted and the accepted tokens of the rows that a step has verified."""
-        self.verified += len(verified)
-        self.drafted_tokens += sum(each.drafted for each in verified)
-        self.accepted_tokens += sum(each.accepted for each in verified)
+        self.verified_rows += len(verified_rows)
+        self.drafted_tokens += sum(each.num_drafted for each in verified_rows)
+        self.accepted_tokens += sum(each.num_accepted for each in verified_rows)
 
-    def count_token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
-        """Count a token that came at `now`, and its latency. `before` is when the previous one came (None: this is the
-        first). Its request was `submitted`, and began to be computed at `started`. All times are on the performance
-        counter.
+    def count_token(
+        self, now: float, previous_time: float | None, start_time: float | None, submit_time: float
+    ) -> None:
+        """Count a token that came at `now`, and its latency. `previous_time` is when the previous one came (None: this
+        is the first). Its request was submitted at `submit_time`, and began to be computed at `start_time`. All times
+        are on the performance counter.
         """
         self.generated_tokens += 1
-        if before is not None:
-            self.inter_token.add(now - before)
+        if previous_time is not None:
+            self.inter_token.add(now - previous_time)
             return
-        self.queued.add((started or now) - submitted)
-        self.first_token.add(now - submitted)
+        self.queue_time.add((start_time or now) - submit_time)
+        self.first_token.add(now - submit_time)

@@ -37,14 +37,12 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class OpenRequests:
-    """The requests that have not ended, and their answers. Single answers and requests end through `_complete` or
-    `fail`, all at once through `fail_all` or `forget`.
-    """
+    """The open requests and answers. Single ones end in `_complete` or `fail`, all in `fail_all` or `forget`."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        measured: Measurements,
+        measurements: Measurements,
         processors: MutableMapping[JobId, Sequence[LogitsProcessor]],
         tokenizer: Any,
         job_numbers: Iterator[int],
@@ -59,7 +57,7 @@ class OpenRequests:
         self.by_id: dict[RequestId, AnswerGroup] = {}
         self._deadlines = Deadlines()
         self._scheduler = scheduler
-        self._measured = measured
+        self._measurements = measurements
         self._processors = processors
         self._tokenizer = tokenizer
         self._job_numbers = job_numbers
@@ -72,37 +70,37 @@ class OpenRequests:
     def add(
         self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
     ) -> None:
-        """Make the jobs and answers of a request that can run, and queue them. The answers end at `stops` and follow
-        `grammar`. Raises UnknownAdapter.
-        """
+        """Make and queue a runnable request's jobs and answers, with `stops` and `grammar`. Raises UnknownAdapter."""
         request = self._adapters.resolve(request)
         params = request.params
         answers = AnswerGroup(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids
-        forced = None if self._speculation is None else self._speculation.forced
+        forced_drafter = None if self._speculation is None else self._speculation.forced_drafter
         first: Job | None = None
         for index in range(params.best_of or params.n):
             number = JobId(next(self._job_numbers))
             job = self._scheduler.add(number, request_for_answer(request, index), stop_ids, fork_of=first)
             first = first or job
-            if job.processed:
+            if job.has_logits_processors:
                 self._processors[job.id] = job.request.params.logits_processors
             parser = in_thoughts = None
             if request.calls is not None and request.calls.callable_tools:
                 key = f"{request.seed}/{len(request.prompt)}/{index}"
-                parser = request.calls.make_parser(key, streamed=grammar is not None)
+                parser = request.calls.make_parser(key, streaming=grammar is not None)
                 in_thoughts = None if request.thoughts is None else ThoughtCallReader(request.calls, key)
             text = TextStream(self._tokenizer.detokenizer, stops, request.thoughts, parser, in_thoughts)
-            matcher = None if grammar is None or params.only_scores else grammar.make_matcher(forced is not None)
+            matcher = (
+                None if grammar is None or params.only_scores else grammar.make_matcher(forced_drafter is not None)
+            )
             answer = OpenAnswer(answers, job, index, text, matcher, stops.thinking)
             self._constrainable += answer.can_be_constrained
             self.answers[job.id] = answer
-            if forced is not None and matcher is not None:
-                forced.add_job(job.id, answer.forced_tokens)
+            if forced_drafter is not None and matcher is not None:
+                forced_drafter.add_job(job.id, answer.forced_tokens)
         self.by_id[handle.id] = answers
         if request.timeout is not None:
-            self._deadlines.add(handle.id, request.submitted + request.timeout)
-        self._measured.prompt_tokens += len(request.prompt)
+            self._deadlines.add(handle.id, request.submit_time + request.timeout)
+        self._measurements.prompt_tokens += len(request.prompt)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -112,7 +110,7 @@ class OpenRequests:
             answer = self.answers.get(segment.job)
             if answer is not None:
                 end = min(segment.first + segment.count, answer.job.prompt_length)
-                self._measured.prefilled_tokens += max(0, end - segment.first)
+                self._measurements.prefilled_tokens += max(0, end - segment.first)
                 answer.begin_step(segment, now)
 
     def needs_mask(self, plan: StepPlan) -> bool:
@@ -123,28 +121,32 @@ class OpenRequests:
         """Return which tokens the rows of a step may choose, by the grammars and thinking limits of their answers.
         None if no row is restricted any more. A request fails whose grammar allows no token.
         """
-        constrained = list(self._constrained_answers(plan))
-        matched = [(answer.matcher, answer.job.verifying) for answer, _ in constrained if answer.matcher is not None]
-        masks = iter(fill_masks(matched)) if matched else iter(())
+        constrained_answers = list(self._constrained_answers(plan))
+        matchers = [
+            (answer.matcher, answer.job.drafts_in_flight)
+            for answer, _ in constrained_answers
+            if answer.matcher is not None
+        ]
+        masks = iter(fill_masks(matchers)) if matchers else iter(())
         rows: list[int] = []
-        allowed: list[Mask] = []
-        for answer, places in constrained:
-            own = [] if answer.matcher is None else list(islice(masks, len(places)))
+        allowed_masks: list[Mask] = []
+        for answer, row_indices in constrained_answers:
+            answer_masks = [] if answer.matcher is None else list(islice(masks, len(row_indices)))
             if answer.job.id not in self.answers:
                 continue  # it failed with another answer of its request
-            if answer.matcher is not None and (error := answer.matcher.error or ("" if own[0].any() else NO_TEXT)):
+            if answer.matcher is not None and (
+                error := answer.matcher.error or ("" if answer_masks[0].any() else NO_TEXT)
+            ):
                 self.fail(answer.of_request, grammar_error(answer.job, error))
                 continue
-            closing = [] if answer.budget is None else answer.budget.forced_masks()[: len(places)]
-            own[: len(closing)] = closing
-            rows += places[: len(own)]
-            allowed += own
-        return TokenMask(np.array(rows, np.int32), np.stack(allowed)) if rows else None
+            closing_masks = [] if answer.budget is None else answer.budget.forced_masks()[: len(row_indices)]
+            answer_masks[: len(closing_masks)] = closing_masks
+            rows += row_indices[: len(answer_masks)]
+            allowed_masks += answer_masks
+        return TokenMask(np.array(rows, np.int32), np.stack(allowed_masks)) if rows else None
 
     def _constrained_answers(self, plan: StepPlan) -> Iterator[tuple[OpenAnswer, range]]:
-        """Yield the answers of a step whose next tokens are restricted, and the indices of their logits in
-        `plan.logit_rows`.
-        """
+        """Yield a step's answers with restricted next tokens, and their logits' indices in `plan.logit_rows`."""
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
@@ -153,44 +155,40 @@ class OpenRequests:
                 yield answer, range(first, end)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[RowTokens]:
-        """Give the tokens of a step to their answers, and finish the answers that end with one of them. Return the
-        rows whose drafts were verified.
-        """
+        """Add a step's tokens to their answers, and finish those that end. Return the rows with verified drafts."""
         if result.scores is not None:
             self._add_prompt_scores(plan, result.scores)
         if result.pooled:
             self._add_pooled(plan, result.pooled)
         self._fail_rows(plan, result)
-        verified: list[RowTokens] = []
+        verified_rows: list[RowTokens] = []
         for row in self._scheduler.commit(plan, result.tokens, result.seconds):
             answer = self.answers.get(row.job.id)
             if answer is None:
                 continue  # it failed with another answer of its request
-            read, reason = (
+            token_count, reason = (
                 (len(row.tokens), row.finish_reason) if answer.only_scores else self._add_tokens(answer, row, result)
             )
-            if row.drafted:
-                verified.append(replace(row, accepted=min(row.accepted, read)))
-                answer.count_drafts(row.drafted, verified[-1].accepted)
+            if row.num_drafted:
+                verified_rows.append(replace(row, num_accepted=min(row.num_accepted, token_count)))
+                answer.count_drafts(row.num_drafted, verified_rows[-1].num_accepted)
             if reason is not None:
-                self._end_at_token(answer, reason, len(row.tokens) - read)
-        return verified
+                self._end_at_token(answer, reason, len(row.tokens) - token_count)
+        return verified_rows
 
     def _add_tokens(self, answer: OpenAnswer, row: RowTokens, result: StepResult) -> tuple[int, FinishReason | None]:
-        """Add a row's tokens to its answer, up to the end of the answer's text. Return how many these are, and why the
-        answer ends; None: it goes on.
-        """
-        likeliest, last = row.job.params.logprobs, len(row.tokens) - 1
-        for place, token in enumerate(row.tokens):
-            now, before = time.perf_counter(), answer.last
-            logprob = None if likeliest is None else logprob_of(token, row.first + place, likeliest, result)
-            stop_token = place == last and row.finish_reason is FinishReason.STOP
-            stopped = answer.add_token(token, now, logprob, stop_token)
-            self._measured.count_token(now, before, answer.started, answer.request.submitted)
+        """Add a row's tokens until the answer's text ends. Return how many, and why it ends; None: it goes on."""
+        num_logprobs, last = row.job.params.logprobs, len(row.tokens) - 1
+        for token_index, token in enumerate(row.tokens):
+            now, previous_time = time.perf_counter(), answer.last_token_time
+            logprob = None if num_logprobs is None else logprob_of(token, row.first + token_index, num_logprobs, result)
+            stop_token = token_index == last and row.finish_reason is FinishReason.STOP
+            is_stopped = answer.add_token(token, now, logprob, stop_token)
+            self._measurements.count_token(now, previous_time, answer.start_time, answer.request.submit_time)
             if answer.matcher is not None and answer.matcher.accept(token):  # an end that it refuses is an error
-                stopped = True
-            if stopped:
-                return place + 1, FinishReason.STOP
+                is_stopped = True
+            if is_stopped:
+                return token_index + 1, FinishReason.STOP
         return len(row.tokens), row.finish_reason
 
     def _end_at_token(self, answer: OpenAnswer, reason: FinishReason, surplus: int) -> None:
@@ -211,9 +209,9 @@ class OpenRequests:
                 answer.add_prompt_scores(segment.scored, scores[begin:end])
             begin = end
 
-    def _add_pooled(self, plan: StepPlan, pooled: Sequence[Vector]) -> None:
+    def _add_pooled(self, plan: StepPlan, pooled_vectors: Sequence[Vector]) -> None:
         """Give the pooled hidden states or logits of prompts to their requests."""
-        for segment, part in zip((s for s in plan.segments if s.pooled), pooled, strict=True):
+        for segment, part in zip((s for s in plan.segments if s.pooled), pooled_vectors, strict=True):
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
                 answer.of_request.add_pooled(part)
@@ -244,16 +242,16 @@ class OpenRequests:
         """Fail the requests that have timed out."""
         if not self._deadlines.pending:
             return
-        for late in self._deadlines.pop_passed(now, self.by_id):
-            answers = self.by_id[late]
+        for request_id in self._deadlines.pop_passed(now, self.by_id):
+            answers = self.by_id[request_id]
             self.fail(answers, timeout_error(answers.request, answers.handle.state, answers.generated_tokens))
 
     def end_jobs_without_memory(self) -> None:
         """End the answers whose jobs the scheduler ended because the system refuses memory. An answer that has tokens
         finishes with them; otherwise its whole request fails.
         """
-        while self._scheduler.ended:
-            job = self._scheduler.ended.pop()
+        while self._scheduler.ended_jobs:
+            job = self._scheduler.ended_jobs.pop()
             answer = self.answers.get(job.id)
             if answer is None:
                 continue  # it failed with another answer
@@ -272,7 +270,7 @@ class OpenRequests:
             if not segment.live or (result.tokens[first] != NO_TOKEN and first not in result.failures):
                 continue
             answer = self.answers.get(segment.job)
-            if answer is not None and answer.job.generation == segment.generation and not answer.job.verifying:
+            if answer is not None and answer.job.generation == segment.generation and not answer.job.drafts_in_flight:
                 self.fail(
                     answer.of_request,
                     result.failures.get(first) or no_token_error(answer.job, answer.matcher is not None),
@@ -284,7 +282,7 @@ class OpenRequests:
         answer.finish(reason)
         if not answer.of_request.open:
             del self.by_id[answer.of_request.handle.id]
-            self._measured.requests_finished += 1
+            self._measurements.requests_finished += 1
 
     def fail(self, answers: AnswerGroup, error: CortexError) -> None:
         """Fail one request, with all its answers."""
@@ -298,7 +296,7 @@ class OpenRequests:
         """Drop an answer that has ended, its processors, its drafts and its adapter if that is unused now."""
         self._constrainable -= answer.can_be_constrained
         del self.answers[answer.job.id]
-        if answer.job.processed:
+        if answer.job.has_logits_processors:
             del self._processors[answer.job.id]
         if self._speculation is not None:
             self._speculation.end(answer.job)

@@ -50,9 +50,7 @@ class ChatTokenizer(Protocol):
 
 
 class ChatTokens(list[int]):
-    """The token ids of rendered messages, with how the answer marks its thoughts and what it may call. `tail` and
-    `anchor` are those of a QueuedRequest.
-    """
+    """The token ids of rendered messages, with thought marks and allowed calls. The lengths: see QueuedRequest."""
 
     def __init__(
         self,
@@ -60,14 +58,14 @@ class ChatTokens(list[int]):
         thoughts: Thoughts | None,
         calls: AllowedCalls | None = None,
         *,
-        tail: int = 0,
-        anchor: int = 0,
+        tail_length: int = 0,
+        anchor_length: int = 0,
     ) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
         self.calls = calls
-        self.tail = tail
-        self.anchor = anchor
+        self.tail_length = tail_length
+        self.anchor_length = anchor_length
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -93,11 +91,11 @@ it.
 def tokenize(
     tokenizer: SharedTokenizer,
     prompt: Prompt,
-    fits: Callable[[int], None] | None = None,
+    check_length: Callable[[int], None] | None = None,
     params: SamplingParams | None = None,
 ) -> list[int]:
-    """Return the prompt's token ids. Before a long text is tokenized, `fits` is called with the least number of tokens
-    that it has; it raises if that is too many. `params` have the tools that the model is told about.
+    """Return the prompt's token ids. Before a long text is tokenized, `check_length` is called with the least number of
+    tokens that it has; it raises if that is too many. `params` have the tools that the model is told about.
 
     Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
     """
@@ -106,26 +104,24 @@ def tokenize(
     calls = None if params is None else make_calls(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
         return _tokenize_messages(
-            tokenizer, prompt.messages, template_variables(tokenizer, prompt), fits, calls, prompt.memory
+            tokenizer, prompt.messages, template_variables(tokenizer, prompt), check_length, calls, prompt.memory
         )
     if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
         prompt = _replace_surrogates(prompt)
         bos = tokenizer.bos_token
-        return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
+        return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), check_length)
     if not is_list(prompt):
         raise InvalidRequest(_PROMPT_KINDS)
     items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    return _tokenize_messages(tokenizer, items, NO_VARIABLES, fits, calls)
+    return _tokenize_messages(tokenizer, items, NO_VARIABLES, check_length, calls)
 
 
 def make_calls(tokenizer: ChatTokenizer, params: SamplingParams) -> AllowedCalls | None:
-    """Return which tools the answers of a request may call, and how; None: none. Raises InvalidRequest if the model
-    cannot call tools.
-    """
+    """Return which tools answers may call, and how, or None. Raises InvalidRequest if the model cannot call tools."""
     if not params.offered:
         return None
     if tokenizer.call_format is None:
@@ -145,9 +141,7 @@ def template_variables(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> Templa
 
 
 def is_quick_to_tokenize(prompt: object) -> bool:
-    """Return whether a prompt surely takes little time to tokenize: a short text, or token ids. A chat template may
-    loop.
-    """
+    """Return whether a prompt surely tokenizes fast: short text, or token ids. A chat template may loop."""
     if isinstance(prompt, str):
         return len(prompt) < _QUICK
     return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
@@ -157,62 +151,61 @@ def _tokenize_messages(
     tokenizer: SharedTokenizer,
     messages: Sequence[Message],
     variables: TemplateVars,
-    fits: Callable[[int], None] | None,
+    check_length: Callable[[int], None] | None,
     calls: AllowedCalls | None,
     memory: PromptMemory | None = None,
 ) -> list[int]:
     """Render messages with the chat template, and return their tokens as ChatTokens."""
-    listed = isinstance(messages, Sequence) and len(messages) > 0
-    if not listed or not all(isinstance(message, Mapping) for message in messages):
+    is_message_list = isinstance(messages, Sequence) and len(messages) > 0
+    if not is_message_list or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
-    rendered = render(tokenizer, messages, variables, calls)
-    if not isinstance(rendered, str):
-        ids = rendered
+    rendered_prompt = render(tokenizer, messages, variables, calls)
+    if not isinstance(rendered_prompt, str):
+        ids = rendered_prompt
     elif memory is None:
-        ids = _encode(tokenizer, rendered, False, fits)
+        ids = _encode(tokenizer, rendered_prompt, False, check_length)
     else:
-        _reject_overlong(tokenizer, rendered, fits)
-        ids = memory.tokens(tokenizer, rendered, lambda said: render(tokenizer, said, variables, calls))
-    thoughts = thoughts_of_answer(tokenizer, rendered, calls)
-    tail, anchor = (
-        count_tail_tokens(tokenizer, rendered, ids, thoughts),
+        _reject_overlong(tokenizer, rendered_prompt, check_length)
+        ids = memory.tokens(tokenizer, rendered_prompt, lambda said: render(tokenizer, said, variables, calls))
+    thoughts = thoughts_of_answer(tokenizer, rendered_prompt, calls)
+    tail_length, anchor_length = (
+        count_tail_tokens(tokenizer, rendered_prompt, ids, thoughts),
         0 if memory is None else memory.anchor(thoughts),
     )
-    return ChatTokens(ids, thoughts, calls, tail=tail, anchor=anchor)
+    return ChatTokens(ids, thoughts, calls, tail_length=tail_length, anchor_length=anchor_length)
 
 
 def thoughts_of_answer(
-    tokenizer: ChatTokenizer, rendered: str | list[int], calls: AllowedCalls | None = None
+    tokenizer: ChatTokenizer, rendered_prompt: str | list[int], calls: AllowedCalls | None = None
 ) -> Thoughts | None:
     """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
     thoughts = tokenizer.thoughts if calls is None else calls.format.adapt_thoughts(tokenizer.thoughts)
     if thoughts is None:
         return None
-    if isinstance(rendered, str):
-        return replace(thoughts, begun=rendered.rstrip().endswith(thoughts.open))
-    tails = (tokenizer.encode(thoughts.open + blank, False) for blank in ("", "\n"))
-    return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
+    if isinstance(rendered_prompt, str):
+        return replace(thoughts, opened_by_prompt=rendered_prompt.rstrip().endswith(thoughts.open))
+    tag_id_lists = (tokenizer.encode(thoughts.open + blank, False) for blank in ("", "\n"))
+    ends_with_tag = any(ids and rendered_prompt[-len(ids) :] == ids for ids in tag_id_lists)
+    return replace(thoughts, opened_by_prompt=ends_with_tag)
 
 
 def count_tail_tokens(
-    tokenizer: ChatTokenizer, rendered: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
+    tokenizer: ChatTokenizer, rendered_prompt: str | list[int], ids: Sequence[int], thoughts: Thoughts | None
 ) -> int:
-    """Return how many tokens at the end of a prompt are thinking tags, opened or left empty. 0 if there are none, or
-    if the tokens do not tell.
-    """
-    if thoughts is None or not isinstance(rendered, str):
+    """Return how many last tokens are thinking tags, opened or left empty. 0 if none, or if the tokens do not tell."""
+    if thoughts is None or not isinstance(rendered_prompt, str):
         return 0
-    opened = trailing_thinking_tags(rendered, thoughts)
-    tail = tokenizer.encode(opened, False) if opened else []
-    return len(tail) if tail and list(ids[-len(tail) :]) == tail else 0
+    trailing_tags = trailing_thinking_tags(rendered_prompt, thoughts)
+    tag_ids = tokenizer.encode(trailing_tags, False) if trailing_tags else []
+    return len(tag_ids) if tag_ids and list(ids[-len(tag_ids) :]) == tag_ids else 0
 
 
-def trailing_thinking_tags(rendered: str, thoughts: Thoughts) -> str:
+def trailing_thinking_tags(rendered_prompt: str, thoughts: Thoughts) -> str:
     """Return the thinking tags at the end of a rendered prompt: opened, or opened and closed; "" if there are none."""
-    begin = rendered.rfind(thoughts.open)
-    if begin < 0 or rendered[begin:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
+    tag_start = rendered_prompt.rfind(thoughts.open)
+    if tag_start < 0 or rendered_prompt[tag_start:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
         return ""
-    return rendered[begin:]
+    return rendered_prompt[tag_start:]
 
 
 def render(
@@ -227,31 +220,29 @@ def render(
     Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
     """
     try:
-        plain = [_template_message(number, message) for number, message in enumerate(messages, 1)]
+        template_messages = [_template_message(number, message) for number, message in enumerate(messages, 1)]
         tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
-        rendered = tokenizer.render(plain, checked_vars(variables), tools)
+        rendered_prompt = tokenizer.render(template_messages, checked_vars(variables), tools)
     except CortexError:
         raise
     except Exception as error:
         raise render_error(error) from error
-    return _replace_surrogates(rendered) if isinstance(rendered, str) else rendered
+    return _replace_surrogates(rendered_prompt) if isinstance(rendered_prompt, str) else rendered_prompt
 
 
 def _template_message(number: int, message: Message) -> dict[str, Any]:
-    """Return a message in the form that templates read. Raises InvalidRequest for a message without a role or
-    content.
-    """
-    said = {name: value for name, value in plain_message(message).items() if value is not None}
-    if not isinstance(said.get("role"), str):
+    """Return a message in the form that templates read. Raises InvalidRequest if it has no role or no content."""
+    fields = {name: value for name, value in plain_message(message).items() if value is not None}
+    if not isinstance(fields.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
-    if said["role"] == "developer":
-        said["role"] = "system"
-    if not said.keys() - _NAMES:
-        raise InvalidRequest(f"message {number}, of the role {said['role']!r:.40}, has no `content`: give it a text")
-    content = said.get("content", "")
+    if fields["role"] == "developer":
+        fields["role"] = "system"
+    if not fields.keys() - _NAMES:
+        raise InvalidRequest(f"message {number}, of the role {fields['role']!r:.40}, has no `content`: give it a text")
+    content = fields.get("content", "")
     if not isinstance(content, (str, Mapping)):
         raise InvalidRequest(f"the `content` of message {number} is {content!r:.80}, but must be a text")
-    return said
+    return fields
 
 
 def _replace_surrogates(text: str) -> str:
@@ -264,14 +255,14 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _encode(
-    tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, fits: Callable[[int], None] | None
+    tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, check_length: Callable[[int], None] | None
 ) -> list[int]:
-    """Return the tokens of a text. `fits` raises before a text that is too long is tokenized."""
-    _reject_overlong(tokenizer, text, fits)
+    """Return the tokens of a text. `check_length` raises before a text that is too long is tokenized."""
+    _reject_overlong(tokenizer, text, check_length)
     return tokenizer.encode(text, add_special_tokens)
 
 
-def _reject_overlong(tokenizer: SharedTokenizer, text: str, fits: Callable[[int], None] | None) -> None:
-    """Have `fits` refuse a long text by a lower bound of its tokens, before time is spent to tokenize it."""
-    if fits is not None and len(text) >= _LONG:
-        fits(tokenizer.token_lower_bound.compute(text))
+def _reject_overlong(tokenizer: SharedTokenizer, text: str, check_length: Callable[[int], None] | None) -> None:
+    """Have `check_length` refuse a long text by a lower bound of its tokens, before time is spent to tokenize it."""
+    if check_length is not None and len(text) >= _LONG:
+        check_length(tokenizer.token_lower_bound.compute(text))

@@ -29,16 +29,14 @@ class Recoverable(Protocol):
     config: EngineConfig
     scheduler: Scheduler
     requests: OpenRequests
-    measured: Measurements
+    measurements: Measurements
     model: EngineModel
 
     def drop_in_flight(self) -> None:
         """Drop the steps that are in flight in the lost workers. The rows must have been restarted."""
 
     def begin_on_new_workers(self) -> None:
-        """Begin on the restarted workers, with an empty arena. If they get no memory for it, the next step makes it.
-        Raises HostLost.
-        """
+        """Begin on new workers with an empty arena. If memory is refused, the next step makes it. Raises HostLost."""
 
     def fail_all(self, error: CortexError) -> None:
         """Fail every request."""
@@ -58,11 +56,11 @@ class Recovery:
         self._wake = wake
         self.losses = 0
         """How often the workers were lost."""
-        self._in_a_row = 0
-        self._finished = 0
+        self._consecutive_losses = 0
+        self._last_finished_count = 0
         self.open = True
         """Whether there are workers. If not, the next request has them started."""
-        self._starting: threading.Thread | None = None
+        self._start_thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
         pass
@@ -75,23 +73,23 @@ class Recovery:
         self.recover(error)
         return True
 
-    def recover(self, lost: HostLost) -> None:
+    def recover(self, loss: HostLost) -> None:
         """Fail or restart the running requests, and start new workers. If that fails, all requests fail."""
-        core, finished = self._core, self._core.measured.requests_finished
-        self._in_a_row = 1 if finished != self._finished else self._in_a_row + 1
-        self._finished = finished
+        core, finished = self._core, self._core.measurements.requests_finished
+        self._consecutive_losses = 1 if finished != self._last_finished_count else self._consecutive_losses + 1
+        self._last_finished_count = finished
         self.losses += 1
-        resume = core.config.resume_lost and self._in_a_row <= LOSSES
-        log.warning("running requests %s: %s", "begin again" if resume else "fail", lost)
+        resume = core.config.resume_lost and self._consecutive_losses <= LOSSES
+        log.warning("running requests %s: %s", "begin again" if resume else "fail", loss)
         if not resume:
-            self._fail_running(lost)
+            self._fail_running(loss)
         core.scheduler.restart_rows()
         self._start_workers()
 
     @property
     def is_starting(self) -> bool:
         """Whether the workers are being started now."""
-        return self._starting is not None
+        return self._start_thread is not None
 
     def ensure_workers(self) -> bool:
         """Start the workers if there are none. Return whether a step may begin now."""
@@ -103,7 +101,7 @@ class Recovery:
         """Drop what is in flight, and start the workers on another thread."""
         self.open = False
         self._core.drop_in_flight()
-        self._starting = thread = threading.Thread(
+        self._start_thread = thread = threading.Thread(
             target=self._restart_workers, name="cortexmlx starts workers", daemon=True
         )
         try:
@@ -113,33 +111,31 @@ class Recovery:
 
     def _restart_workers(self) -> None:
         """Start the workers and wait for them. A thread of its own runs this."""
-        me, raised = threading.current_thread(), None
+        this_thread, start_error = threading.current_thread(), None
         try:
             self._core.model.restart_workers()
         except BaseException as error:
-            raised = error
-        self._wake(lambda core: core.recovery.finish_start(me, raised))
+            start_error = error
+        self._wake(lambda core: core.recovery.finish_start(this_thread, start_error))
 
-    def finish_start(self, thread: threading.Thread, raised: BaseException | None) -> None:
-        """Continue once `thread` has started the workers, or has `raised` an error. Does nothing if the engine was
-        reset since.
-        """
-        if thread is not self._starting:
+    def finish_start(self, thread: threading.Thread, start_error: BaseException | None) -> None:
+        """Continue once `thread` started the workers or failed with `start_error`. A no-op if the engine was reset."""
+        if thread is not self._start_thread:
             return
-        self._starting = None
+        self._start_thread = None
         try:
-            if raised is not None:
-                raise raised
+            if start_error is not None:
+                raise start_error
             self._core.begin_on_new_workers()
             self.open = True
         except Exception as error:
             log.error("the workers cannot be started again: %s", error)
-            lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error!r}")
-            self._core.fail_all(lost)
+            failure = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error!r}")
+            self._core.fail_all(failure)
 
-    def _fail_running(self, lost: HostLost) -> None:
+    def _fail_running(self, loss: HostLost) -> None:
         """Fail the requests whose jobs are running."""
         answers = self._core.requests.answers
         for job in [job for job in self._core.scheduler.jobs if job.is_running]:
             if job.id in answers:  # it may have failed with another answer of its request
-                self._core.requests.fail(answers[job.id].of_request, lost)
+                self._core.requests.fail(answers[job.id].of_request, loss)

@@ -64,9 +64,9 @@ class EngineModel(Protocol):
     def backend(self) -> AttentionInUse:
         """The attention backend in use."""
 
-    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
+    def make_cache(self, blocks: GroupCounts, from_scratch: bool = False) -> KVCache:
         """Make an empty KV cache and arena of at most `blocks` blocks in each group. Raises MemoryRefused, unless
-        `anew`: then the next step makes the arena.
+        `from_scratch`: then the next step makes the arena.
         """
 
     def make_scheduler(self, cache: KVCache) -> Scheduler:
@@ -84,9 +84,7 @@ class EngineModel(Protocol):
         """Drop everything but the weights, since an exception may have landed anywhere. `make_cache` must follow."""
 
     def adapter_tables(self) -> AdapterTables:
-        """Return the tables of the model's adapters, which are empty at first. Raises AdapterRefused if it cannot have
-        any per request.
-        """
+        """Return the adapters' tables, empty at first. Raises AdapterRefused if the model takes none per request."""
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if this model cannot keep pinned texts."""
@@ -151,9 +149,7 @@ def check_prefix_cache(config: EngineConfig) -> None:
 
 
 def _template_vars(loaded: LoadedModel) -> tuple[str, ...] | None:
-    """Return the variables that the chat template reads; None: they are not known. A broken template is reported when
-    messages are rendered.
-    """
+    """Return the variables that the chat template reads; None: unknown. Only rendering reports a broken template."""
     try:
         names = find_tokenizer_variables(loaded.tokenizer)
     except InvalidRequest:

@@ -75,7 +75,7 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
     def __init__(self, submit: Callable[[Listener], Awaitable[RequestHandle]]) -> None:
         self._submit = submit
         self._handle: RequestHandle | None = None
-        self._reading = self._closed = False
+        self._is_reading = self._closed = False
         self._process = os.getpid()
 
     def __aiter__(self) -> AsyncTokenStream:
@@ -87,9 +87,9 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
         """
         if self._closed:
             raise StopAsyncIteration
-        if self._reading:
+        if self._is_reading:
             raise StreamInUse("another task waits for the next event of this stream: one task reads it")
-        self._reading = True
+        self._is_reading = True
         try:
             if self._handle is None:
                 await self._submit_request()
@@ -98,7 +98,7 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
             self._close()
             raise
         finally:
-            self._reading = False
+            self._is_reading = False
         if event.error is not None:
             self._close()
             raise event.error
@@ -124,11 +124,11 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
     async def _submit_request(self) -> None:
         """Submit the request, and queue its events in this event loop."""
         loop = self._loop = asyncio.get_running_loop()
-        arrived = self._arrived = asyncio.Queue[TokenEvent]()
+        event_queue = self._event_queue = asyncio.Queue[TokenEvent]()
 
         def listen(event: TokenEvent) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(arrived.put_nowait, event)
+                loop.call_soon_threadsafe(event_queue.put_nowait, event)
 
         self._handle = await self._submit(listen)
         if self._closed:
@@ -141,7 +141,7 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
             raise forked_process_error()
         if asyncio.get_running_loop() is not self._loop:
             raise InvalidRequest("the stream began in another event loop: read all of it in one")
-        return await self._arrived.get()
+        return await self._event_queue.get()
 
     def _close(self) -> None:
         """Cancel the request if it was submitted, and end the stream."""
@@ -151,9 +151,7 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
 
 
 async def wait_for_completion(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
-    """Submit a request, wait for it and return its completion, in asyncio. Raises its error. A cancelled task cancels
-    the request.
-    """
+    """Submit a request and await its completion. Raises its error. Cancelling the task cancels the request."""
     loop = asyncio.get_running_loop()
     end: asyncio.Future[TokenEvent] = loop.create_future()
 

@@ -40,14 +40,12 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Submitter:
-    """Turns the calls of an engine's users into requests, and queues them. Work that takes time runs on the caller's
-    thread, not the engine's.
-    """
+    """Turns users' calls into requests and queues them. Slow work runs on the caller's thread, not the engine's."""
 
-    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, hosted: bool = False) -> None:
-        """`hosted`: the model is on hosts, where no function of the caller can run."""
+    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, is_hosted: bool = False) -> None:
+        """`is_hosted`: the model is on hosts, where no function of the caller can run."""
         self._worker = worker
-        self._hosted = hosted
+        self._is_hosted = is_hosted
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
@@ -73,9 +71,7 @@ class Submitter:
         adapter: str | None,
         listener: Listener,
     ) -> RequestHandle:
-        """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
-        queue.
-        """
+        """`submit` for asyncio: the event loop waits for no chat template, no grammar and no queue."""
         read = partial(self.prepare, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
         quick = is_quick_to_tokenize(prompt) and (params is None or not (params.structured or params.tools))
         submission = read() if quick else await run_on_thread(read, interruptible=True)
@@ -91,12 +87,10 @@ class Submitter:
         listener: Listener | None = None,
         **options: Unpack[RequestOptions],
     ) -> Submission:
-        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest, PromptTooLong or
-        UnknownAdapter.
-        """
+        """Check and tokenize a request; compile its grammar. Raises InvalidRequest, PromptTooLong, UnknownAdapter."""
         params = checked_params(params)
         params.validate(self._vocab_size)
-        if self._hosted and params.logits_processors:
+        if self._is_hosted and params.logits_processors:
             raise InvalidRequest(
                 "logits_processors are functions of this process, and with hosts the logits are in others: leave them "
                 "out, or ask for a form (structured), logit_bias or penalties",
@@ -106,7 +100,7 @@ class Submitter:
         client, timeout = checked_client(options.get("client")), options.get("timeout")
         checked_function("listener", listener)
         check_timeout(timeout)
-        submitted = time.perf_counter()
+        submit_time = time.perf_counter()
         tokens = self._tokenize(prompt, params, timeout)
         seed = secrets.randbits(62) if params.seed is None else params.seed
         background, cache = options.get("background", False), options.get("cache", True)
@@ -114,7 +108,7 @@ class Submitter:
             tuple(tokens),
             params,
             seed,
-            submitted,
+            submit_time,
             client,
             background,
             cache=cache,
@@ -122,15 +116,21 @@ class Submitter:
             adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
-            tail, anchor = tokens.tail, tokens.anchor
-            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls, tail=tail, anchor=anchor)
+            request = replace(
+                request,
+                thoughts=tokens.thoughts,
+                calls=tokens.calls,
+                tail_length=tokens.tail_length,
+                anchor_length=tokens.anchor_length,
+            )
         grammar = self._grammars.compile_request(request)
-        ends = self._tokenizer.eos_token_ids
-        stops = StopConditions.from_params(params, ends, request.thoughts)
+        eos_token_ids = self._tokenizer.eos_token_ids
+        stops = StopConditions.from_params(params, eos_token_ids, request.thoughts)
         if grammar is not None:  # it allows an end token only where the answer is over, also with `ignore_eos`
-            stops = replace(stops, token_ids=stops.token_ids | ends)
-        most = params.max_thinking_tokens
-        limit = ThinkingLimit.for_request(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
+            stops = replace(stops, token_ids=stops.token_ids | eos_token_ids)
+        limit = ThinkingLimit.for_request(
+            params.max_thinking_tokens, request.thoughts, self._tokenizer.encode, self._vocab_size
+        )
         stops = stops if limit is None else replace(stops, thinking=limit)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
@@ -146,19 +146,19 @@ class Submitter:
         there is none left raises it.
         """
         if adapters is None or isinstance(adapters, str) or not is_list(adapters):
-            one: Any = adapters
-            return partial(self.prepare, owner, **{**options, "adapter": one})
+            shared_adapter: Any = adapters
+            return partial(self.prepare, owner, **{**options, "adapter": shared_adapter})
         if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
             raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
-        each, missing = iter(adapters), object()
+        adapter_iterator, sentinel = iter(adapters), object()
 
         def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
-            own: Any = next(each, missing)
-            if own is missing:
+            adapter: Any = next(adapter_iterator, sentinel)
+            if adapter is sentinel:
                 raise InvalidRequest(
                     "there are fewer adapters than prompts: give one for all, or one each (None: none)"
                 )
-            return self.prepare(owner, prompt, params, listener, **{**options, "adapter": own})
+            return self.prepare(owner, prompt, params, listener, **{**options, "adapter": adapter})
 
         return read
 
@@ -182,13 +182,13 @@ class Submitter:
     def _tokenize(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
         """Return the token ids of a prompt. Raises PromptTooLong, for a long text before it is tokenized."""
         self._worker.check_process()
-        fits = partial(self._worker.core.scheduler.check_prompt, params=params)
-        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True), params)
+        check_length = partial(self._worker.core.scheduler.check_prompt, params=params)
+        read = partial(tokenize, self._tokenizer, prompt, lambda least: check_length(least, at_least=True), params)
         tokens = read() if is_quick_to_tokenize(prompt) else read_with_timeout(timeout, read)
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
-        fits(len(tokens))
-        bad = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self._vocab_size} tokens")
+        check_length(len(tokens))
+        invalid_token = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        if invalid_token is not None:
+            raise InvalidRequest(f"token id {invalid_token} is outside the vocabulary of {self._vocab_size} tokens")
         return tokens

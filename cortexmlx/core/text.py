@@ -75,7 +75,7 @@ class TextStream:
         self._calls_in_thoughts = in_thoughts
         self._text = TextBuffer()
         self._thinking = TextBuffer()
-        self._before = TextBuffer()
+        self._text_before_answer = TextBuffer()
         self._with_calls = TextBuffer()
 
     @property
@@ -111,13 +111,15 @@ class TextStream:
     @property
     def raw_text(self) -> str:
         """Thoughts, answer and tool calls as the model wrote them, with the tags and blanks between them."""
-        return self._before.getvalue() + (self.text if self._calls is None else self._with_calls.getvalue())
+        return self._text_before_answer.getvalue() + (self.text if self._calls is None else self._with_calls.getvalue())
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text; None if none did."""
-        found = (strings.found for strings in (self._everywhere, self._in_answer) if strings is not None)
-        return next(filter(None, found), None)
+        matched_strings = (
+            strings.matched_string for strings in (self._everywhere, self._in_answer) if strings is not None
+        )
+        return next(filter(None, matched_strings), None)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -129,8 +131,8 @@ class TextStream:
     @property
     def notes(self) -> list[str]:
         """Notes on what is wrong with tool calls."""
-        own = [] if self._calls is None else self._calls.notes
-        return own if self._calls_in_thoughts is None else [*own, *self._calls_in_thoughts.notes]
+        call_notes = [] if self._calls is None else self._calls.notes
+        return call_notes if self._calls_in_thoughts is None else [*call_notes, *self._calls_in_thoughts.notes]
 
     def push(self, token: int) -> TextDelta:
         """Take the next token. Return the text that can be shown now, often none."""
@@ -145,10 +147,8 @@ class TextStream:
             self._calls_in_thoughts.note_token(token)
         return self._split(new)
 
-    def finish(self, ended: bool = False) -> TextDelta:
-        """Return the rest of the text, which was held back, because no more tokens come. `ended` says whether the
-        model has ended its turn.
-        """
+    def finish(self, turn_ended: bool = False) -> TextDelta:
+        """Return the held-back rest of the text: no more tokens come. `turn_ended`: the model has ended its turn."""
         if self._in_answer is not None and self._in_answer.stopped:
             return TextDelta()
         new = ""
@@ -157,9 +157,9 @@ class TextStream:
             new = self._detokenizer.last_segment
         text, thinking, calls = self._split(new, final=True)
         if self._calls_in_thoughts is not None and self.in_thoughts:
-            rest, more = self._calls_in_thoughts.finish(ended, self.thinking)
+            rest, rest_calls = self._calls_in_thoughts.finish(turn_ended, self.thinking)
             self._thinking.add(rest)
-            thinking, calls = thinking + rest, calls + more
+            thinking, calls = thinking + rest, calls + rest_calls
         return TextDelta(text, thinking, calls)
 
     def _split(self, new: str, final: bool = False) -> TextDelta:
@@ -183,8 +183,8 @@ class TextStream:
         """Return the text and the tool calls in a new piece of text."""
         text, calls = parser.feed(new)
         if final:
-            rest, more = parser.finish()
-            text, calls = text + rest, calls + more
+            rest, rest_calls = parser.finish()
+            text, calls = text + rest, calls + rest_calls
         return text, calls
 
     def _cut_at_stop(self, strings: StopStringFilter, new: str, final: bool) -> str:
@@ -199,7 +199,7 @@ class TextStream:
         """Return the parts of a new piece of text that belong to the answer and to the thoughts."""
         parts = [*splitter.feed(new), *(splitter.rest() if final else ())]
         self._thought_tokens.add_parts(parts)
-        self._before.add("".join(part.text for part in parts if part.kind is not TextKind.ANSWER))
+        self._text_before_answer.add("".join(part.text for part in parts if part.kind is not TextKind.ANSWER))
         thinking = "".join(part.text for part in parts if part.kind is TextKind.THOUGHT)
         if self._calls_in_thoughts is not None:
             thinking = self._calls_in_thoughts.feed(thinking, closed=not splitter.is_inside)
@@ -220,45 +220,45 @@ class ThoughtCallReader:
         """The calls that count, when the answer has ended."""
         self.notes: list[str] = []
         self._key = key
-        self._offered = calls
+        self._allowed_calls = calls
         self._opens = False
         self._parser: CallParser | None = None
-        self._held: list[str] = []
+        self._held_texts: list[str] = []
         self._deltas: tuple[CallDelta, ...] = ()
 
     def note_token(self, token: int) -> None:
         """Note which token wrote the next text."""
-        self._opens = token == self._offered.format.opener
+        self._opens = token == self._allowed_calls.format.opener
 
-    def feed(self, thought: str, closed: bool) -> str:
-        """Take the next text of the thoughts, the last one if they are `closed`. Return the text that certainly is a
-        thought.
-        """
+    def feed(self, thought_text: str, closed: bool) -> str:
+        """Take the next text of the thoughts, the last if `closed`. Return the text that certainly is a thought."""
         certain = ""
         if self._parser is None:
-            place = thought.rfind(self._offered.format.trigger) if self._opens else -1
-            if place < 0:
-                return thought
-            certain = strip_blanks(thought[:place])
-            thought = thought[len(certain) :]
-            self._parser, self._held, self._deltas = self._offered.make_parser(self._key, streamed=False), [], ()
+            trigger_start = thought_text.rfind(self._allowed_calls.format.trigger) if self._opens else -1
+            if trigger_start < 0:
+                return thought_text
+            certain = strip_blanks(thought_text[:trigger_start])
+            thought_text = thought_text[len(certain) :]
+            self._parser, self._held_texts, self._deltas = (
+                self._allowed_calls.make_parser(self._key, streaming=False),
+                [],
+                (),
+            )
             assert self._parser is not None
-        self._held.append(thought)
-        text, deltas = self._parser.feed(thought)
+        self._held_texts.append(thought_text)
+        text, deltas = self._parser.feed(thought_text)
         self._deltas += deltas
         return certain + self._release_held() if closed or text.strip() else certain
 
-    def finish(self, ended: bool, thinking: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return what was held back, as thoughts or as tool calls: no more text comes. `thinking` is the text
-        before.
-        """
-        if ended and self._parser is not None:
+    def finish(self, turn_ended: bool, thinking: str) -> tuple[str, tuple[CallDelta, ...]]:
+        """Return what was held back, as thoughts or tool calls: no more text comes. `thinking` is the text before."""
+        if turn_ended and self._parser is not None:
             _, deltas = self._parser.finish()
             if self._parser.ends_with_calls and not self._parser.notes:
                 self.calls = self._parser.calls
                 return "", self._deltas + deltas
         rest = self._release_held()
-        if self._offered.format.trigger and self._offered.format.trigger in thinking + rest:
+        if self._allowed_calls.format.trigger and self._allowed_calls.format.trigger in thinking + rest:
             self.notes.append(
                 "the answer ended within its thoughts, so what looks like a call there was not taken as one"
             )
@@ -266,8 +266,8 @@ class ThoughtCallReader:
 
     def _release_held(self) -> str:
         """Return the text that was held back: it is no call."""
-        held, self._parser, self._held = "".join(self._held), None, []
-        return held
+        held_text, self._parser, self._held_texts = "".join(self._held_texts), None, []
+        return held_text
 
 
 # Stop conditions: stop strings in a growing text, and stop token ids.
@@ -300,9 +300,7 @@ class StopStringTable:
         return len(self._children)
 
     def advance(self, node: int, code: int) -> int:
-        """Return the node after one more character: the longest beginning of a stop string that the text now ends
-        with.
-        """
+        """Return the node after one more character: the longest stop-string beginning that the text now ends with."""
         while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
             node = self._shorter[node]
         return child or 0
@@ -332,9 +330,9 @@ class StopStringFilter:
     def __init__(self, table: StopStringTable) -> None:
         self._table = table
         self._node = 0
-        self._held = ""
+        self._held_text = ""
         self.stopped = False
-        self.found = ""
+        self.matched_string = ""
         """The stop string that is complete; empty if none is."""
 
     def feed(self, new: str) -> str:
@@ -343,30 +341,28 @@ class StopStringFilter:
             return ""
         if not self._table:
             return new
-        text, node, advance, complete = self._held + new, self._node, self._table.advance, self._table.complete
-        for end, char in enumerate(new, len(self._held) + 1):
+        text, node, advance, complete = self._held_text + new, self._node, self._table.advance, self._table.complete
+        for end, char in enumerate(new, len(self._held_text) + 1):
             node = advance(node, ord(char))
             if complete[node]:
                 self.stopped = True
-                self._held = ""
-                self.found = text[end - complete[node] : end]
+                self._held_text = ""
+                self.matched_string = text[end - complete[node] : end]
                 return text[: end - complete[node]]
         self._node = node
         safe = len(text) - self._table.depth[node]
-        self._held = text[safe:]
+        self._held_text = text[safe:]
         return text[:safe]
 
     def rest(self) -> str:
         """Return the text that was held back, because no more text comes."""
-        rest, self._held = self._held, ""
+        rest, self._held_text = self._held_text, ""
         return rest
 
 
 @dataclass(frozen=True)
 class StopConditions:
-    """What ends the answers of one request: stop strings, tokens, and a limit of thoughts. Made once, on the thread
-    that submits the request.
-    """
+    """What ends a request's answers: stop strings, tokens, a limit of thoughts. Made once, on the submitting thread."""
 
     everywhere: StopStringTable = field(default_factory=StopStringTable)
     """Stop strings that also end thoughts: those that contain one of their tags."""
@@ -383,10 +379,10 @@ class StopConditions:
     ) -> StopConditions:
         """Return the stop conditions of `params`, with the model's end tokens."""
         tags = () if thoughts is None else (thoughts.open, thoughts.close)
-        tagged = [s for s in params.stop if any(tag in s for tag in tags)]
-        others = [s for s in params.stop if s not in tagged]
+        tag_stops = [s for s in params.stop if any(tag in s for tag in tags)]
+        answer_stops = [s for s in params.stop if s not in tag_stops]
         token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_ids)
-        return cls(StopStringTable(tagged), StopStringTable(others), token_ids)
+        return cls(StopStringTable(tag_stops), StopStringTable(answer_stops), token_ids)
 
 
 # Split a model's thoughts from its answer while the text streams.
@@ -428,28 +424,28 @@ class ThoughtSplitter:
 
     def __init__(self, thoughts: Thoughts) -> None:
         self._thoughts = thoughts
-        self._place = _SplitState.OPENED if thoughts.begun else _SplitState.BEFORE
-        self._again = thoughts.begun
-        self._held = ""
+        self._state = _SplitState.OPENED if thoughts.opened_by_prompt else _SplitState.BEFORE
+        self._may_repeat_tag = thoughts.opened_by_prompt
+        self._held_text = ""
 
     @property
     def is_over(self) -> bool:
         """Whether the thoughts have ended, so that all further text belongs to the answer."""
-        return self._place is _SplitState.ANSWER and not self._held
+        return self._state is _SplitState.ANSWER and not self._held_text
 
     @property
     def is_inside(self) -> bool:
         """Whether the next text belongs to the thoughts."""
-        return self._place in (_SplitState.OPENED, _SplitState.INSIDE)
+        return self._state in (_SplitState.OPENED, _SplitState.INSIDE)
 
     @property
     def closing_tag_chars(self) -> int:
         """How many characters at the end of the text may begin the tag that closes the thoughts."""
-        return partial_tag_length(self._thoughts.close, self._held) if self._place is _SplitState.INSIDE else 0
+        return partial_tag_length(self._thoughts.close, self._held_text) if self._state is _SplitState.INSIDE else 0
 
     def feed(self, text: str) -> Iterator[TextPart]:
         """Take the next text, and yield the parts that are certain now."""
-        self._held += text
+        self._held_text += text
         return self._split_held(final=False)
 
     def rest(self) -> Iterator[TextPart]:
@@ -458,76 +454,74 @@ class ThoughtSplitter:
 
     def _split_held(self, final: bool) -> Iterator[TextPart]:
         """Yield the parts of the held text that are certain; all of it if it is `final`."""
-        while self._held:
-            place = self._place
+        while self._held_text:
+            previous_state = self._state
             part = self._next_part(final)
             if part is not None and part.text:
-                self._held = self._held[len(part.text) :]
+                self._held_text = self._held_text[len(part.text) :]
                 yield part
-            elif place is self._place:
+            elif previous_state is self._state:
                 return
 
     def _next_part(self, final: bool) -> TextPart | None:
         """Return the first part of the held text if it is certain, and advance the state."""
-        if self._place is _SplitState.BEFORE:
+        if self._state is _SplitState.BEFORE:
             return self._part_before_thoughts(final)
-        if self._place is _SplitState.OPENED:
+        if self._state is _SplitState.OPENED:
             return self._part_after_opening_tag(final)
-        if self._place is _SplitState.INSIDE:
+        if self._state is _SplitState.INSIDE:
             return self._part_of_thoughts(final)
-        if self._place is _SplitState.CLOSED:
+        if self._state is _SplitState.CLOSED:
             return self._leading_blanks(_SplitState.ANSWER)
-        return TextPart(self._held, TextKind.ANSWER)
+        return TextPart(self._held_text, TextKind.ANSWER)
 
     def _part_before_thoughts(self, final: bool) -> TextPart | None:
-        """Return the thinking tag that the text begins with, and go to the state after it. None while the text may
-        still become a tag, or if the answer has begun.
-        """
-        body = self._held.lstrip()
-        blanks = len(self._held) - len(body)
-        tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skipped: _SplitState.CLOSED}
-        for tag, place in tags.items() if blanks <= MOST_TAG_BLANKS else ():
+        """Return a leading thinking tag and go to the state after it; None while one may come, or the answer began."""
+        body = self._held_text.lstrip()
+        blanks = len(self._held_text) - len(body)
+        tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skip_text: _SplitState.CLOSED}
+        for tag, next_state in tags.items() if blanks <= MOST_TAG_BLANKS else ():
             if tag and body.startswith(tag):
-                self._place = place
-                return TextPart(self._held[: blanks + len(tag)], TextKind.MARKUP)
+                self._state = next_state
+                return TextPart(self._held_text[: blanks + len(tag)], TextKind.MARKUP)
         if not final and blanks <= MOST_TAG_BLANKS and any(tag.startswith(body) for tag in tags if tag):
             return None
-        self._place = _SplitState.ANSWER
+        self._state = _SplitState.ANSWER
         return None
 
     def _part_after_opening_tag(self, final: bool) -> TextPart | None:
         """Return the part after the opening tag. Some models repeat the tag that their prompt has opened."""
-        if self._held[0].isspace():
+        if self._held_text[0].isspace():
             return self._leading_blanks(_SplitState.OPENED)
         tag = self._thoughts.open
-        if self._again and not final and tag.startswith(self._held) and self._held != tag:
+        if self._may_repeat_tag and not final and tag.startswith(self._held_text) and self._held_text != tag:
             return None
-        again, self._again = self._again and self._held.startswith(tag), False
-        if again:
+        repeats_tag, self._may_repeat_tag = self._may_repeat_tag and self._held_text.startswith(tag), False
+        if repeats_tag:
             return TextPart(tag, TextKind.MARKUP)
-        self._place = _SplitState.INSIDE
+        self._state = _SplitState.INSIDE
         return None
 
     def _part_of_thoughts(self, final: bool) -> TextPart | None:
         """Return the certain part of the thoughts, or the tag that closes them."""
-        before, tag, _ = self._held.partition(self._thoughts.close)
+        text_before_tag, tag, _ = self._held_text.partition(self._thoughts.close)
         if tag:
-            thought = strip_blanks(before)
-            if thought:
-                return TextPart(thought, TextKind.THOUGHT)
-            self._place = _SplitState.CLOSED
-            return TextPart(before + tag, TextKind.MARKUP)
+            thought_text = strip_blanks(text_before_tag)
+            if thought_text:
+                return TextPart(thought_text, TextKind.THOUGHT)
+            self._state = _SplitState.CLOSED
+            return TextPart(text_before_tag + tag, TextKind.MARKUP)
         if final:
-            return TextPart(self._held, TextKind.THOUGHT)
-        certain = self._held[: len(self._held) - partial_tag_length(self._thoughts.close, self._held)]
+            return TextPart(self._held_text, TextKind.THOUGHT)
+        certain = self._held_text[: len(self._held_text) - partial_tag_length(self._thoughts.close, self._held_text)]
         return TextPart(strip_blanks(certain), TextKind.THOUGHT)
 
-    def _leading_blanks(self, then: _SplitState) -> TextPart | None:
-        """Return the blanks at the beginning of the held text. If there are none, go to the state `then`."""
-        blanks = len(self._held) - len(self._held.lstrip())
+    def _leading_blanks(self, next_state: _SplitState) -> TextPart | None:
+        """Return the blanks at the beginning of the held text. If there are none, go to the state `next_state`."""
+        blanks = len(self._held_text) - len(self._held_text.lstrip())
         if blanks:
-            return TextPart(self._held[:blanks], TextKind.MARKUP)
-        self._place = then
+            return TextPart(self._held_text[:blanks], TextKind.MARKUP)
+        self._state = next_state
         return None
 
 
@@ -538,26 +532,26 @@ class ThinkingTokenCounter:
     """
 
     def __init__(self) -> None:
-        self._ends = [0]
-        self._thought = (0, 0)
-        self._parted = 0
+        self._token_ends = [0]
+        self._thought_span = (0, 0)
+        self._parted_chars = 0
 
     def add_token(self, new: str) -> None:
         """Add the text of the next token."""
-        self._ends.append(self._ends[-1] + len(new))
+        self._token_ends.append(self._token_ends[-1] + len(new))
 
     def add_parts(self, parts: Iterable[TextPart]) -> None:
         """Add the next parts into which that text was split."""
         for part in parts:
-            begin, self._parted = self._parted, self._parted + len(part.text)
+            part_start, self._parted_chars = self._parted_chars, self._parted_chars + len(part.text)
             if part.kind is TextKind.THOUGHT:
-                self._thought = self._thought[0] if self._thought[1] else begin, self._parted
+                self._thought_span = self._thought_span[0] if self._thought_span[1] else part_start, self._parted_chars
 
     @property
     def count(self) -> int:
         """How many tokens wrote the thoughts so far."""
-        first, last = self._thought
-        return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._ends))
+        first, last = self._thought_span
+        return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._token_ends))
 
 
 # A limit of thoughts: after so many tokens, the model is made to write the tag that closes them.
@@ -574,16 +568,14 @@ Encode = Callable[[str, bool], Sequence[int]]
 
 @dataclass(frozen=True)
 class ThinkingLimit:
-    """How many tokens the thoughts of a request may have, and the tag that then closes them. Made on the thread that
-    submits the request.
-    """
+    """How many tokens a request's thoughts may have, and the tag that closes them. Made on the submitting thread."""
 
     tokens: int
     """How many tokens the thoughts may have."""
     close: str
     """The tag that closes them."""
     close_tokens: tuple[int, ...]
-    first: int
+    first_token_chars: int
     """How many characters of the tag its first token has. If other tokens wrote fewer, the whole tag is forced: to a
     model, and to a grammar, a special token whose name is written out is no tag.
     """
@@ -598,10 +590,10 @@ class ThinkingLimit:
         if tokens is None or thoughts is None:
             return None
         close = thoughts.close
-        written = tuple(encode(close, False))
+        close_tokens = tuple(encode(close, False))
         sizes = range(1, len(close))
-        first = next((n for n in sizes if tuple(encode(close[:n], False)) == written[:1]), len(close))
-        return cls(tokens, close, written, first, encode, vocab_size)
+        first_token_chars = next((n for n in sizes if tuple(encode(close[:n], False)) == close_tokens[:1]), len(close))
+        return cls(tokens, close, close_tokens, first_token_chars, encode, vocab_size)
 
 
 class ThinkingState(Protocol):
@@ -633,47 +625,49 @@ class ThinkingBudget:
     def __init__(self, limit: ThinkingLimit, text: ThinkingState) -> None:
         self._limit = limit
         self._text = text
-        self._left = limit.tokens
+        self._remaining_tokens = limit.tokens
         self._inside = text.in_thoughts
-        self._forced: list[int] = []
+        self._forced_tokens: list[int] = []
         self._silent = 0
-        self._over = False
+        self._is_over = False
 
     @property
     def may_force_soon(self) -> bool:
         """Whether the token after the next one may have to be forced."""
-        return not self._over and (bool(self._forced) or self._left <= 1)
+        return not self._is_over and (bool(self._forced_tokens) or self._remaining_tokens <= 1)
 
     @property
     def most_drafts(self) -> int:
         """How many tokens may be drafted without reaching the limit, whatever they are."""
-        return sys.maxsize if self._over else max(0, self._left - 1)
+        return sys.maxsize if self._is_over else max(0, self._remaining_tokens - 1)
 
     def count_token(self, token: int) -> None:
         """Count the answer's next token, after `TextStream` has taken it."""
-        if self._over:
+        if self._is_over:
             return
-        inside, before = self._text.in_thoughts, self._inside
+        inside, was_inside = self._text.in_thoughts, self._inside
         self._inside = inside
         self._silent = self._silent + 1 if self._text.silent else 0
-        if self._forced:
-            del self._forced[0]
-            self._over = not self._forced
-        elif before and inside:
-            self._left -= 1
-        elif before or self._text.thoughts_over:
-            self._over = True
+        if self._forced_tokens:
+            del self._forced_tokens[0]
+            self._is_over = not self._forced_tokens
+        elif was_inside and inside:
+            self._remaining_tokens -= 1
+        elif was_inside or self._text.thoughts_over:
+            self._is_over = True
 
     def forced_tokens(self) -> Sequence[int]:
-        """Return the tokens that must come next: the rest of the closing tag once the limit is reached. Often there
-        are none.
-        """
-        if not self._over and not self._forced and self._is_spent:
-            written = self._text.closing_tag_chars
-            begun = written >= self._limit.first
-            rest = self._limit.encode(self._limit.close[written:], False) if begun else self._limit.close_tokens
-            self._forced = list(rest)
-        return self._forced
+        """Return the tokens that must come next, often none: the rest of the closing tag once the limit is reached."""
+        if not self._is_over and not self._forced_tokens and self._is_spent:
+            written_chars = self._text.closing_tag_chars
+            is_tag_started = written_chars >= self._limit.first_token_chars
+            rest = (
+                self._limit.encode(self._limit.close[written_chars:], False)
+                if is_tag_started
+                else self._limit.close_tokens
+            )
+            self._forced_tokens = list(rest)
+        return self._forced_tokens
 
     def forced_masks(self) -> list[Mask]:
         """Return a mask for each forced token, which allows that token alone."""
@@ -682,4 +676,4 @@ class ThinkingBudget:
     @property
     def _is_spent(self) -> bool:
         """Whether the thoughts have no tokens left, and the text is not in the middle of a character."""
-        return self._inside and self._left <= 0 and not 0 < self._silent <= _MOST_SILENT
+        return self._inside and self._remaining_tokens <= 0 and not 0 < self._silent <= _MOST_SILENT

@@ -50,15 +50,13 @@ _mlx_is_lost = False
 
 
 class MlxTask:
-    """A function that runs on an mlx thread. It is called as `run(None)`, and again with every exception that it
-    raises, until it returns.
-    """
+    """A function for an mlx thread: called as `run(None)`, then with each exception it raises, until it returns."""
 
     def __init__(self, run: Callable[[BaseException | None], None]) -> None:
         self._run = run
-        self._begun = self._over = False
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self._has_started = self._has_ended = False
+        self._end_lock = threading.Lock()
+        self._end_lock.acquire()
         self._thread: _MlxThread | None = None
 
     def start(self) -> None:
@@ -74,7 +72,7 @@ class MlxTask:
     @property
     def running(self) -> bool:
         """Whether the function has begun and has not ended."""
-        return self._thread is not None and self._thread.is_alive() and not self._over
+        return self._thread is not None and self._thread.is_alive() and not self._has_ended
 
     def is_current_thread(self) -> bool:
         """Return whether the caller is on the task's own thread."""
@@ -82,22 +80,22 @@ class MlxTask:
 
     def join(self) -> None:
         """Wait until the function has ended."""
-        with self._gate:
+        with self._end_lock:
             pass
 
-    def carry_out(self, raised: BaseException | None) -> None:
-        """Run the function to its end. Its thread calls this, and again with what it `raised`."""
-        if not self._over:
-            first, self._begun = not self._begun, True
-            self._run(None if first else raised)
-            self._over = True
+    def carry_out(self, previous_error: BaseException | None) -> None:
+        """Run the function to its end. Its thread calls this, and again with `previous_error`, what it raised."""
+        if not self._has_ended:
+            first, self._has_started = not self._has_started, True
+            self._run(None if first else previous_error)
+            self._has_ended = True
         with suppress(RuntimeError):  # it is open already
-            self._gate.release()
+            self._end_lock.release()
 
     def abandon(self) -> None:
         """Mark the task as ended in a forked child, which does not have its thread."""
-        self._over = True
-        self._gate = threading.Lock()
+        self._has_ended = True
+        self._end_lock = threading.Lock()
 
 
 class _MlxThread(threading.Thread):
@@ -107,44 +105,38 @@ class _MlxThread(threading.Thread):
         super().__init__(name="cortexmlx-engine", daemon=True)
         _all_threads.append(self)
         self._task: MlxTask | None = task
-        self._raised: BaseException | None = None
+        self._previous_error: BaseException | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def assign(self, task: MlxTask) -> None:
-        """Have the thread carry out `task` next. The caller has the lock, and has removed this thread from the parked
-        ones.
-        """
+        """Have the thread run `task` next. The caller has the lock, and has removed the thread from the parked ones."""
         self._task = task
         self._wake.put(None)
 
-    def leave_interpreter(self, until: float) -> None:
-        """Have the thread wait for the end of the process in a system call, outside of the interpreter. Return when it
-        does, or at `until`.
-        """
+    def leave_interpreter(self, deadline: float) -> None:
+        """Have the thread wait for the process's end in a system call. Return when it does, or at `deadline`."""
         while not self._unpark():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return
             time.sleep(0.001)
         reader, writer = os.pipe()
         self.assign(MlxTask(lambda raised: _block_on_pipe(writer)))
-        begun = select.poll()
-        begun.register(reader, select.POLLIN)
-        begun.poll(1000 * _AT_EXIT)
+        poller = select.poll()
+        poller.register(reader, select.POLLIN)
+        poller.poll(1000 * _AT_EXIT)
 
     def _unpark(self) -> bool:
         """Remove this thread from the parked ones. Return whether it was among them."""
         with _lock:
-            if parked := self in _parked:
+            if was_parked := self in _parked:
                 _parked.remove(self)
-            return parked
+            return was_parked
 
     def run(self) -> None:
         self._run_for_ever(_LEVELS)
 
     def _run_for_ever(self, levels: int) -> None:
-        """Carry out tasks for ever. An exception that lands outside of one level's `try` is caught by the next outer
-        level.
-        """
+        """Carry out tasks for ever. An exception outside of one level's `try` is caught by the next outer level."""
         while True:
             try:
                 if levels:
@@ -152,14 +144,14 @@ class _MlxThread(threading.Thread):
                 else:
                     self._run_or_wait()
             except BaseException as error:
-                self._raised = error
+                self._previous_error = error
 
     def _run_or_wait(self) -> None:
         """Carry out the task if there is one, else park and wait for one."""
         if self._task is not None:
-            raised, self._raised = self._raised, None
-            self._task.carry_out(raised)
-            self._task = raised = None  # whoever waits here keeps no traceback, nor what its frames hold
+            previous_error, self._previous_error = self._previous_error, None
+            self._task.carry_out(previous_error)
+            self._task = previous_error = None  # whoever waits here keeps no traceback, nor what its frames hold
         with _lock:
             if self._task is None and self not in _parked:
                 _parked.append(self)
@@ -191,13 +183,11 @@ def _block_on_pipe(pipe: int) -> None:
 
 @atexit.register
 def _leave_interpreter_at_exit() -> None:
-    """Have all threads leave the interpreter at the end of the program. Its engines are closed by then, because Python
-    calls the newest exit function first.
-    """
-    until = time.monotonic() + _AT_EXIT
+    """Make threads leave the interpreter at exit. Engines are closed before: the newest exit function runs first."""
+    deadline = time.monotonic() + _AT_EXIT
     for thread in _all_threads:
         with suppress(OSError):  # no pipe is left
-            thread.leave_interpreter(until)
+            thread.leave_interpreter(deadline)
 
 
 def _reset_after_fork() -> None:

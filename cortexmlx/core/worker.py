@@ -70,13 +70,13 @@ class Worker:
         self._config = replace(config, on_progress=self._report)
         self._on_progress = config.on_progress
         self._calls: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._tried: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._load_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loaded = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._permits = _make_permits()
         self._step_seconds = 0.0
-        self._asking: set[_Answer] = set()
+        self._pending_answers: set[_Answer] = set()
         self._stopping = self._closing = False
         self._forked = False
         self._requests = 0
@@ -88,7 +88,7 @@ class Worker:
         require_mlx_threads()
         _workers.add(self)
         self._task.start()
-        take_next(self._tried)
+        take_next(self._load_signals)
         if self._error is not None:
             self._task.join()
             raise self._error
@@ -100,28 +100,28 @@ class Worker:
         Waits while too many submissions are queued: a loop of submissions would take the interpreter from the engine's
         thread, and delay every cancel.
         """
-        counted = not self._task.is_current_thread()  # which would wait for itself
+        uses_permit = not self._task.is_current_thread()  # which would wait for itself
         try:
-            if counted:
+            if uses_permit:
                 take_next(self._permits)
-            self._queue_requests(submissions, handles, counted)
+            self._queue_requests(submissions, handles, uses_permit)
         except BaseException:
-            if counted:
+            if uses_permit:
                 self._return_permit()  # an engine that is closed wakes all who wait, one after the other
             raise
 
     def _return_permit(self) -> None:
-        """Let one more caller submit. An interrupted thread may return a permit that it did not have. There are never
-        more than `_AHEAD` permits.
-        """
+        """Let one more caller submit. Keep at most `_AHEAD` permits: an interrupted thread may return one it lacked."""
         if self._permits.qsize() < _AHEAD:
             self._permits.put(None)
 
-    def _queue_requests(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
+    def _queue_requests(
+        self, submissions: Iterable[Submission], handles: list[RequestHandle], uses_permit: bool
+    ) -> None:
         """Make handles for the submissions, and queue a call that adds their requests to the core."""
         with self._lock:
             self.check_open()
-            queued = []
+            queued_requests = []
             for submission in submissions:
                 self._requests += 1
                 number = RequestId(self._requests)
@@ -130,8 +130,8 @@ class Worker:
                 )
                 self._handles[number] = handle
                 handles.append(handle)
-                queued.append((submission, handle))
-            self._calls.put(lambda core: self._add_requests(core, queued, counted))
+                queued_requests.append((submission, handle))
+            self._calls.put(lambda core: self._add_requests(core, queued_requests, uses_permit))
 
     @property
     def would_wait(self) -> bool:
@@ -158,23 +158,23 @@ class Worker:
         """
         self.check_not_own_thread()
         answer: _Answer = queue.SimpleQueue()
-        caught = BaseException if any_error else Exception
+        error_class = BaseException if any_error else Exception
 
         def run(core: EngineCore) -> None:
             try:
                 answer.put((question(core), None))
-            except caught as error:
+            except error_class as error:
                 answer.put((None, error))
 
         try:
             with self._lock:
                 self.check_open()
-                self._asking.add(answer)
+                self._pending_answers.add(answer)
                 self._calls.put(run)
             value: T
             value, error = take_next(answer)
         finally:
-            self._asking.discard(answer)
+            self._pending_answers.discard(answer)
         if error is not None:
             raise error
         return value
@@ -228,39 +228,39 @@ class Worker:
         for handle in list(self._handles.values()):
             handle.abandon(forked_process_error())
 
-    def _run(self, raised: BaseException | None) -> None:
-        """Run the engine from loading to closing. If an exception ends this early, it is called again with that
-        exception (see `threads`).
-        """
+    def _run(self, previous_error: BaseException | None) -> None:
+        """Run the engine from loading to closing. Called again with an exception that ends it early (see `threads`)."""
         if not self._closing:
-            self._serve(raised)
+            self._serve(previous_error)
         self._shut_down()
 
-    def _serve(self, raised: BaseException | None) -> None:
+    def _serve(self, previous_error: BaseException | None) -> None:
         """Load the model or recover, then carry out calls and steps until the engine is closed."""
         if not self._loaded:
-            self._load(raised)
-        elif raised is not None:
-            self._recover(raised)
-        self._tried.put(None)
+            self._load(previous_error)
+        elif previous_error is not None:
+            self._recover(previous_error)
+        self._load_signals.put(None)
         while not self._closing and self._take_calls():
             self._step()
         self._closing = True
 
-    def _load(self, raised: BaseException | None) -> None:
+    def _load(self, previous_error: BaseException | None) -> None:
         """Load the model. An error is kept for `start`, which raises it."""
         try:
-            if raised is not None:
-                raise raised
+            if previous_error is not None:
+                raise previous_error
             from cortexmlx.core.core import EngineCore
 
             self.core = EngineCore(self._config, lambda call: self._calls.put(call), lambda: self._is_awaited)
             self._loaded = True
         except BaseException as error:
             _clear_frames(error)
-            refused = next((e for e in (error, error.__cause__) if e is not None and is_memory_refusal(e)), None)
+            memory_error = next((e for e in (error, error.__cause__) if e is not None and is_memory_refusal(e)), None)
             self._error = (
-                error if refused is None or isinstance(refused, CortexError) else _out_of_memory_error(refused)
+                error
+                if memory_error is None or isinstance(memory_error, CortexError)
+                else _out_of_memory_error(memory_error)
             )
             self._closing = True
 
@@ -271,13 +271,11 @@ class Worker:
         if self._on_progress is not None:
             self._on_progress(progress)
 
-    def _recover(self, raised: BaseException) -> None:
-        """Reset the core after an exception that may have landed anywhere. All waiting callers get an error. If the
-        core cannot be reset, the engine closes.
-        """
-        log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
-        _clear_frames(raised)
-        failure = CortexError(f"the engine's thread was interrupted by {raised!r}: ask again")
+    def _recover(self, previous_error: BaseException) -> None:
+        """Reset the core after an exception anywhere; close the engine if it cannot. Waiting callers get an error."""
+        log.error("the engine's thread was interrupted; its requests fail with it", exc_info=previous_error)
+        _clear_frames(previous_error)
+        failure = CortexError(f"the engine's thread was interrupted by {previous_error!r}: ask again")
         try:
             self.core.reset()
         except Exception as error:
@@ -285,7 +283,7 @@ class Worker:
             self._closing = True
             kind = OutOfMemory if is_memory_refusal(error) else EngineClosed
             failure = kind(
-                f"the engine's thread was interrupted by {raised!r}; it cannot begin anew, and closes: {error}"
+                f"the engine's thread was interrupted by {previous_error!r}; it cannot begin anew, and closes: {error}"
             )
         self._fail_all(failure)
         self._return_permit()  # it may have been interrupted before it gave one back
@@ -295,10 +293,10 @@ class Worker:
     def _fail_all(self, error: CortexError) -> None:
         """Fail every request and every waiting `ask`, also queued ones."""
         with self._lock:
-            handles, asking = list(self._handles.values()), list(self._asking)
+            handles, pending_answers = list(self._handles.values()), list(self._pending_answers)
         for handle in handles:
             handle.fail(error)
-        for answer in asking:
+        for answer in pending_answers:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
@@ -306,32 +304,34 @@ class Worker:
         until a request is late, and carry it out together with all queued ones. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
-        until, together = time.perf_counter() + wait, 0
-        while (idle := self.core.idle) or together or time.perf_counter() < until:
-            more = idle and self._calls.empty() and self.core.tidy()
+        deadline, remaining_calls = time.perf_counter() + wait, 0
+        while (idle := self.core.idle) or remaining_calls or time.perf_counter() < deadline:
+            has_more_work = idle and self._calls.empty() and self.core.tidy()
             try:
-                call = self._calls.get(block=idle and not more, timeout=self.core.seconds_to_deadline if idle else None)
+                call = self._calls.get(
+                    block=idle and not has_more_work, timeout=self.core.seconds_to_deadline if idle else None
+                )
             except queue.Empty:
-                if more:
+                if has_more_work:
                     continue
                 return True
             if call is None:
                 return False
             if idle:
-                until = time.perf_counter() + max(wait, _TOGETHER_SECONDS)
-                together = self._calls.qsize()
+                deadline = time.perf_counter() + max(wait, _TOGETHER_SECONDS)
+                remaining_calls = self._calls.qsize()
             else:
-                together = max(0, together - 1)
+                remaining_calls = max(0, remaining_calls - 1)
             call(self.core)
         return True
 
     def _add_requests(
-        self, core: EngineCore, queued: Iterable[tuple[Submission, RequestHandle]], counted: bool
+        self, core: EngineCore, queued_requests: Iterable[tuple[Submission, RequestHandle]], uses_permit: bool
     ) -> None:
         """Add submitted requests to the core. One that raises fails."""
-        if counted:
+        if uses_permit:
             self._return_permit()
-        for submission, handle in queued:
+        for submission, handle in queued_requests:
             if handle.ended:
                 continue
             try:
@@ -343,21 +343,21 @@ class Worker:
 
     def _step(self) -> None:
         """Do one step of the core. If it raises, all requests fail."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             self.core.step()
         except Exception as error:
             log.exception("a step failed; its requests fail with it")
             self.core.fail_all(_as_cortex_error("the step failed", error))
             _clear_frames(error)
-        self._step_seconds = time.perf_counter() - began
+        self._step_seconds = time.perf_counter() - start_time
 
     def _shut_down(self) -> None:
         """Fail what is left, and release the core."""
         with self._lock:
             self._stopping = True
         self._return_permit()
-        self._tried.put(None)
+        self._load_signals.put(None)
         self._fail_all(EngineClosed("the engine was closed before the request could finish"))
         if hasattr(self, "core"):
             self.core.release()
@@ -383,9 +383,7 @@ os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
 def _make_permits() -> queue.SimpleQueue[None]:
-    """Return a semaphore of `_AHEAD` permits, as a queue. Unlike Python's own, it cannot stay locked if an exception
-    is thrown at the engine's thread.
-    """
+    """Return a semaphore of `_AHEAD` permits: a queue, as a thrown exception could leave Python's own locked."""
     permits: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(_AHEAD):
         permits.put(None)
@@ -398,14 +396,14 @@ def _clear_frames(error: BaseException) -> None:
         clear_frames(each.__traceback__)
 
 
-def _out_of_memory_error(refused: BaseException) -> OutOfMemory:
+def _out_of_memory_error(memory_error: BaseException) -> OutOfMemory:
     """Return the error for memory that was refused while the model was loaded."""
     return OutOfMemory(
-        f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
-        "a smaller model or KV memory (--kv-memory)"
+        f"memory was refused while the model was loaded ({memory_error or type(memory_error).__name__}): free memory, "
+        "or choose a smaller model or KV memory (--kv-memory)"
     )
 
 
-def _as_cortex_error(what: str, error: Exception) -> CortexError:
+def _as_cortex_error(summary: str, error: Exception) -> CortexError:
     """Return the error itself if it is a CortexError, otherwise a CortexError with its message."""
-    return error if isinstance(error, CortexError) else CortexError(f"{what}: {error}")
+    return error if isinstance(error, CortexError) else CortexError(f"{summary}: {error}")

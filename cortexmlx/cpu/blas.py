@@ -38,9 +38,7 @@ class BlasState(str, Enum):
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """The outcome of `preload`, and a line about it for the user. `threads` is how many the library uses (0 if
-    unknown).
-    """
+    """The outcome of `preload`, and a line about it for the user. `threads`: how many the library uses (0: unknown)."""
 
     state: BlasState
     line: str
@@ -102,16 +100,16 @@ def _load_blas() -> BlasStatus:
         return _NOT_NEEDED
     if os.environ.get(SWITCH) == "0":
         return BlasStatus(BlasState.SWITCHED_OFF, f"reference BLAS (slow): {SWITCH}=0 switches the fast one off")
-    missing: list[str] = []
+    problems: list[str] = []
     threads = _choose_thread_count()
-    late = "mlx.core" in sys.modules
-    for attempt in (_load_packaged,) if late else (_load_packaged, _load_installed):
-        outcome = attempt(missing, threads)
+    mlx_imported = "mlx.core" in sys.modules
+    for attempt in (_load_packaged,) if mlx_imported else (_load_packaged, _load_installed):
+        outcome = attempt(problems, threads)
         if outcome is not None:
-            return _redirect_mlx(outcome) if late else outcome
-    if late:
-        return _too_late_status("; ".join(missing))
-    return BlasStatus(BlasState.SLOW, f"reference BLAS ({_SLOWER}): {'; '.join(missing)}")
+            return _redirect_mlx(outcome) if mlx_imported else outcome
+    if mlx_imported:
+        return _too_late_status("; ".join(problems))
+    return BlasStatus(BlasState.SLOW, f"reference BLAS ({_SLOWER}): {'; '.join(problems)}")
 
 
 def _redirect_mlx(loaded: BlasStatus) -> BlasStatus:
@@ -124,44 +122,44 @@ def _redirect_mlx(loaded: BlasStatus) -> BlasStatus:
     return loaded
 
 
-def _too_late_status(why: str) -> BlasStatus:
+def _too_late_status(reason: str) -> BlasStatus:
     """Return the status for an mlx that was imported too early to be changed."""
     return BlasStatus(
         BlasState.TOO_LATE,
-        f"reference BLAS ({_SLOWER}): mlx was imported before cortexmlx, and {why}. Begin the program with: "
+        f"reference BLAS ({_SLOWER}): mlx was imported before cortexmlx, and {reason}. Begin the program with: "
         "from cortexmlx.cpu import blas; blas.preload()",
     )
 
 
-def _load_packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """Load OpenBLAS from the scipy-openblas32 package, through our shim. Return None and extend `missing` if that
-    fails.
-    """
+def _load_packaged(problems: list[str], threads: int | None) -> BlasStatus | None:
+    """Load OpenBLAS from scipy-openblas32, through our shim. Return None and extend `problems` if that fails."""
     shim = _shim_path()
     if shim is None:
-        missing.append(
+        problems.append(
             "the shim was not built: install a C compiler, then cortexmlx again: `pip install -e .` in the clone"
         )
         return None
     package = importlib.util.find_spec("scipy_openblas32")
     folders = (package.submodule_search_locations or []) if package else []
-    libraries = [found for folder in folders for found in sorted(Path(folder, "lib").glob("libscipy_openblas*.so*"))]
+    libraries = [
+        library_path
+        for folder in folders
+        for library_path in sorted(Path(folder, "lib").glob("libscipy_openblas*.so*"))
+    ]
     if not libraries:
-        missing.append("`pip install scipy-openblas32` brings OpenBLAS")
+        problems.append("`pip install scipy-openblas32` brings OpenBLAS")
         return None
     try:
         library = ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
         _held.extend((library, ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)))
     except OSError as error:
-        missing.append(f"scipy-openblas32 cannot be loaded: {error}")
+        problems.append(f"scipy-openblas32 cannot be loaded: {error}")
         return None
     return _configure_library(library, "scipy_openblas", "scipy-openblas32", threads)
 
 
-def _load_installed(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """Load a libopenblas of the system that has the CBLAS functions. Return None if there is none, and add to
-    `missing` each that lacks them.
-    """
+def _load_installed(problems: list[str], threads: int | None) -> BlasStatus | None:
+    """Load a system libopenblas that has CBLAS, or return None. Add those without CBLAS to `problems`."""
     for name in SYSTEM_LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -170,7 +168,7 @@ def _load_installed(missing: list[str], threads: int | None) -> BlasStatus | Non
         if all(hasattr(library, symbol) for symbol in NEEDED):
             _held.append(ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL))
             return _configure_library(library, "openblas", name, threads)
-        missing.append(f"the system's {name} has no CBLAS")
+        problems.append(f"the system's {name} has no CBLAS")
     return None
 
 
@@ -195,18 +193,18 @@ def _configure_library(library: ctypes.CDLL, prefix: str, source: str, threads: 
     if threads is not None and set_threads is not None:
         set_threads(threads)
     get_threads = getattr(library, f"{prefix}_get_num_threads", None)
-    used = int(get_threads()) if get_threads is not None else 0
-    shown = f", {used} thread{'s' if used != 1 else ''}" if used else ""
-    return BlasStatus(BlasState.FAST, f"OpenBLAS from {source}{shown}", used)
+    thread_count = int(get_threads()) if get_threads is not None else 0
+    threads_text = f", {thread_count} thread{'s' if thread_count != 1 else ''}" if thread_count else ""
+    return BlasStatus(BlasState.FAST, f"OpenBLAS from {source}{threads_text}", thread_count)
 
 
-def idle_cpus(usable: int, cpus: int, others: int) -> int:
-    """Return how many CPUs are idle if `others` threads want to run: at least one, at most `usable`.
+def idle_cpus(usable: int, cpus: int, busy_threads: int) -> int:
+    """Return how many CPUs are idle if `busy_threads` threads want to run: at least one, at most `usable`.
 
     OpenBLAS's threads wait for each other at every product. If one of them does not get a CPU at once, all of them
     wait: two threads on a busy machine with two CPUs were measured at a tenth of the speed of one.
     """
-    return max(1, min(usable, cpus - others))
+    return max(1, min(usable, cpus - busy_threads))
 
 
 def count_busy_threads() -> int:

@@ -16,19 +16,19 @@ import mlx.core as mx
 
 
 class EarlyEvaluator:
-    """Starts to compute a step's arrays on a CPU while the step is still being built. `waited` counts the seconds that
-    its calls took; `hand_over` is what computes the arrays.
+    """Starts to compute a step's arrays on a CPU while the step is still being built. `wait_seconds` counts the seconds
+    that its calls took; `hand_over` is what computes the arrays.
     """
 
     def __init__(self) -> None:
-        self.on = mx.default_device() == mx.cpu
-        self.waited = 0.0
+        self.enabled = mx.default_device() == mx.cpu
+        self.wait_seconds = 0.0
         self.hand_over: Callable[[tuple[mx.array, ...]], object] = mx.async_eval
 
     def __call__(self, *arrays: mx.array) -> None:
         """Begin to compute arrays. The caller must not hold other references if the CPU is to overwrite them."""
-        if not self.on:
+        if not self.enabled:
             return
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         self.hand_over(arrays)
-        self.waited += time.perf_counter() - started
+        self.wait_seconds += time.perf_counter() - start_time

@@ -34,15 +34,13 @@ class StepAngles:
         self.tables = {}
 
     def make_table(self, rope: nn.RoPE, kind: RopeKind) -> tuple[mx.array, mx.array]:
-        """Compute and keep the cosines and signed sines `[T, 1, 1, dims]` of `rope`, by rotating unit vectors (1, 0).
-        Other layers of the same `kind` use them, too.
-        """
+        """Compute and keep the cosines and signed sines `[T, 1, 1, dims]` of `rope`, for all layers of its `kind`."""
         assert self.positions is not None
         tokens, axis = self.positions.shape[0], -1 if rope.traditional else -2
         ones = mx.ones((tokens, 1, 1, *((rope.dims // 2, 1) if rope.traditional else (1, rope.dims // 2))))
         unit = mx.concatenate([ones, mx.zeros_like(ones)], axis=axis).reshape(tokens, 1, 1, rope.dims)
-        turned = nn.RoPE.__call__(rope, unit, offset=self.positions)
-        cosines, sines = mx.split(_split_into_pairs(turned, rope), 2, axis=axis)
+        rotated_unit = nn.RoPE.__call__(rope, unit, offset=self.positions)
+        cosines, sines = mx.split(_split_into_pairs(rotated_unit, rope), 2, axis=axis)
         self.tables[kind] = (
             mx.concatenate([cosines, cosines], axis=axis).reshape(unit.shape),
             mx.concatenate([-sines, sines], axis=axis).reshape(unit.shape),
@@ -51,9 +49,7 @@ class StepAngles:
 
 
 class SharedRoPE(nn.RoPE):  # type: ignore[misc]
-    """An `nn.RoPE` that reads cosines and sines from `StepAngles`, if it is called with the step's positions in
-    float32.
-    """
+    """An `nn.RoPE` that reads cosines and sines from `StepAngles` if called with the step's positions in float32."""
 
     def __init__(self, rope: nn.RoPE, angles: StepAngles) -> None:
         super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
@@ -63,13 +59,13 @@ class SharedRoPE(nn.RoPE):  # type: ignore[misc]
         """Rotate `[T, heads, 1, dims]`; see `nn.RoPE`."""
         angles = self._angles
         if offset is not angles.positions or x.dtype != mx.float32 or x.shape[-1] != self.dims:
-            plain: mx.array = super().__call__(x, offset=offset)
-            return plain
+            rotated: mx.array = super().__call__(x, offset=offset)
+            return rotated
         kind = (self.dims, self.traditional, self.base, self.scale)
         cosines, sines = angles.tables.get(kind) or angles.make_table(self, kind)
         pairs = _split_into_pairs(x, self)
-        swapped = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
-        return x * cosines + swapped.reshape(x.shape) * sines
+        swapped_pairs = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
+        return x * cosines + swapped_pairs.reshape(x.shape) * sines
 
 
 def share_angles(model: nn.Module) -> StepAngles:
@@ -84,8 +80,6 @@ def share_angles(model: nn.Module) -> StepAngles:
 
 
 def _split_into_pairs(x: mx.array, rope: nn.RoPE) -> mx.array:
-    """Reshape `[..., dims]` so that the two numbers rotated together lie along one axis: the last one, or the one
-    before it.
-    """
+    """Reshape `[..., dims]` so that numbers rotated together lie along one axis: the last, or the one before it."""
     half = rope.dims // 2
     return x.reshape(*x.shape[:-1], *((half, 2) if rope.traditional else (2, half)))

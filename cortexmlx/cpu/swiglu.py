@@ -27,9 +27,7 @@ _here = threading.local()
 
 
 def install() -> None:
-    """Make the loaded mlx-lm model modules use our SwiGLU where it is faster, within `use_powers_of_two`, and their
-    own otherwise. Safe to call again.
-    """
+    """Make loaded mlx-lm model modules use our SwiGLU where faster, within `use_powers_of_two`. Safe to call again."""
     replace_function("activations", "swiglu", _choose_swiglu)
 
 

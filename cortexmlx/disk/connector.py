@@ -52,24 +52,24 @@ class StoreConnector:
     """Copies cached blocks to the store on disk between steps, and requests disk loads for prompts.
 
     Only the engine's thread may use it. `identity` is the model's identity in this store, and part of each piece's key.
-    While it is None, nothing is read or written: `enable` sets it, or `disable` says that there is none. `hashed`
-    returns which part of the weights is hashed so far, from 0 to 1.
+    While it is None, nothing is read or written: `enable` sets it, or `disable` says that there is none.
+    `hashed_fraction` returns which part of the weights is hashed so far, from 0 to 1.
     """
 
     def __init__(
-        self, store: KVStore, identity: bytes | None, hashed: Callable[[], float], arrived: OnLoadRead
+        self, store: KVStore, identity: bytes | None, hashed_fraction: Callable[[], float], on_load_read: OnLoadRead
     ) -> None:
         self._store = store
         self._identity = identity
-        self._hashed = hashed
-        self._arrived = arrived
+        self._hashed_fraction = hashed_fraction
+        self._on_load_read = on_load_read
         self._runner: ModelRunner | None = None
         self._shapes: Sequence[Shapes] = ()
-        self._left = False
+        self._is_disabled = False
         self._cache: KVCache
         self._tier: DiskTier | None = None
         self._credit = 0.0
-        self._looked = time.perf_counter()
+        self._last_copy_time = time.perf_counter()
 
     def set_runner(self, runner: ModelRunner) -> None:
         """Copy blocks out of this runner's arena from now on."""
@@ -79,7 +79,7 @@ class StoreConnector:
         """Give an empty cache a disk tier that uses this store."""
         self._cache = cache
         states = cache.states.snapshots
-        if (states is None or states.most) and not self._left:
+        if (states is None or states.max_snapshots) and not self._is_disabled:
             cache.disk_tier = self._tier = DiskTier(
                 cache.groups,
                 cache.block_size,
@@ -96,18 +96,18 @@ class StoreConnector:
         if self._tier is not None:
             self._tier.identity = identity
 
-    def disable(self, why: str) -> None:
-        """Stop reading and writing for good, because the model has no identity; `why` goes to the log."""
+    def disable(self, reason: str) -> None:
+        """Stop reading and writing for good, because the model has no identity; `reason` goes to the log."""
         log.warning(
-            "the KV store %s is not used (%s): prompts are computed anew", printable_path(self._store.path), why
+            "the KV store %s is not used (%s): prompts are computed anew", printable_path(self._store.path), reason
         )
-        self._left = True
+        self._is_disabled = True
         self._cache.disk_tier = self._tier = None
 
     @property
     def state(self) -> StoreState:
         """Whether the store is open, off, or still waits for the hash of the weights."""
-        if self._left:
+        if self._is_disabled:
             return StoreState.OFF
         return StoreState.HASHING if self._identity is None else StoreState.OPEN
 
@@ -116,20 +116,20 @@ class StoreConnector:
     def copy_between_steps(self, step_seconds: float) -> Refusal | None:
         """Copy a few cached entries for the store while requests run. No step may be in flight."""
         now = time.perf_counter()
-        self._credit += COPY_SHARE * (now - self._looked)
-        self._looked = now
+        self._credit += COPY_SHARE * (now - self._last_copy_time)
+        self._last_copy_time = now
         self._credit = min(self._credit, _STEP_SHARE * step_seconds)
         if self._credit <= 0:
             return None
-        took, refused = self._copy_entries(self._credit)
-        self._credit -= took
-        return refused
+        copy_seconds, refusal = self._copy_entries(self._credit)
+        self._credit -= copy_seconds
+        return refusal
 
     def copy_while_idle(self) -> bool | Refusal:
         """Copy entries for a few milliseconds. Return whether more can be copied, or a refusal of memory."""
-        self._looked = time.perf_counter()
-        _, refused = self._copy_entries(_IDLE_SECONDS)
-        return refused or self._can_copy
+        self._last_copy_time = time.perf_counter()
+        _, refusal = self._copy_entries(_IDLE_SECONDS)
+        return refusal or self._can_copy
 
     def flush(self) -> bool:
         """Wait until the copied blocks are written. Return False if that takes longer than `FLUSH_SECONDS`."""
@@ -138,10 +138,10 @@ class StoreConnector:
     def close(self) -> None:
         """Copy what is left, for a few seconds at most, and close the store."""
         try:
-            until = time.perf_counter() + _CLOSING_SECONDS
-            refused = None
-            while refused is None and self._can_copy and time.perf_counter() < until:
-                _, refused = self._copy_entries(_IDLE_SECONDS)
+            deadline = time.perf_counter() + _CLOSING_SECONDS
+            refusal = None
+            while refusal is None and self._can_copy and time.perf_counter() < deadline:
+                _, refusal = self._copy_entries(_IDLE_SECONDS)
         except Exception as error:  # a step that failed has left arrays that cannot be had
             log.debug("not all of the cache was stored: %r", error)
         self._store.close()
@@ -149,41 +149,41 @@ class StoreConnector:
 
     def stats(self) -> StoreStats:
         """Return the store's counts, its state, and the share of the weights that is hashed."""
-        hashed = self._hashed() if self.state is StoreState.HASHING else 1.0
-        return replace(self._store.stats(), state=self.state, hashed=hashed)
+        hashed_fraction = self._hashed_fraction() if self.state is StoreState.HASHING else 1.0
+        return replace(self._store.stats(), state=self.state, hashed=hashed_fraction)
 
     @property
     def _can_copy(self) -> bool:
         """Whether entries wait to be copied, and the store's writer has room for them."""
-        waits = self._identity is not None and self._tier is not None and len(self._tier) > 0
-        return waits and self._store.writer.has_room
+        has_entries = self._identity is not None and self._tier is not None and len(self._tier) > 0
+        return has_entries and self._store.writer.has_room
 
     def _copy_entries(self, seconds: float) -> tuple[float, Refusal | None]:
         """Copy entries for about `seconds`. Return the seconds it took, and the refusal of memory if there was one."""
-        began, took = time.perf_counter(), 0.0
-        while took < seconds and self._can_copy:
+        start_time, copy_seconds = time.perf_counter(), 0.0
+        while copy_seconds < seconds and self._can_copy:
             assert self._tier is not None
-            refused = self._store_entries(list(islice(self._tier.pop_entries(), _ENTRIES_PER_COPY)))
-            if refused is not None:
-                return took, refused
-            took = time.perf_counter() - began
-        return took, None
+            refusal = self._store_entries(list(islice(self._tier.pop_entries(), _ENTRIES_PER_COPY)))
+            if refusal is not None:
+                return copy_seconds, refusal
+            copy_seconds = time.perf_counter() - start_time
+        return copy_seconds, None
 
     def _store_entries(self, entries: list[PrefixEntry]) -> Refusal | None:
         """Copy the unstored pieces of some entries out of the arena, and give them to the store's writer."""
         tier = self._tier
         assert tier is not None
         pieces = [(entry, group, target) for entry in entries for group, target in tier.unstored_pieces(entry)]
-        for group in tier.every:
-            mine = [(entry, target) for entry, own, target in pieces if own == group]
-            if not mine:
+        for group in tier.all_groups:
+            group_pieces = [(entry, target) for entry, piece_group, target in pieces if piece_group == group]
+            if not group_pieces:
                 continue
             assert self._runner is not None
-            copies = self._runner.copy_out(group, [target for _, target in mine])
+            copies = self._runner.copy_out(group, [target for _, target in group_pieces])
             if isinstance(copies, Refusal):
                 return copies
             records: list[Record] = []
-            for (entry, _), arrays in zip(mine, copies, strict=True):
+            for (entry, _), arrays in zip(group_pieces, copies, strict=True):
                 if arrays is not None:  # the snapshot exists
                     records.append(Record(tier.piece_key(entry.key, group), entry.tokens, arrays))
                     tier.mark_stored(entry, group)
@@ -196,9 +196,9 @@ class StoreConnector:
         """Ask the store's reader for the pieces of a load; it reads those that are worth it."""
         groups = load.piece_groups()
 
-        def done(found: dict[bytes, Record]) -> None:
-            self._arrived(
-                load, {key: record for key, record in found.items() if self._has_block_shapes(record, groups[key])}
+        def done(records: dict[bytes, Record]) -> None:
+            self._on_load_read(
+                load, {key: record for key, record in records.items() if self._has_block_shapes(record, groups[key])}
             )
 
         self._store.reader.submit(

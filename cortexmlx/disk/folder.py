@@ -68,10 +68,10 @@ def open_folder(path: Path) -> bytes:
             with open_regular_file(path / SECRET) as file:
                 status = os.fstat(file.fileno())
                 _check_owner(path / SECRET, status.st_uid)
-                known = file.read(_SECRET_BYTES + 1)
+                secret = file.read(_SECRET_BYTES + 1)
             private = not status.st_mode & _OTHERS
-            if len(known) == _SECRET_BYTES and private:
-                return known
+            if len(secret) == _SECRET_BYTES and private:
+                return secret
             _check_only_store_files(path)
             if not private:
                 log.warning(
@@ -89,9 +89,7 @@ def open_folder(path: Path) -> bytes:
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else: a link leads elsewhere, and opening a pipe
-    waits.
-    """
+    """Open a regular file for reading. Raises OSError for others: links lead elsewhere, and opening a pipe waits."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -104,33 +102,32 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 def transcript_sizes(folder: Path) -> dict[Path, int]:
     """Return the size in bytes of each transcript file that servers keep in a folder."""
-    found = {}
+    sizes = {}
     for name in os.listdir(folder):
         if TRANSCRIPT.fullmatch(name):
             with contextlib.suppress(OSError):
-                found[folder / name] = os.lstat(folder / name).st_size
-    return found
+                sizes[folder / name] = os.lstat(folder / name).st_size
+    return sizes
 
 
 def remove_transcripts(folder: Path) -> int:
     """Remove the transcript files that servers keep in a folder. Return the bytes that this frees."""
-    freed = 0
+    freed_bytes = 0
     for path, size in transcript_sizes(folder).items():
         with contextlib.suppress(OSError):
             path.unlink()
-            freed += size
-    return freed
+            freed_bytes += size
+    return freed_bytes
 
 
 def _check_only_store_files(path: Path) -> None:
-    """Raise OSError if a folder without a secret holds other programs' files beside names that a store would
-    overwrite.
-    """
+    """Raise OSError if a folder without a secret holds foreign files beside names that a store would overwrite."""
     names = set(os.listdir(path))
-    others = sorted(name for name in names if not _STORE_FILE.fullmatch(name))
-    if others and (taken := names & _AMBIGUOUS_NAMES):
+    foreign_names = sorted(name for name in names if not _STORE_FILE.fullmatch(name))
+    if foreign_names and (ambiguous_names := names & _AMBIGUOUS_NAMES):
         raise OSError(
-            f"it holds other things, such as {others[0]}, and {min(taken)} may be theirs: use a folder of its own"
+            f"it holds other things, such as {foreign_names[0]}, and {min(ambiguous_names)} may be theirs: use a "
+            "folder of its own"
         )
 
 
@@ -142,12 +139,12 @@ def _check_owner(path: Path, owner: int) -> None:
 
 def _make_secret(path: Path) -> None:
     """Write a new secret atomically, and never over one that another process has just made."""
-    made = path / f"{secrets.token_hex(16)}.unfinished"
-    descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    temporary_path = path / f"{secrets.token_hex(16)}.unfinished"
+    descriptor = os.open(temporary_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_SECRET_BYTES))
         with contextlib.suppress(FileExistsError, FileNotFoundError):  # or it is taken for what a dead process left
-            os.link(made, path / SECRET)
+            os.link(temporary_path, path / SECRET)
     finally:
-        made.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)

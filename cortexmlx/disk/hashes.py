@@ -48,9 +48,7 @@ class FileStamp:
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """Return identity, size and times of a file. Opening the file makes a network file system look again. Raises
-    OSError if it is no regular file.
-    """
+    """Return a file's stamp; opening it makes a network file system look again. Raises OSError if it is not regular."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return _stamp(os.path.realpath(path), descriptor)
@@ -60,36 +58,36 @@ def stamp_of(path: Path) -> FileStamp:
 
 def _stamp(path: str, descriptor: int) -> FileStamp:
     """Return the stamp of an open file. Raises OSError if it is no regular file."""
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{path} is no file")
-    return FileStamp(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return FileStamp(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileHash:
     """The SHA-256 of several files, in order. Threads of low priority start at once to hash the files without a kept
     hash.
 
-    `kept` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
+    `get_cache` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
 
     Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
     """
 
-    def __init__(self, paths: Sequence[Path], kept: Callable[[], HashCache | None] = lambda: None) -> None:
+    def __init__(self, paths: Sequence[Path], get_cache: Callable[[], HashCache | None] = lambda: None) -> None:
         self._paths = paths
-        self._kept = kept
-        self._found: dict[FileStamp, bytes] = {}
-        self._new: list[FileStamp] = []
+        self._get_cache = get_cache
+        self._cached_hashes: dict[FileStamp, bytes] = {}
+        self._new_stamps: list[FileStamp] = []
         self._hash = PieceHash([])
         try:
             self._stamps: list[FileStamp] | None = _reliable_stamps([stamp_of(path) for path in paths], paths)
         except OSError:
             self._stamps = None
         if self._stamps is not None:
-            known = kept()
-            self._found = {} if known is None else known.find(self._stamps)
-            self._new = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._found]
-            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new], lower_thread_priority)
+            cache = get_cache()
+            self._cached_hashes = {} if cache is None else cache.find(self._stamps)
+            self._new_stamps = [stamp for stamp in dict.fromkeys(self._stamps) if stamp not in self._cached_hashes]
+            self._hash = PieceHash([_FileSource(stamp) for stamp in self._new_stamps], lower_thread_priority)
 
     @property
     def is_ready(self) -> bool:
@@ -110,15 +108,15 @@ class FileHash:
         if self._stamps is None:
             return None
         try:
-            new = dict(zip(self._new, self._hash.digests(), strict=True))
+            new_hashes = dict(zip(self._new_stamps, self._hash.digests(), strict=True))
             if [stamp_of(path) for path in self._paths] != self._stamps:
                 return None
         except (OSError, MemoryError):
             return None
-        if new and (known := self._kept()) is not None:
-            known.add(new)
-        found = self._found | new
-        return hashlib.sha256(b"".join(found[stamp] for stamp in self._stamps)).digest()
+        if new_hashes and (cache := self._get_cache()) is not None:
+            cache.add(new_hashes)
+        hashes = self._cached_hashes | new_hashes
+        return hashlib.sha256(b"".join(hashes[stamp] for stamp in self._stamps)).digest()
 
     def cancel(self) -> None:
         """Stop hashing. `digest` must not be called afterwards."""
@@ -126,9 +124,7 @@ class FileHash:
 
 
 def _reliable_stamps(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] | None:
-    """Return stamps of files taken late enough that any later write changes them; None if the file system's times are
-    too coarse.
-    """
+    """Return stamps taken late enough that any later write changes them; None if file times are too coarse."""
     if any(time.time_ns() - stamp.changed_ns < _TICK * 1e9 for stamp in stamps):
         time.sleep(_TICK)
         stamps = [stamp_of(path) for path in paths]
@@ -146,8 +142,8 @@ class _FileSource:
 
     def __init__(self, stamp: FileStamp) -> None:
         self._stamp = stamp
-        self._synced = False
-        self._syncing = threading.Lock()
+        self._is_synced = False
+        self._sync_lock = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -172,11 +168,11 @@ class _FileSource:
 
     def _sync(self, descriptor: int) -> None:
         """Write dirty pages of memory mappings to disk, once, so that the change time is right."""
-        with self._syncing:
-            if not self._synced:
+        with self._sync_lock:
+            if not self._is_synced:
                 with contextlib.suppress(OSError):  # a file system that nobody can write to
                     os.fsync(descriptor)
-                self._synced = True
+                self._is_synced = True
 
 
 # The hashes of weight files, kept in a file of the store's folder.
@@ -215,17 +211,17 @@ class HashCache:
             name = self._keyed_hash(b"stamp", bytes(stamp))
             lines.pop(name, None)
             lines[name] = digest
-        newest = list(lines.items())[-_MOST:]
-        text = b"".join(b"%s %s %s\n" % (n, d.hex().encode(), self._line_proof(n, d)) for n, d in newest)
-        unfinished = self._folder / f"{secrets.token_hex(16)}.unfinished"
+        newest_lines = list(lines.items())[-_MOST:]
+        text = b"".join(b"%s %s %s\n" % (n, d.hex().encode(), self._line_proof(n, d)) for n, d in newest_lines)
+        temporary_path = self._folder / f"{secrets.token_hex(16)}.unfinished"
         with contextlib.suppress(OSError):
-            descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(temporary_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(text)
-                unfinished.replace(self._folder / HASHES)
+                temporary_path.replace(self._folder / HASHES)
             finally:
-                unfinished.unlink(missing_ok=True)
+                temporary_path.unlink(missing_ok=True)
 
     def _read_hashes(self) -> dict[bytes, bytes]:
         """Read the cache file. Return the hash of each name, the oldest first."""
@@ -235,10 +231,10 @@ class HashCache:
         except OSError:
             return {}
         lines = {}
-        for found in map(_LINE.fullmatch, text.split(b"\n")):
-            if found is not None:
-                name, digest = found[1], bytes.fromhex(found[2].decode())
-                if secrets.compare_digest(found[3], self._line_proof(name, digest)):
+        for match in map(_LINE.fullmatch, text.split(b"\n")):
+            if match is not None:
+                name, digest = match[1], bytes.fromhex(match[2].decode())
+                if secrets.compare_digest(match[3], self._line_proof(name, digest)):
                     lines[name] = digest
         return lines
 
@@ -301,16 +297,18 @@ class PieceHash:
     def __init__(self, sources: Sequence[HashSource], prepare: Callable[[], None] = lambda: None) -> None:
         self._sources = sources
         self._prepare = prepare
-        self._pieces = [[b""] * -(-source.size // PIECE) for source in sources]
-        self._next = deque((n, piece) for n, pieces in enumerate(self._pieces) for piece in range(len(pieces)))
-        self._open = len(self._next)
-        self._bytes = self._left = sum(source.size for source in sources)
+        self._piece_digests = [[b""] * -(-source.size // PIECE) for source in sources]
+        self._pending_pieces = deque(
+            (n, piece_index) for n, digests in enumerate(self._piece_digests) for piece_index in range(len(digests))
+        )
+        self._open_piece_count = len(self._pending_pieces)
+        self._total_bytes = self._remaining_bytes = sum(source.size for source in sources)
         self._error: OSError | MemoryError | None = None
         self._call: Callable[[], None] | None = None
         self._threads = 0
-        self._changed = threading.Condition()
-        wanted = min(THREADS, os.cpu_count() or 1, self._open) if self._bytes >= PIECE else 0
-        for _ in range(wanted):
+        self._condition = threading.Condition()
+        thread_count = min(THREADS, os.cpu_count() or 1, self._open_piece_count) if self._total_bytes >= PIECE else 0
+        for _ in range(thread_count):
             try:
                 threading.Thread(target=self._run_thread, name="cortexmlx-hash", daemon=True).start()
             except RuntimeError:  # the system has no thread left
@@ -325,39 +323,37 @@ class PieceHash:
     @property
     def progress(self) -> float:
         """The share of the bytes that is hashed so far, from 0 to 1."""
-        return 1 - self._left / self._bytes if self._bytes else 1.0
+        return 1 - self._remaining_bytes / self._total_bytes if self._total_bytes else 1.0
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call `call` once: now if `is_ready`, otherwise on the last thread. Never after `cancel`."""
-        with self._changed:
+        with self._condition:
             if not self.is_ready:
                 self._call = call
                 return
         call()
 
     def digests(self) -> list[bytes]:
-        """Wait for the digests, and return them in the order of the sources. Raises OSError or MemoryError if a source
-        cannot be read.
-        """
+        """Wait for and return the digests in source order. Raises OSError or MemoryError if a source cannot be read."""
         self._hash_pieces()
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_done)
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_done)
         if self._error is not None:
             raise self._error
         return [
-            hashlib.sha256(b"%d:" % source.size + b"".join(pieces)).digest()
-            for source, pieces in zip(self._sources, self._pieces, strict=True)
+            hashlib.sha256(b"%d:" % source.size + b"".join(piece_digests)).digest()
+            for source, piece_digests in zip(self._sources, self._piece_digests, strict=True)
         ]
 
     def cancel(self) -> None:
         """Stop the threads, each after its piece. `digests` must not be called afterwards."""
-        self._next.clear()
+        self._pending_pieces.clear()
         self._call = None
 
     @property
     def _is_done(self) -> bool:
         """Whether all pieces are hashed, or one could not be read."""
-        return not self._open or self._error is not None
+        return not self._open_piece_count or self._error is not None
 
     def _run_thread(self) -> None:
         """Call `prepare`, then hash pieces: the target of each thread."""
@@ -368,10 +364,10 @@ class PieceHash:
         """Hash pieces until none is left."""
         while True:
             try:
-                number, piece = self._next.popleft()
+                source_index, piece_index = self._pending_pieces.popleft()
             except IndexError:
                 return
-            source, begin = self._sources[number], piece * PIECE
+            source, begin = self._sources[source_index], piece_index * PIECE
             digest = hashlib.sha256()
             error: OSError | MemoryError | None = None
             end = min(begin + PIECE, source.size)
@@ -379,13 +375,13 @@ class PieceHash:
                 source.hash_range(digest, begin, end)
             except (OSError, MemoryError) as raised:
                 error = raised
-                self._next.clear()
-            with self._changed:
-                self._pieces[number][piece] = digest.digest()
-                self._open -= 1
-                self._left -= end - begin
+                self._pending_pieces.clear()
+            with self._condition:
+                self._piece_digests[source_index][piece_index] = digest.digest()
+                self._open_piece_count -= 1
+                self._remaining_bytes -= end - begin
                 self._error = self._error or error
-                self._changed.notify_all()
+                self._condition.notify_all()
                 call = self._call if self._is_done else None
                 if call is not None:
                     self._call = None

@@ -50,7 +50,7 @@ class SegmentInfo:
     """The name of the model, for people."""
     bytes: int
     """Bytes of its file."""
-    used: int
+    last_use: int
     """When it was last used: a count of uses of all segments."""
     records: int
     """How many records the index finds in it."""
@@ -64,7 +64,7 @@ class SegmentIndex:
     def __init__(self, folder: Path) -> None:
         path = folder / INDEX_NAME
         self._path = path
-        self._own = _create_file(path)  # SQLite makes its journal with the file's own mode
+        self._file_id = _create_file(path)  # SQLite makes its journal with the file's own mode
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
@@ -91,7 +91,7 @@ class SegmentIndex:
             status = os.stat(self._path)
         except OSError:
             return True
-        return (status.st_dev, status.st_ino) != self._own
+        return (status.st_dev, status.st_ino) != self._file_id
 
     @contextlib.contextmanager
     def _locked_connection(self) -> Iterator[sqlite3.Connection]:
@@ -124,13 +124,13 @@ class SegmentIndex:
         with self._locked_connection() as file:
             return _find_records(file, keys)
 
-    def add_segment(self, name: str, model: str, size: int, places: Sequence[RecordLocation]) -> None:
+    def add_segment(self, name: str, model: str, size: int, locations: Sequence[RecordLocation]) -> None:
         """Add a segment that was just written, as the most recently used one, with its records."""
         with self._transaction() as file:
             _insert_segment(
-                file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE"
+                file, name, model, size, locations, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE"
             )
-            keys = [p.key for p in places]
+            keys = [p.key for p in locations]
             if len(_find_records(file, keys)) < len(keys):  # nobody else can have removed them yet
                 raise sqlite3.DatabaseError("what was added is not there")
 
@@ -141,9 +141,9 @@ class SegmentIndex:
         All are one change, since each change takes SQLite milliseconds.
         """
         with self._transaction() as file:
-            for name, model, size, places in segments:
+            for name, model, size, locations in segments:
                 _insert_segment(
-                    file, name, model, size, places, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE"
+                    file, name, model, size, locations, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE"
                 )
 
     def mark_used(self, names: Sequence[str]) -> None:
@@ -179,12 +179,12 @@ class SegmentIndex:
 
     def segments(self) -> list[SegmentInfo]:
         """Return all segments, the least recently used first."""
-        question = (
+        query = (
             "SELECT name, model, bytes, used, (SELECT count(*) FROM records WHERE segment = name) FROM segments "
             "ORDER BY used, name"
         )
         with self._locked_connection() as file:
-            rows = file.execute(question).fetchall()
+            rows = file.execute(query).fetchall()
         try:
             return [SegmentInfo(_check_segment_name(n), str(m), int(b), int(u), int(c)) for n, m, b, u, c in rows]
         except (ValueError, TypeError, OverflowError) as error:
@@ -192,13 +192,20 @@ class SegmentIndex:
 
 
 def _insert_segment(
-    file: sqlite3.Connection, name: str, model: str, size: int, places: Sequence[RecordLocation], used: str, verb: str
+    file: sqlite3.Connection,
+    name: str,
+    model: str,
+    size: int,
+    locations: Sequence[RecordLocation],
+    last_use_sql: str,
+    verb: str,
 ) -> None:
-    """Insert a segment and its records. `used` is an SQL expression, `verb` is REPLACE or IGNORE."""
+    """Insert a segment and its records. `last_use_sql` is an SQL expression, `verb` is REPLACE or IGNORE."""
     file.execute(
-        f"INSERT OR REPLACE INTO segments(name, model, bytes, used) VALUES (?, ?, ?, {used})", (name, model, size)
+        f"INSERT OR REPLACE INTO segments(name, model, bytes, used) VALUES (?, ?, ?, {last_use_sql})",
+        (name, model, size),
     )
-    rows = [(p.key, p.segment, p.begin, p.size, layout_text(p.layout), p.proof) for p in places]
+    rows = [(p.key, p.segment, p.offset, p.size, layout_text(p.layout), p.proof) for p in locations]
     file.executemany(f"INSERT OR {verb} INTO records({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
@@ -215,43 +222,45 @@ def _create_file(path: Path) -> tuple[int, int]:
             raise
         raise sqlite3.DatabaseError(f"{path} is a link") from None
     try:
-        there = [os.fstat(descriptor)]
+        statuses = [os.fstat(descriptor)]
     finally:
         os.close(descriptor)
-    for ending in ("-journal", "-wal"):
+    for suffix in ("-journal", "-wal"):
         with contextlib.suppress(FileNotFoundError):
-            there.append(os.lstat(f"{path}{ending}"))
-    if not all(stat.S_ISREG(each.st_mode) and each.st_uid == os.geteuid() for each in there):
+            statuses.append(os.lstat(f"{path}{suffix}"))
+    if not all(stat.S_ISREG(each.st_mode) and each.st_uid == os.geteuid() for each in statuses):
         raise sqlite3.DatabaseError(f"{path} is no file of this user's")
-    return there[0].st_dev, there[0].st_ino
+    return statuses[0].st_dev, statuses[0].st_ino
 
 
 def _find_records(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
     """Return where the records with these keys are, by queries of at most 500 keys."""
-    found: dict[bytes, RecordLocation] = {}
+    locations: dict[bytes, RecordLocation] = {}
     for start in range(0, len(keys), _KEYS_PER_QUERY):
-        some = keys[start : start + _KEYS_PER_QUERY]
-        question = f"SELECT {_COLUMNS} FROM records WHERE key IN ({','.join('?' * len(some))})"
-        rows = file.execute(question, some).fetchall()
-        found.update((place.key, place) for row in rows if (place := _location_from_row(row)) is not None)
-    return found
+        batch_keys = keys[start : start + _KEYS_PER_QUERY]
+        query = f"SELECT {_COLUMNS} FROM records WHERE key IN ({','.join('?' * len(batch_keys))})"
+        rows = file.execute(query, batch_keys).fetchall()
+        locations.update((location.key, location) for row in rows if (location := _location_from_row(row)) is not None)
+    return locations
 
 
 def _location_from_row(row: Sequence[Any]) -> RecordLocation | None:
     """Return a record's location from its row; None if the row is damaged."""
-    key, segment, begin, size, layout, proof = row
+    key, segment, offset, size, layout, proof = row
     try:
-        place = RecordLocation(key, _check_segment_name(segment), int(begin), int(size), parse_layout(layout), proof)
+        location = RecordLocation(
+            key, _check_segment_name(segment), int(offset), int(size), parse_layout(layout), proof
+        )
     except (ValueError, TypeError, OverflowError):
         return None
-    whole = place.begin >= 0 and place.size == sum(array_nbytes(dtype, shape) for dtype, shape in place.layout)
-    return place if whole and isinstance(proof, bytes) else None
+    is_complete = location.offset >= 0 and location.size == sum(
+        array_nbytes(dtype, shape) for dtype, shape in location.layout
+    )
+    return location if is_complete and isinstance(proof, bytes) else None
 
 
 def _check_segment_name(name: Any) -> str:
-    """Return `name` if it is the name of a segment file. Raises ValueError otherwise, so that nothing else becomes a
-    path.
-    """
+    """Return `name` if it names a segment file, or raise ValueError, so that nothing else becomes a path."""
     if not isinstance(name, str) or not SEGMENT_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no segment")
     return name
@@ -259,5 +268,5 @@ def _check_segment_name(name: Any) -> str:
 
 def delete_index(folder: Path) -> None:
     """Delete the index file and its journals, so that it is made again. Raises OSError."""
-    for ending in ("", "-journal", "-wal", "-shm"):
-        (folder / (INDEX_NAME + ending)).unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        (folder / (INDEX_NAME + suffix)).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ class DiskLoads:
 
     def __contains__(self, load: object) -> bool:
         """Return whether a load is being read for a waiting job."""
-        return any(own is load and own.pieces is None for own in self._loads.values())
+        return any(other is load and other.pieces is None for other in self._loads.values())
 
     def load_for(self, job: Job, match: PrefixMatch | None, seconds_per_token: float | None) -> DiskLoad | None:
         """Return the disk load that a job waits for or begins with, its own or another job's; None if it begins
@@ -38,24 +38,26 @@ class DiskLoads:
         if tier is None or match is None or job.has_unscored_tokens:
             return None
         blocks = len(match.entries)
-        read = self._find_completed(job, blocks)
-        if read is not None or (blocks + 1) * tier.block_size > job.num_reusable_tokens:
-            return read
-        reading = [load for load in self._loads.values() if load.pieces is None]
-        for load in reading:
+        completed_load = self._find_completed(job, blocks)
+        if completed_load is not None or (blocks + 1) * tier.block_size > job.num_reusable_tokens:
+            return completed_load
+        active_loads = [load for load in self._loads.values() if load.pieces is None]
+        for load in active_loads:
             if load.is_reading_block(job.keys, blocks):
                 return load
         if job.id in self._loads:
             return None
-        matched = match.matched_tokens(tier.block_size)
-        own = tier.make_load(job.tokens, job.keys, blocks, matched, job.num_reusable_tokens, seconds_per_token)
-        if own is None:
+        matched_tokens = match.matched_tokens(tier.block_size)
+        new_load = tier.make_load(
+            job.tokens, job.keys, blocks, matched_tokens, job.num_reusable_tokens, seconds_per_token
+        )
+        if new_load is None:
             return None
-        if len(reading) >= _MOST_AT_ONCE:
-            return reading[0]  # of another text: the job waits for its end, and asks again
-        self._loads[job.id] = own
-        tier.start(own)
-        return own
+        if len(active_loads) >= _MOST_AT_ONCE:
+            return active_loads[0]  # of another text: the job waits for its end, and asks again
+        self._loads[job.id] = new_load
+        tier.start(new_load)
+        return new_load
 
     def complete(self, load: DiskLoad, pieces: Mapping[Key, PieceContent]) -> bool:
         """Give a load the pieces that were read. Return False if no job waits for it any more."""
@@ -65,17 +67,13 @@ class DiskLoads:
         return True
 
     def _find_completed(self, job: Job, blocks: int) -> DiskLoad | None:
-        """Return a completed load that continues the first `blocks` blocks of a job, within the tokens that the job
-        may reuse.
-        """
-        most = job.num_reusable_tokens
+        """Return a completed load that continues a job's first `blocks` blocks, within its reusable tokens."""
+        max_tokens = job.num_reusable_tokens
         loads = self._loads.values()
-        return next((load for load in loads if load.can_continue(job.tokens, job.keys, blocks, most)), None)
+        return next((load for load in loads if load.can_continue(job.tokens, job.keys, blocks, max_tokens)), None)
 
     def release(self, job: Job) -> DiskLoad | None:
-        """Remove the load of a job that has begun, or never will. Return the load if other jobs may still wait for
-        it.
-        """
+        """Remove the load of a job that has begun or never will. Return it if other jobs may still wait for it."""
         load = self._loads.pop(job.id, None)
         return load if load is not None and load.pieces is None else None
 
@@ -85,6 +83,6 @@ class DiskLoads:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if too many loads are being read, or two jobs have the same load."""
-        reading = [load for load in self._loads.values() if load.pieces is None]
-        assert len(reading) <= _MOST_AT_ONCE, "too many loads are being read"
+        active_loads = [load for load in self._loads.values() if load.pieces is None]
+        assert len(active_loads) <= _MOST_AT_ONCE, "too many loads are being read"
         assert len({id(load) for load in self._loads.values()}) == len(self._loads), "two jobs have the same load"

@@ -50,11 +50,11 @@ class SegmentStore:
         self.limit = limit
         self.secret = open_folder(path)
         self._index: SegmentIndex | None = None
-        self._broken = self._warned = self._closed = False
-        self._opening = True
+        self._is_damaged = self._has_warned = self._closed = False
+        self._is_opening = True
         self._lock = threading.Lock()
         self._opened_once = threading.Event()
-        self._known: BloomFilter | None = None
+        self._key_filter: BloomFilter | None = None
         self._version = -1
 
     def open(self) -> None:
@@ -69,7 +69,7 @@ class SegmentStore:
         except Exception as error:
             self.warn_once("cannot be opened", error)
         finally:
-            self._opening = False
+            self._is_opening = False
             self._opened_once.set()
 
     def wait_until_open(self) -> None:
@@ -78,8 +78,8 @@ class SegmentStore:
 
     def stop_opening(self) -> bool:
         """Abort `open` if it is still running; the next process does the rest. Return whether it was running."""
-        self._closed = self._closed or self._opening
-        return self._opening
+        self._closed = self._closed or self._is_opening
+        return self._is_opening
 
     def close(self) -> None:
         """Close the index. If another thread is opening it, that thread closes it."""
@@ -92,14 +92,14 @@ class SegmentStore:
 
     def _close_index(self) -> None:
         """Close the index if it is open."""
-        index, self._index, self._broken = self._index, None, False
+        index, self._index, self._is_damaged = self._index, None, False
         if index is not None:
             index.close()
 
-    def warn_once(self, what: str, error: object, then: str = "what it had is computed anew") -> None:
+    def warn_once(self, problem: str, error: object, consequence: str = "what it had is computed anew") -> None:
         """Log the store's first problem as a warning, and further ones at level DEBUG."""
-        level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
-        log.log(level, "the KV store %s %s (%s); %s", self.path, what, error, then)
+        level, self._has_warned = logging.DEBUG if self._has_warned else logging.WARNING, True
+        log.log(level, "the KV store %s %s (%s); %s", self.path, problem, error, consequence)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -119,21 +119,21 @@ class SegmentStore:
         """As `write`, but raise sqlite3.Error for problems of the index."""
         self._ensure_index()
         model = printable_name(model)
-        there = self._find_or_rebuild([record.key for record in records])
-        new = [record for record in {r.key: r for r in records}.values() if record.key not in there]
+        stored_locations = self._find_or_rebuild([record.key for record in records])
+        new = [record for record in {r.key: r for r in records}.values() if record.key not in stored_locations]
         size = sum(record.nbytes for record in new)
         if not new or size > self.limit:
             return 0
         self._make_room(size)
         if shutil.disk_usage(self.path).free < size + FREE_BYTES:
             raise OSError(errno.ENOSPC, f"{FREE_BYTES >> 30} GiB of the file system are left to others")
-        name, size, places = write_segment(self.path, self.secret, model, new)
+        name, size, locations = write_segment(self.path, self.secret, model, new)
         try:
             with self._guarded_index() as index:
-                index.add_segment(name, model, size, places)
-                known = self._known
-                if known is not None:
-                    known.add(place.key for place in places)
+                index.add_segment(name, model, size, locations)
+                key_filter = self._key_filter
+                if key_filter is not None:
+                    key_filter.add(location.key for location in locations)
         except sqlite3.Error:
             if not self._ensure_index():  # which finds the segment, too
                 with contextlib.suppress(OSError):
@@ -155,13 +155,13 @@ class SegmentStore:
     def _make_room(self, size: int) -> None:
         """Remove the least recently used segments until `size` more bytes are within the limit."""
         with self._guarded_index() as index:
-            oldest = index.segments()
-        spare = self.limit - sum(line.bytes for line in oldest)
-        for line in oldest:
-            if spare >= size:
+            segments = index.segments()
+        free_bytes = self.limit - sum(segment.bytes for segment in segments)
+        for line in segments:
+            if free_bytes >= size:
                 break
             self._remove_segments([line.name])
-            spare += line.bytes
+            free_bytes += line.bytes
 
     def _remove_segments(self, names: Sequence[str]) -> None:
         """Remove segments, first from the index, so that no reader is sent to a missing file."""
@@ -175,17 +175,17 @@ class SegmentStore:
 
     def may_have(self, key: bytes) -> bool:
         """Return whether a record may exist, by a filter in memory. True for every key until the store is open."""
-        known = self._known  # the writer's thread may take it away
-        return known is None or key in known
+        key_filter = self._key_filter  # the writer's thread may take it away
+        return key_filter is None or key in key_filter
 
     def refresh(self) -> None:
         """Add the keys that other processes have written to the filter of `may_have`."""
         with contextlib.suppress(sqlite3.Error), self._guarded_index() as index:
             version = index.data_version()
             if version != self._version:
-                known = self._known or BloomFilter()  # which may be told of new ones meanwhile
-                known.add(index.keys())
-                self._version, self._known = version, known
+                key_filter = self._key_filter or BloomFilter()  # which may be told of new ones meanwhile
+                key_filter.add(index.keys())
+                self._version, self._key_filter = version, key_filter
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
         """Return where the records with these keys are. Records that do not exist are left out."""
@@ -193,39 +193,39 @@ class SegmentStore:
             return index.find(keys)
         return {}
 
-    def read(self, place: RecordLocation, tokens: Sequence[int]) -> Record | None:
+    def read(self, location: RecordLocation, tokens: Sequence[int]) -> Record | None:
         """Return the record at a place. None if it is missing, damaged or belongs to other tokens, which removes it
         from the index, or if it cannot be read now, which does not.
         """
         try:
-            with open_regular_file(self.path / place.segment) as file:
-                if os.fstat(file.fileno()).st_size < place.begin + place.size:
+            with open_regular_file(self.path / location.segment) as file:
+                if os.fstat(file.fileno()).st_size < location.offset + location.size:
                     raise ValueError("a segment is cut short")
-                data = os.pread(file.fileno(), place.size, place.begin)
-            if compute_proof(self.secret, place.key, place.layout, (data,)) != place.proof:
+                data = os.pread(file.fileno(), location.size, location.offset)
+            if compute_proof(self.secret, location.key, location.layout, (data,)) != location.proof:
                 raise ValueError("a segment is not what was written")
-            record = decode_record(place.key, place.layout, data)
+            record = decode_record(location.key, location.layout, data)
         except FileNotFoundError:  # another process needed the space
-            self._remove_segments([place.segment])
-            self._remove_record(place.key)
+            self._remove_segments([location.segment])
+            self._remove_record(location.key)
             return None
         except (OSError, ValueError, OverflowError, MemoryError) as error:
             if _is_temporary(error):
                 self.warn_once("cannot be read now", error)
                 return None
             self.warn_once("is damaged", error)
-            self._remove_record(place.key)
+            self._remove_record(location.key)
             return None
         if record.tokens != tuple(tokens):
-            self._remove_record(place.key)
+            self._remove_record(location.key)
             return None
         return record
 
-    def mark_used(self, places: Sequence[RecordLocation]) -> None:
-        """Mark the segments of records that were read as the most recently used ones. `places` begins with the first
+    def mark_used(self, locations: Sequence[RecordLocation]) -> None:
+        """Mark the segments of records that were read as the most recently used ones. `locations` begins with the first
         record of a chain, whose segment becomes the very last to be removed.
         """
-        names = list(dict.fromkeys(place.segment for place in reversed(places)))
+        names = list(dict.fromkeys(location.segment for location in reversed(locations)))
         with contextlib.suppress(sqlite3.Error), self._guarded_index() as index:
             index.mark_used(names)
 
@@ -243,30 +243,26 @@ class SegmentStore:
         return []
 
     def foreign_bytes(self) -> int:
-        """Return the bytes of segments that another version wrote. They are not in the index, nor do they count to the
-        limit.
-        """
-        known = {line.name for line in self.segments()}
+        """Return the bytes of segments of another version, which are neither indexed nor counted towards the limit."""
+        indexed_names = {line.name for line in self.segments()}
         with contextlib.suppress(OSError):
-            return sum(size for name, size in self._segment_sizes().items() if name not in known)
+            return sum(size for name, size in self._segment_sizes().items() if name not in indexed_names)
         return 0
 
     def clear(self) -> int:
         """Remove all segments, also those of other versions. Return their bytes."""
-        freed = 0
+        freed_bytes = 0
         with contextlib.suppress(OSError):
             for name, size in self._segment_sizes().items():
                 self._remove_segments([name])
-                freed += size
-        return freed
+                freed_bytes += size
+        return freed_bytes
 
     # -- the index ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _guarded_index(self) -> Iterator[SegmentIndex]:
-        """Yield the index. An error of a damaged file marks it for rebuilding at the next write. Raises
-        sqlite3.Error.
-        """
+        """Yield the index. A damaged file's error marks it for rebuilding at the next write. Raises sqlite3.Error."""
         index = self._index
         if index is None:
             raise sqlite3.OperationalError("there is no index")
@@ -274,26 +270,31 @@ class SegmentStore:
             yield index
         except sqlite3.Error as error:
             if not _is_external_error(error):
-                self._broken = True
+                self._is_damaged = True
                 self.warn_once("has a damaged index", error)
             raise
 
     def _ensure_index(self) -> bool:
         """Open the index if it is not open, and rebuild it if it is damaged or lost. Return whether it did either."""
         with self._lock:
-            lost = self._index is not None and self._index.is_lost
+            is_lost = self._index is not None and self._index.is_lost
             if self._closed:
                 return False
-            if self._index is not None and not self._broken and not lost:
+            if self._index is not None and not self._is_damaged and not is_lost:
                 return False
             if self._index is not None:
                 with contextlib.suppress(sqlite3.Error):
                     self._index.close()
                 self._index = None
             try:
-                if self._broken:
+                if self._is_damaged:
                     delete_index(self.path)
-                self._index, self._broken, self._known, self._version = self._open_or_rebuild(), False, None, -1
+                self._index, self._is_damaged, self._key_filter, self._version = (
+                    self._open_or_rebuild(),
+                    False,
+                    None,
+                    -1,
+                )
             except (OSError, sqlite3.Error) as error:
                 self.warn_once("has no index", error)
             if self._closed:
@@ -319,11 +320,11 @@ class SegmentStore:
 
         If it does not know many of them, nobody waits for them: until they are added, nothing is found.
         """
-        files, known = self._segment_sizes(), {line.name for line in index.segments()}
-        index.remove_segments(sorted(known - set(files)))
-        new = sorted(set(files) - known, key=lambda name: _modified_time(self.path / name), reverse=True)
+        files, indexed_names = self._segment_sizes(), {line.name for line in index.segments()}
+        index.remove_segments(sorted(indexed_names - set(files)))
+        new = sorted(set(files) - indexed_names, key=lambda name: _modified_time(self.path / name), reverse=True)
         if len(new) > _SEGMENTS_PER_CHANGE:
-            self._known = BloomFilter()
+            self._key_filter = BloomFilter()
             self._opened_once.set()
         for start in range(0, len(new), _SEGMENTS_PER_CHANGE):
             if self._closed:
@@ -336,17 +337,17 @@ class SegmentStore:
         """Return name, model, bytes and record locations of each segment. Damaged segments are removed. Segments of
         another format are left to the version that wrote them.
         """
-        found = []
+        headers = []
         for name in files:
             try:
-                found.append((name, *read_header(self.path, name)))
+                headers.append((name, *read_header(self.path, name)))
             except (OSError, ForeignSegment) as error:
                 log.debug("the KV store %s does not use %s: %r", self.path, name, error)
             except ValueError as error:
                 self.warn_once("has a damaged segment", error)
                 with contextlib.suppress(OSError):
                     (self.path / name).unlink()
-        return [(name, model, files[name], places) for name, model, places in found]
+        return [(name, model, files[name], locations) for name, model, locations in headers]
 
     def _segment_sizes(self) -> dict[str, int]:
         """Return the bytes of each segment in the folder. Raises OSError if the folder cannot be listed."""
@@ -373,9 +374,7 @@ _EXTERNAL_ERRORS = {
 
 
 def _is_external_error(error: sqlite3.Error) -> bool:
-    """Return whether an SQLite error comes from other processes, the disk or a closed store, not from a damaged
-    index.
-    """
+    """Return whether an SQLite error is due to other processes, the disk or a closed store, not a damaged index."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in _EXTERNAL_ERRORS or isinstance(error, sqlite3.ProgrammingError)
 
@@ -412,12 +411,12 @@ class BloomFilter:
     def add(self, keys: Iterable[bytes]) -> None:
         """Add keys."""
         for key in keys:
-            for place in _bit_positions(key):
-                self._bits[place >> 3] |= 1 << (place & 7)
+            for position in _bit_positions(key):
+                self._bits[position >> 3] |= 1 << (position & 7)
 
     def __contains__(self, key: bytes) -> bool:
         """Return whether a key may have been added. False is certain."""
-        return all(self._bits[place >> 3] >> (place & 7) & 1 for place in _bit_positions(key))
+        return all(self._bits[position >> 3] >> (position & 7) & 1 for position in _bit_positions(key))
 
 
 def _bit_positions(key: bytes) -> list[int]:

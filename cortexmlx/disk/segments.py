@@ -34,11 +34,11 @@ class ForeignSegment(ValueError):
 
 @dataclass(frozen=True)
 class RecordLocation:
-    """Where a record is: `size` bytes of a segment from `begin` on, with their layout and proof."""
+    """Where a record is: `size` bytes of a segment from `offset` on, with their layout and proof."""
 
     key: bytes
     segment: str
-    begin: int
+    offset: int
     size: int
     layout: Layout
     proof: bytes
@@ -51,29 +51,33 @@ def write_segment(
 
     The file appears complete or not at all. `model` is for people. Raises OSError.
     """
-    stored = [(record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored_arrays(),)]
-    proofs = [compute_proof(secret, key, layout, arrays) for key, arrays, layout in stored]
-    header, end = _encode_header(model, [(key, layout, p) for (key, _, layout), p in zip(stored, proofs, strict=True)])
+    stored_records = [
+        (record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored_arrays(),)
+    ]
+    proofs = [compute_proof(secret, key, layout, arrays) for key, arrays, layout in stored_records]
+    header, end = _encode_header(
+        model, [(key, layout, p) for (key, _, layout), p in zip(stored_records, proofs, strict=True)]
+    )
     stem = secrets.token_hex(16)
-    unfinished, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
-    with _create_locked(unfinished) as file:
+    temporary_path, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
+    with _create_locked(temporary_path) as file:
         try:
             file.write(header)
-            for _, arrays, _ in stored:
+            for _, arrays, _ in stored_records:
                 for array in arrays:
                     file.write(array.data)
             file.flush()
-            os.rename(unfinished, folder / name)
+            os.rename(temporary_path, folder / name)
         except BaseException:
             with contextlib.suppress(OSError):
-                unfinished.unlink()
+                temporary_path.unlink()
             raise
-    places, begin = [], len(header)
-    for (key, arrays, layout), digest in zip(stored, proofs, strict=True):
+    locations, offset = [], len(header)
+    for (key, arrays, layout), digest in zip(stored_records, proofs, strict=True):
         size = sum(array.nbytes for array in arrays)
-        places.append(RecordLocation(key, name, begin, size, layout, digest))
-        begin += size
-    return name, len(header) + end, places
+        locations.append(RecordLocation(key, name, offset, size, layout, digest))
+        offset += size
+    return name, len(header) + end, locations
 
 
 def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
@@ -105,9 +109,7 @@ def printable_name(model: str) -> str:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files of writers that have died: those that no process has locked. Empty ones stay, since a
-    writer may be about to lock them.
-    """
+    """Remove unfinished files of dead writers (unlocked). Empty ones stay: a writer may be about to lock them."""
     for path in folder.iterdir():
         if UNFINISHED_NAME.fullmatch(path.name) and path.stat().st_size:
             with contextlib.suppress(OSError), path.open("rb") as file:
@@ -132,27 +134,25 @@ def _encode_header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -
 
 
 def _parse_locations(
-    name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int
+    name: str, tensors: dict[str, Any], about: dict[str, str], data_start: int, total: int
 ) -> list[RecordLocation]:
     """Return the location of each record in a segment's header. Raises ValueError for one outside of the file."""
-    places = []
-    for word, said in about.items():
-        digest, _, text = said.partition(" ")
+    locations = []
+    for key_hex, entry in about.items():
+        digest, _, text = entry.partition(" ")
         layout = parse_layout(text)
-        begin = data + int(tensors[f"{word}.tokens"]["data_offsets"][0])
+        offset = data_start + int(tensors[f"{key_hex}.tokens"]["data_offsets"][0])
         size = sum(array_nbytes(dtype, shape) for dtype, shape in layout)
-        key, own = bytes.fromhex(word), bytes.fromhex(digest)
-        if len(key) != 16 or len(own) != 16 or not data <= begin <= begin + size <= total:
+        key, proof = bytes.fromhex(key_hex), bytes.fromhex(digest)
+        if len(key) != 16 or len(proof) != 16 or not data_start <= offset <= offset + size <= total:
             raise ValueError(f"{name} has a record that lies outside of it")
-        places.append(RecordLocation(key, name, begin, size, layout, own))
-    return places
+        locations.append(RecordLocation(key, name, offset, size, layout, proof))
+    return locations
 
 
 @contextlib.contextmanager
 def _create_locked(path: Path) -> Iterator[Any]:
-    """Yield a new file, mode 0600, locked while it is open. So others can tell it from the file of a process that
-    died.
-    """
+    """Yield a new file, mode 0600, locked while open: so others can tell it from the file of a dead process."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -189,18 +189,14 @@ _MOST_BYTES = 1 << 34
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """The arrays of a KV block or a state snapshot under a key of 16 bytes, with the tokens that they belong to.
-    Readers compare the tokens.
-    """
+    """The arrays and tokens of a KV block or state snapshot, under a 16-byte key. Readers compare the tokens."""
 
     key: bytes
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...] = field(repr=False)
 
     def stored_arrays(self) -> tuple[Array, ...]:
-        """Return the arrays that are written: the tokens as int32, then the record's arrays, each dense and
-        little-endian.
-        """
+        """Return the arrays to write: the tokens as int32, then the record's arrays, all dense and little-endian."""
         return np.array(self.tokens, "<i4"), *(_to_contiguous(array) for array in self.arrays)
 
     @property
@@ -241,9 +237,7 @@ def array_nbytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def compute_proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> bytes:
-    """Return 16 bytes that prove a record's content, keyed with the folder's secret. `data` has the bytes of its
-    arrays, one array after the other, in any pieces.
-    """
+    """Return a 16-byte proof of a record, keyed with `secret`. `data`: its arrays' bytes in order, in any pieces."""
     text = layout_text(layout).encode()
     digest = hashlib.sha256(b"%d:%d:%d:" % (len(secret), len(key), len(text)) + secret + key + text)
     for part in data:
@@ -252,19 +246,17 @@ def compute_proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]
 
 
 def decode_record(key: bytes, layout: Layout, data: bytes) -> Record:
-    """Decode a record from its bytes in a segment. Its arrays are views of `data`. Raises ValueError if `data` is no
-    record.
-    """
-    arrays, begin = [], 0
+    """Decode a record from its bytes in a segment. Arrays are views of `data`. Raises ValueError if it is invalid."""
+    arrays, offset = [], 0
     for dtype, shape in layout:
         size = array_nbytes(dtype, shape)
-        part = memoryview(data)[begin : begin + size]
+        part = memoryview(data)[offset : offset + size]
         if len(part) < size:
             raise ValueError(f"a record of {len(data)} bytes ends within an array")
         arrays.append(np.frombuffer(part, DTYPES[dtype]).reshape(shape))
-        begin += size
-    if begin != len(data) or layout[0][0] != "I32":
-        raise ValueError(f"a record of {begin} bytes does not take {len(data)}, or begins without tokens")
+        offset += size
+    if offset != len(data) or layout[0][0] != "I32":
+        raise ValueError(f"a record of {offset} bytes does not take {len(data)}, or begins without tokens")
     return Record(key, tuple(arrays[0].reshape(-1).tolist()), tuple(arrays[1:]))
 
 

@@ -46,29 +46,27 @@ class StoreSetup:
         return open_segment_store(self._path, self._limit)
 
     def _hash_cache(self) -> HashCache | None:
-        """Return the folder's cache of file hashes; None if there is no folder, which is not created for it: a model
-        that is only loaded may store nothing.
-        """
-        there = "_segments" in self.__dict__ or os.path.exists(self._path / SECRET)
-        segments = self._segments if there else None
+        """Return the folder's file hash cache; None if there is no folder: only loading a model must not create it."""
+        folder_exists = "_segments" in self.__dict__ or os.path.exists(self._path / SECRET)
+        segments = self._segments if folder_exists else None
         return HashCache(segments.path, segments.secret) if isinstance(segments, SegmentStore) else None
 
     def start(
         self,
         loaded: LoadedModel,
         groups: Sequence[LayerGroup],
-        others: tuple[object, ...],
+        identity_parts: tuple[object, ...],
         on_room: Callable[[], None] = lambda: None,
     ) -> KVStore | str:
         """Start the store's threads and return the store. If that fails, log a warning and return why.
 
-        Keys and values depend on the model, on what its layers keep (`groups`) and on `others`. Nobody waits for
-        threads that hash files. `on_room`: see `KVStore`.
+        Keys and values depend on the model, on what its layers keep (`groups`) and on `identity_parts`. Nobody waits
+        for threads that hash files. `on_room`: see `KVStore`.
         """
         if isinstance(self._segments, str):
             self.cancel()
             return self._segments
-        self._description = describe_model(loaded, tuple(groups), *others)
+        self._description = describe_model(loaded, tuple(groups), *identity_parts)
         if self.weights.ready:
             self.identity = self._make_identity(self.weights.value() or hash_model_arrays(loaded.model))
         store = start_store(self._segments, loaded.name, on_room)
@@ -94,14 +92,12 @@ class StoreSetup:
         self.weights.when_ready(ready)
 
     def resolve_identity(self, model: Any) -> bytes | str:
-        """Return the model's identity, or why it has none, after `when_hashed` has called. Only for the engine's
-        thread.
-        """
-        same = self.weights.has_held_arrays(model)
+        """Return the model's identity, or why it has none, after `when_hashed` called. Only on the engine's thread."""
+        is_unchanged = self.weights.has_held_arrays(model)
         self.cancel()
         if self._files is None:
             return "the model's files were changed, or could not be read, while they were hashed"
-        if not same:
+        if not is_unchanged:
             return "the model's weights were changed in memory while their files were hashed"
         self.identity = self._make_identity(self._files)
         return self.identity
@@ -120,16 +116,16 @@ class StoreSetup:
 # -- everything that keys and values depend on, except the tokens: the same in every process ---------------------------
 
 
-def fingerprint(described: str, weights: str) -> str:
+def fingerprint(description: str, weights: str) -> str:
     """Return the hash that names a model, from its description (`describe_model`) and the hash of its `weights`.
 
     The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
     the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_model_arrays`).
     """
-    return hashlib.sha256(f"{described}\n{weights}".encode()).hexdigest()
+    return hashlib.sha256(f"{description}\n{weights}".encode()).hexdigest()
 
 
-def describe_model(loaded: LoadedModel, *others: object) -> str:
+def describe_model(loaded: LoadedModel, *identity_parts: object) -> str:
     """Return a hash of everything about a model in memory except the values of its weights. Two models have the same
     hash only if all of this is the same:
 
@@ -138,43 +134,41 @@ def describe_model(loaded: LoadedModel, *others: object) -> str:
       such as rotary frequencies;
     - the configuration, the dtype of activations, the device, and the versions of cortexmlx, mlx and mlx-lm, each of
       which rounds in its own way;
-    - `others`.
+    - `identity_parts`.
     """
     digest = hashlib.sha256()
     for package in ("cortexmlx", "mlx", "mlx-lm"):
         digest.update(f"{package} {version(package)}\n".encode())
-    said = json.dumps(loaded.config, sort_keys=True, default=str)
-    digest.update(f"{mx.default_device()}\n{loaded.dtype}\n{said}\n{others!r}\n".encode())
+    config_json = json.dumps(loaded.config, sort_keys=True, default=str)
+    digest.update(f"{mx.default_device()}\n{loaded.dtype}\n{config_json}\n{identity_parts!r}\n".encode())
     parameters: list[tuple[str, mx.array]] = sorted(tree_flatten(loaded.model.parameters()), key=lambda each: each[0])
     for name, array in parameters:
         digest.update(f"{name!r} {array.shape} {array.dtype}\n".encode())
-    known = {id(array) for _, array in parameters}
+    parameter_ids = {id(array) for _, array in parameters}
     for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
         settings = {**vars(module), **{f"[{key}]": value for key, value in module.items()}}
-        plain = {key: _as_text(value, known) for key, value in settings.items()}
-        digest.update(f"{name!r} {_qualified_name(type(module))} {sorted(plain.items())}\n".encode())
+        setting_texts = {key: _as_text(value, parameter_ids) for key, value in settings.items()}
+        digest.update(f"{name!r} {_qualified_name(type(module))} {sorted(setting_texts.items())}\n".encode())
     return digest.hexdigest()
 
 
-def _as_text(value: Any, known: set[int]) -> str:
-    """Return a layer's setting as text that is the same in every process. Layers and parameters are described
-    elsewhere.
-    """
+def _as_text(value: Any, parameter_ids: set[int]) -> str:
+    """Return a layer's setting as text, the same in every process. Layers and parameters are described elsewhere."""
     if value is None or isinstance(value, bool | int | float | str | Enum):
         return repr(value)
     if isinstance(value, mx.array):
-        return "" if id(value) in known else f"{value.shape} {value.dtype} {hash_arrays([value])}"
+        return "" if id(value) in parameter_ids else f"{value.shape} {value.dtype} {hash_arrays([value])}"
     if isinstance(value, dict) and not hasattr(value, "parameters"):
-        return str(sorted((repr(key), _as_text(each, known)) for key, each in value.items()))
+        return str(sorted((repr(key), _as_text(each, parameter_ids)) for key, each in value.items()))
     if isinstance(value, list | tuple):
-        return str([_as_text(each, known) for each in value])
+        return str([_as_text(each, parameter_ids) for each in value])
     if isinstance(value, set | frozenset):
-        return str(sorted(_as_text(each, known) for each in value))
+        return str(sorted(_as_text(each, parameter_ids) for each in value))
     if dataclasses.is_dataclass(value):
-        return _as_text(vars(value), known)
+        return _as_text(vars(value), parameter_ids)
     return _qualified_name(value if hasattr(value, "__qualname__") else type(value))
 
 
-def _qualified_name(what: Any) -> str:
+def _qualified_name(class_or_function: Any) -> str:
     """Return the name of a class or a function."""
-    return f"{getattr(what, '__module__', '')}.{what.__qualname__}"
+    return f"{getattr(class_or_function, '__module__', '')}.{class_or_function.__qualname__}"

@@ -47,23 +47,21 @@ class KVStore:
         A record that another process has just written may not be known yet. If the disk was too slow lately, nothing is
         worth requesting.
         """
-        known = self._segments.may_have(key)
-        if not known:
+        may_exist = self._segments.may_have(key)
+        if not may_exist:
             self.reader.refresh()
-        return known and not self.reader.is_paused
+        return may_exist and not self.reader.is_paused
 
     def count_dropped(self, records: int) -> None:
         """Count `records` records that left memory before they were given to the writer."""
-        self.writer.dropped += records
+        self.writer.dropped_records += records
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Write what is queued and end the threads, in at most `seconds`. A thread that waits for the disk ends
-        later.
-        """
-        until = time.monotonic() + seconds
+        """Write what is queued and end the threads, within `seconds`. A thread waiting for the disk ends later."""
+        deadline = time.monotonic() + seconds
         self.reader.stop(0.0)
         self.writer.stop(seconds)
-        self.reader.stop(max(0.0, until - time.monotonic()))
+        self.reader.stop(max(0.0, deadline - time.monotonic()))
         self._segments.close()
 
     def stats(self) -> StoreStats:
@@ -72,19 +70,17 @@ class KVStore:
         return StoreStats(
             path=str(self._segments.path),
             bytes_limit=self._segments.limit,
-            stored_blocks=writer.stored,
+            stored_blocks=writer.stored_records,
             stored_bytes=writer.stored_bytes,
-            dropped_blocks=writer.dropped,
-            read_blocks=reader.read,
+            dropped_blocks=writer.dropped_records,
+            read_blocks=reader.read_records,
             read_bytes=reader.read_bytes,
-            missed_blocks=reader.missed,
+            missed_blocks=reader.missed_records,
         )
 
 
 def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> KVStore | str:
-    """Start the threads of an open segment store, and return its KVStore. If that fails, log a warning and return
-    why.
-    """
+    """Start the threads of an open segment store; return its KVStore. On failure, log a warning and return why."""
     try:
         return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
@@ -96,9 +92,7 @@ def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], N
 
 
 def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
-    """Open the segment store of a folder, and create the folder if need be. If that fails, log a warning and return
-    why.
-    """
+    """Open a folder's segment store, creating the folder if need be. On failure, log a warning and return why."""
     try:
         return SegmentStore(absolute_path(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
@@ -152,19 +146,19 @@ class RecordWriter:
     """A thread that writes records, several in one segment. After it has refused some, it calls `on_room` from this
     thread when it accepts records again.
 
-    `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
+    `stored_records` records with `stored_bytes` bytes have been written. `dropped_records` records never will be.
     """
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> None:
-        self.stored = self.stored_bytes = self.dropped = 0
+        self.stored_records = self.stored_bytes = self.dropped_records = 0
         self._segments = segment_store
         self._model = model
         self._on_room = on_room
         self._records: deque[Record] = deque()
-        self._waiting = 0
+        self._queued_bytes = 0
         self._busy = True
-        self._refused = self._hurry = self._stopping = False
-        self._changed = threading.Condition()
+        self._has_refused = self._is_flushing = self._stopping = False
+        self._condition = threading.Condition()
         self._paused_until = 0.0
         self._thread = threading.Thread(target=self._run_thread, name="cortexmlx-store-writer", daemon=True)
         self._thread.start()
@@ -172,43 +166,41 @@ class RecordWriter:
     @property
     def has_room(self) -> bool:
         """Whether a record would be accepted now. If not, `on_room` is called later, when one would."""
-        with self._changed:
-            self._refused = self._waiting >= MOST_WAITING and not self._stopping
-            return not self._refused
+        with self._condition:
+            self._has_refused = self._queued_bytes >= MOST_WAITING and not self._stopping
+            return not self._has_refused
 
     def enqueue(self, records: Sequence[Record]) -> bool:
         """Queue records to be written, without waiting. Return False if the queue is full; then they are dropped."""
         size = sum(record.nbytes for record in records)
-        with self._changed:
-            if self._stopping or self._waiting + size > MOST_WAITING + SEGMENT_BYTES:
-                self.dropped += len(records)
+        with self._condition:
+            if self._stopping or self._queued_bytes + size > MOST_WAITING + SEGMENT_BYTES:
+                self.dropped_records += len(records)
                 return False
             self._records.extend(records)
-            self._waiting += size
-            self._changed.notify_all()
+            self._queued_bytes += size
+            self._condition.notify_all()
             return True
 
     def flush(self, seconds: float) -> bool:
         """Wait up to `seconds` until everything is written. Return whether it is."""
-        with self._changed:
-            self._hurry = True
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
+        with self._condition:
+            self._is_flushing = True
+            self._condition.notify_all()
+            return self._condition.wait_for(lambda: not self._records and not self._busy, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Write what is queued, for at most `seconds`, and end the thread. A thread that is still opening the store is
-        not waited for.
-        """
-        until = time.monotonic() + seconds
-        if self._waiting:
+        """Write what is queued for at most `seconds`, and end the thread; do not wait if it is opening the store."""
+        deadline = time.monotonic() + seconds
+        if self._queued_bytes:
             self.flush(seconds)
-        with self._changed:
+        with self._condition:
             self._stopping = True
-            self.dropped += len(self._records)
+            self.dropped_records += len(self._records)
             self._records.clear()
-            self._changed.notify_all()
+            self._condition.notify_all()
         if not self._segments.stop_opening():
-            self._thread.join(max(0.0, until - time.monotonic()))
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run_thread(self) -> None:
         """Open the store and write segments until `stop`: the target of the thread."""
@@ -219,45 +211,45 @@ class RecordWriter:
 
     def _next_segment(self) -> list[Record] | None:
         """Wait for the records of the next segment, and return them; None after `stop`."""
-        with self._changed:
+        with self._condition:
             self._busy = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._records or self._stopping)
-            until = time.monotonic() + MOST_LINGER
-            while not (self._hurry or self._stopping or self._waiting >= SEGMENT_BYTES):
-                if not self._changed.wait(LINGER_SECONDS) or time.monotonic() >= until:
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._records or self._stopping)
+            deadline = time.monotonic() + MOST_LINGER
+            while not (self._is_flushing or self._stopping or self._queued_bytes >= SEGMENT_BYTES):
+                if not self._condition.wait(LINGER_SECONDS) or time.monotonic() >= deadline:
                     break
             if self._stopping:
                 return None
             self._busy = True
             records: list[Record] = []
-            size, most = 0, min(SEGMENT_BYTES, self._segments.limit // _SEGMENTS)
-            while self._records and (not records or size + self._records[0].nbytes <= most):
+            size, max_bytes = 0, min(SEGMENT_BYTES, self._segments.limit // _SEGMENTS)
+            while self._records and (not records or size + self._records[0].nbytes <= max_bytes):
                 records.append(self._records.popleft())
                 size += records[-1].nbytes
             if not self._records:
-                self._hurry = False
+                self._is_flushing = False
             return records
 
     def _write_segment(self, records: Sequence[Record]) -> None:
         """Write the records of one segment, or drop them if the disk fails or failed lately."""
         try:
-            fits = sum(record.nbytes for record in records) <= self._segments.limit
-            if fits and time.monotonic() >= self._paused_until:
+            fits_limit = sum(record.nbytes for record in records) <= self._segments.limit
+            if fits_limit and time.monotonic() >= self._paused_until:
                 new = self._segments.write(self._model, records)
-                self.stored += new
+                self.stored_records += new
                 self.stored_bytes += sum(record.nbytes for record in records) if new else 0
             else:
-                self.dropped += len(records)
+                self.dropped_records += len(records)
         except Exception as error:
-            self.dropped += len(records)
+            self.dropped_records += len(records)
             self._paused_until = time.monotonic() + _PAUSE
             self._segments.warn_once("cannot be written", error, "what is new is not kept there")
-        with self._changed:
-            self._waiting -= sum(record.nbytes for record in records)
-            tell = self._refused and self._waiting <= MOST_WAITING // 2
-            self._refused = self._refused and not tell
-        if tell:
+        with self._condition:
+            self._queued_bytes -= sum(record.nbytes for record in records)
+            report_room = self._has_refused and self._queued_bytes <= MOST_WAITING // 2
+            self._has_refused = self._has_refused and not report_room
+        if report_room:
             self._on_room()
 
 
@@ -271,10 +263,10 @@ class ReadRequest:
     """Returns the keys to read, in order, given the bytes of each record that exists and the bytes read per second.
     Reading ends at the first record that fails.
     """
-    done: Callable[[dict[bytes, Record]], None]
+    on_records: Callable[[dict[bytes, Record]], None]
     """Called once with the records that are right, on a thread of the reader's, whatever the disk does."""
     seconds: float
-    """How long after the request reading ends. `done` is called about then at the latest."""
+    """How long after the request reading ends. `on_records` is called about then at the latest."""
 
 
 _REFRESH_REQUEST = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
@@ -284,21 +276,21 @@ _REFRESH_REQUEST = ReadRequest({}, lambda there, rate: [], lambda found: None, 0
 class RecordReader:
     """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
 
-    `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
-    did not exist, or were damaged.
+    `rate` is how many bytes are read per second. `read_records` records with `read_bytes` bytes were right.
+    `missed_records` records did not exist, or were damaged.
     """
 
     def __init__(self, segment_store: SegmentStore) -> None:
-        self.read = self.read_bytes = self.missed = 0
+        self.read_records = self.read_bytes = self.missed_records = 0
         self.rate = START_RATE
         self._segments = segment_store
-        self._asked: deque[tuple[ReadRequest, float]] = deque()
-        self._open: dict[ReadRequest, float] = {}
+        self._requests: deque[tuple[ReadRequest, float]] = deque()
+        self._answer_deadlines: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
         self._paused_until = 0.0
-        self._refreshed = time.monotonic()
+        self._last_refresh_time = time.monotonic()
         self._stopping = False
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run_thread, name="cortexmlx-store-reader", daemon=True)
         self._watcher = threading.Thread(target=self._watch_timeouts, name="cortexmlx-store-watcher", daemon=True)
         try:
@@ -308,16 +300,16 @@ class RecordReader:
             self._signal_stop()
             raise
 
-    def submit(self, reading: ReadRequest) -> None:
+    def submit(self, request: ReadRequest) -> None:
         """Queue a request, without waiting. Its `done` is called whatever happens, unless the reader is stopped."""
-        until = time.monotonic() + reading.seconds
-        with self._changed:
+        deadline = time.monotonic() + request.seconds
+        with self._condition:
             if self._stopping:
                 return
-            if reading is not _REFRESH_REQUEST:
-                self._open[reading] = until + _GRACE
-            self._asked.append((reading, until))
-            self._changed.notify_all()
+            if request is not _REFRESH_REQUEST:
+                self._answer_deadlines[request] = deadline + _GRACE
+            self._requests.append((request, deadline))
+            self._condition.notify_all()
 
     @property
     def is_paused(self) -> bool:
@@ -327,90 +319,90 @@ class RecordReader:
     def _watch_timeouts(self) -> None:
         """Answer every request that takes too long with no records: the target of the second thread."""
         while True:
-            with self._changed:
+            with self._condition:
                 if self._stopping:
                     return
                 now = time.monotonic()
-                late = [reading for reading, until in self._open.items() if until <= now]
-                if not late:
-                    self._changed.wait(min(self._open.values()) - now if self._open else None)
-            for reading in late:
+                late_requests = [request for request, deadline in self._answer_deadlines.items() if deadline <= now]
+                if not late_requests:
+                    self._condition.wait(min(self._answer_deadlines.values()) - now if self._answer_deadlines else None)
+            for reading in late_requests:
                 self._pause(reading)
                 self._answer(reading, {})
 
-    def _pause(self, reading: ReadRequest) -> None:
+    def _pause(self, request: ReadRequest) -> None:
         """Pause reading for a minute, because a request took too long."""
         self._paused_until = time.monotonic() + _PAUSE
-        self._segments.warn_once("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
+        self._segments.warn_once("is slow", f"{request.seconds:.1f} s were not enough for a reading")
 
-    def _answer(self, reading: ReadRequest, found: dict[bytes, Record]) -> None:
+    def _answer(self, request: ReadRequest, records: dict[bytes, Record]) -> None:
         """Call `done` with the records that were found, unless the request is answered already."""
-        with self._changed:
-            waits = self._open.pop(reading, None) is not None
-        if waits:
-            reading.done(found)
+        with self._condition:
+            is_open = self._answer_deadlines.pop(request, None) is not None
+        if is_open:
+            request.on_records(records)
 
     def refresh(self) -> None:
         """Queue a look for records that other processes have written, at most once a second."""
         now = time.monotonic()
-        if now >= self._refreshed + REFRESH_SECONDS:
-            self._refreshed = now
+        if now >= self._last_refresh_time + REFRESH_SECONDS:
+            self._last_refresh_time = now
             self.submit(_REFRESH_REQUEST)
 
     def stop(self, seconds: float) -> None:
         """End both threads, after the record that is being read."""
         self._signal_stop()
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for thread in (self._watcher, self._thread):
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _signal_stop(self) -> None:
         """Tell both threads to end, and drop all requests."""
-        with self._changed:
+        with self._condition:
             self._stopping = True
-            self._asked.clear()
-            self._open.clear()
-            self._changed.notify_all()
+            self._requests.clear()
+            self._answer_deadlines.clear()
+            self._condition.notify_all()
 
     def _run_thread(self) -> None:
         """Carry out requests in order until `stop`: the target of the thread."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._stopping)
+            with self._condition:
+                self._condition.wait_for(lambda: self._requests or self._stopping)
                 if self._stopping:
                     return
-                reading, until = self._asked.popleft()
-            found: dict[bytes, Record] = {}
+                request, deadline = self._requests.popleft()
+            records: dict[bytes, Record] = {}
             try:
-                self._carry_out(reading, until, found)
+                self._carry_out(request, deadline, records)
             except Exception as error:
                 self._segments.warn_once("cannot be read", error)
-            self._answer(reading, found)
+            self._answer(request, records)
 
-    def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
-        """Read a request's records into `found`, until one fails or the time `until` is over."""
+    def _carry_out(self, request: ReadRequest, deadline: float, records: dict[bytes, Record]) -> None:
+        """Read a request's records into `records`, until one fails or the time `deadline` is over."""
         self._segments.wait_until_open()
-        if reading is _REFRESH_REQUEST:
+        if request is _REFRESH_REQUEST:
             self._segments.refresh()
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return
-        places = self._segments.find(list(reading.tokens))
-        wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
-        self.missed += len(reading.tokens) - len(places)
-        began = time.perf_counter()
-        for key in wanted:
-            record = None if self._stopping else self._segments.read(places[key], reading.tokens[key])
+        locations = self._segments.find(list(request.tokens))
+        wanted_keys = request.choose({key: location.size for key, location in locations.items()}, self.rate)
+        self.missed_records += len(request.tokens) - len(locations)
+        start_time = time.perf_counter()
+        for key in wanted_keys:
+            record = None if self._stopping else self._segments.read(locations[key], request.tokens[key])
             if record is None:
-                self.missed += 1
+                self.missed_records += 1
                 break
-            found[key] = record
-            if time.monotonic() >= until:
-                self._pause(reading)
+            records[key] = record
+            if time.monotonic() >= deadline:
+                self._pause(request)
                 break
-        size = sum(places[key].size for key in found)
-        self.read += len(found)
+        size = sum(locations[key].size for key in records)
+        self.read_records += len(records)
         self.read_bytes += size
         if size >= _LEAST_MEASURED:
-            self.rate += _RATE_WEIGHT * (size / (time.perf_counter() - began) - self.rate)
-        if found:
-            self._segments.mark_used([places[key] for key in found])
+            self.rate += _RATE_WEIGHT * (size / (time.perf_counter() - start_time) - self.rate)
+        if records:
+            self._segments.mark_used([locations[key] for key in records])

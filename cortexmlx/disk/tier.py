@@ -45,9 +45,7 @@ class PieceContent(Protocol):
 
 @dataclass(frozen=True)
 class PieceLoad:
-    """A piece from disk that is to be written into `target`: a block of `group`, or a snapshot if `group` is
-    `STATE`.
-    """
+    """A piece from disk to be written into `target`: a block of `group`, or a snapshot if `group` is `STATE`."""
 
     group: int
     target: int
@@ -63,13 +61,13 @@ class DiskLoad:
     """
 
     tier: DiskTier = field(repr=False)
-    begin: int
+    first_block: int
     """The index, in the text, of the first block that is requested."""
     keys: tuple[Key, ...]
     """The keys of the entries of the requested blocks."""
     tokens: tuple[int, ...] = field(repr=False)
     """The tokens of these blocks, in order."""
-    matched: int
+    matched_tokens: int
     """How many tokens of the text are in memory."""
     seconds_per_token: float
     """The time to compute a token."""
@@ -81,100 +79,105 @@ class DiskLoad:
         size = self.tier.block_size
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
         each = zip(self.keys, contents, strict=True)
-        return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
+        return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.all_groups}
 
     def piece_groups(self) -> dict[Key, int]:
         """Return the layer group of each requested piece, or `STATE`, by key, in the same order."""
-        return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.every}
+        return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.all_groups}
 
     def reusable_blocks(self, available: Collection[Key]) -> int:
-        """Return how many blocks of the text need not be computed, given the pieces in `available` and what is in
-        memory.
-        """
-        last = self.begin + len(self.keys)
-        chain = next((p for p in range(self.begin, last) if not self._has_pieces(available, p, self.tier.whole)), last)
-        for end in range(chain, self.begin, -1):
+        """Return how many blocks of the text need not be computed, given pieces `available` and what is in memory."""
+        last = self.first_block + len(self.keys)
+        chain = next(
+            (
+                p
+                for p in range(self.first_block, last)
+                if not self._has_pieces(available, p, self.tier.full_attention_groups)
+            ),
+            last,
+        )
+        for end in range(chain, self.first_block, -1):
             if all(
-                self._has_pieces(available, place, (group,))
-                for place, group in self._needed_pieces(end)
-                if place >= self.begin
+                self._has_pieces(available, block, (group,))
+                for block, group in self._needed_pieces(end)
+                if block >= self.first_block
             ):
                 return end
-        return self.begin
+        return self.first_block
 
-    def choose_pieces(self, there: Mapping[Key, int], rate: float) -> list[Key]:
+    def choose_pieces(self, piece_sizes: Mapping[Key, int], rate: float) -> list[Key]:
         """Return the keys of the pieces worth reading, or none if computing is faster. They are what it takes to reuse
-        as many blocks as possible. `there` has the bytes of each piece that exists, and `rate` is how many bytes
+        as many blocks as possible. `piece_sizes` has the bytes of each piece that exists, and `rate` is how many bytes
         can be read per second.
         """
-        end = self.reusable_blocks(there)
-        keys = [self._piece_key(place, group) for place, group in self._needed_pieces(end)]
-        seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
-        return keys if end > self.begin and seconds < self._compute_time(end) else []
+        end = self.reusable_blocks(piece_sizes)
+        keys = [self._piece_key(block, group) for block, group in self._needed_pieces(end)]
+        seconds = _READING_SECONDS + sum(piece_sizes[key] for key in keys if key in piece_sizes) / rate
+        return keys if end > self.first_block and seconds < self._compute_time(end) else []
 
     @property
     def compute_seconds(self) -> float:
         """The time in seconds to compute all requested tokens instead."""
-        return self._compute_time(self.begin + len(self.keys))
+        return self._compute_time(self.first_block + len(self.keys))
 
     @cached_property
     def blocks_after_load(self) -> int:
-        """The number of blocks of the text, from its beginning, that need not be computed: those in memory and those
-        whose pieces were read.
-        """
+        """The number of the text's first blocks that need not be computed: in memory, or whose pieces were read."""
         assert self.pieces is not None
         return self.reusable_blocks(self.pieces)
 
-    def piece(self, place: int, group: int) -> PieceContent:
+    def piece(self, block: int, group: int) -> PieceContent:
         """Return a piece that was read, by its layer group and the index of its block."""
         assert self.pieces is not None
-        return self.pieces[self._piece_key(place, group)]
+        return self.pieces[self._piece_key(block, group)]
 
-    def can_continue(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
+    def can_continue(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, max_tokens: int) -> bool:
         """Return whether the pieces that were read continue a text after its first `blocks` blocks. They must have the
-        `tokens` and `keys` of that text, and end within its first `most` tokens.
+        `tokens` and `keys` of that text, and end within its first `max_tokens` tokens.
         """
         size = self.tier.block_size
         if (
             self.pieces is None
-            or not self.begin <= blocks < self.blocks_after_load <= min(len(keys), most // size)
-            or keys[self.blocks_after_load - 1] != self.keys[self.blocks_after_load - 1 - self.begin]
+            or not self.first_block <= blocks < self.blocks_after_load <= min(len(keys), max_tokens // size)
+            or keys[self.blocks_after_load - 1] != self.keys[self.blocks_after_load - 1 - self.first_block]
         ):
             return False
-        begin, count = self.begin * size, (self.blocks_after_load - self.begin) * size
-        return tuple(tokens[begin : begin + count]) == self.tokens[:count]
+        start, count = self.first_block * size, (self.blocks_after_load - self.first_block) * size
+        return tuple(tokens[start : start + count]) == self.tokens[:count]
 
-    def is_reading_block(self, keys: Sequence[Key], place: int) -> bool:
-        """Return whether the block at index `place` of a text with these `keys` is being read by this load."""
-        asked = self.pieces is None and self.begin <= place < min(len(keys), self.begin + len(self.keys))
-        return asked and keys[place] == self.keys[place - self.begin]
+    def is_reading_block(self, keys: Sequence[Key], block: int) -> bool:
+        """Return whether the block at index `block` of a text with these `keys` is being read by this load."""
+        is_requested = self.pieces is None and self.first_block <= block < min(
+            len(keys), self.first_block + len(self.keys)
+        )
+        return is_requested and keys[block] == self.keys[block - self.first_block]
 
     def _needed_pieces(self, end: int) -> Iterator[tuple[int, int]]:
         """Yield block index and group of each piece that is needed to begin after the first `end` blocks, in order."""
-        fronts = {group: self.tier.first_visible_block(group, end) for group in range(len(self.tier.groups))}
-        for place in range(self.begin, end):
-            yield from ((place, group) for group, front in fronts.items() if place >= front)
+        first_blocks = {group: self.tier.first_visible_block(group, end) for group in range(len(self.tier.groups))}
+        for block in range(self.first_block, end):
+            yield from ((block, group) for group, first_block in first_blocks.items() if block >= first_block)
         if self.tier.states:
             yield end - 1, STATE
 
     def _compute_time(self, end: int) -> float:
         """Return the seconds to compute the tokens up to the end of the first `end` blocks."""
-        return (end * self.tier.block_size - self.matched) * self.seconds_per_token
+        return (end * self.tier.block_size - self.matched_tokens) * self.seconds_per_token
 
-    def _has_pieces(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
-        """Return whether the pieces of a block in these groups are `there`."""
-        return all(self._piece_key(place, group) in there for group in groups)
+    def _has_pieces(self, available: Collection[Key], block: int, groups: Sequence[int]) -> bool:
+        """Return whether the pieces of a block in these groups are among the `available` ones."""
+        return all(self._piece_key(block, group) in available for group in groups)
 
-    def _piece_key(self, place: int, group: int) -> Key:
-        return self.tier.piece_key(self.keys[place - self.begin], group)
+    def _piece_key(self, block: int, group: int) -> Key:
+        return self.tier.piece_key(self.keys[block - self.first_block], group)
 
 
 class DiskTier:
     """The disk tier of a `KVCache`: it collects cached entries to be stored, and makes the disk loads of prompts.
 
     With `states`, a text can begin only where its recurrent state is stored. `start` begins to read a load, which is
-    answered later. `dropped` is called with the number of pieces that left memory before they were stored. Pieces for
-    which `may_have` returns False are not requested.
+    answered later. `on_dropped` is called with the number of pieces that left memory before they were stored. Pieces
+    for which `may_have` returns False are not requested.
 
     `identity` names the model, in at most 64 bytes. No other model has the same. While it is None, no piece has a key:
     nothing is requested, and entries wait to be stored.
@@ -187,7 +190,7 @@ class DiskTier:
         states: bool,
         start: Callable[[DiskLoad], None],
         identity: bytes | None,
-        dropped: Callable[[int], None] = lambda pieces: None,
+        on_dropped: Callable[[int], None] = lambda pieces: None,
         may_have: Callable[[Key], bool] = lambda piece: True,
     ) -> None:
         self.groups = tuple(groups)
@@ -195,16 +198,16 @@ class DiskTier:
         self.states = states
         self.start = start
         self.identity = identity
-        self.every = (*range(len(groups)), *((STATE,) if states else ()))
-        self.whole = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
+        self.all_groups = (*range(len(groups)), *((STATE,) if states else ()))
+        self.full_attention_groups = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
         self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
-        self._dropped = dropped
+        self._on_dropped = on_dropped
         self._may_have = may_have
-        self._leaving: dict[PrefixEntry, None] = {}
+        self._queued_entries: dict[PrefixEntry, None] = {}
 
-    def first_visible_block(self, group: int, place: int) -> int:
-        """Return the index of the first block that the first token of the block at index `place` attends to."""
-        return self.groups[group].spec.attention_window.first_visible_block(place * self.block_size, self.block_size)
+    def first_visible_block(self, group: int, block: int) -> int:
+        """Return the index of the first block that the first token of the block at index `block` attends to."""
+        return self.groups[group].spec.attention_window.first_visible_block(block * self.block_size, self.block_size)
 
     def piece_key(self, entry: Key, group: int) -> Key:
         """Return the key under which an entry's piece of one group is stored."""
@@ -216,22 +219,20 @@ class DiskTier:
     def on_cached(self, entry: PrefixEntry) -> None:
         """Queue an entry to be stored: it was just cached, or has got a block that it lacked."""
         if len(entry.tokens) == self.block_size and any(True for _ in self.unstored_pieces(entry)):
-            self._leaving[entry] = None
-            if len(self._leaving) > _MOST_LEAVING:
+            self._queued_entries[entry] = None
+            if len(self._queued_entries) > _MOST_LEAVING:
                 self._count_dropped(self._pop_oldest())
 
     def remove_queued(self, entries: Iterable[PrefixEntry]) -> None:
         """Remove entries from the queue: the sequence that cached them continues with another text."""
         for entry in entries:
-            self._leaving.pop(entry, None)
+            self._queued_entries.pop(entry, None)
 
     def pop_entries(self) -> Iterator[PrefixEntry]:
-        """Take entries to be stored from the queue, oldest first, and yield them. Call `mark_stored` for what is
-        stored.
-        """
-        while self._leaving:
+        """Take entries to store from the queue, oldest first, and yield them. Call `mark_stored` for what is stored."""
+        while self._queued_entries:
             entry = self._pop_oldest()
-            if entry.forgotten:
+            if entry.is_removed:
                 self._count_dropped(entry)
             elif any(True for _ in self.unstored_pieces(entry)):
                 yield entry
@@ -251,20 +252,20 @@ class DiskTier:
 
     def clear(self) -> None:
         """Empty the queue, because what is cached cannot be trusted."""
-        self._leaving.clear()
+        self._queued_entries.clear()
 
     def __len__(self) -> int:
         """Return how many entries wait to be stored."""
-        return len(self._leaving)
+        return len(self._queued_entries)
 
     def _pop_oldest(self) -> PrefixEntry:
-        entry = next(iter(self._leaving))
-        del self._leaving[entry]
+        entry = next(iter(self._queued_entries))
+        del self._queued_entries[entry]
         return entry
 
     def _count_dropped(self, entry: PrefixEntry) -> None:
         """Report the unstored pieces of an entry as dropped."""
-        self._dropped(sum(1 for _ in self.unstored_pieces(entry)))
+        self._on_dropped(sum(1 for _ in self.unstored_pieces(entry)))
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
@@ -273,20 +274,20 @@ class DiskTier:
         tokens: Sequence[int],
         keys: Sequence[Key],
         blocks: int,
-        matched: int,
-        most: int,
+        matched_tokens: int,
+        max_tokens: int,
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
-        """Plan to read what follows a text's first `blocks` blocks (`matched` tokens), which are in memory. Return None
-        if the disk surely has no further whole block of it.
+        """Plan to read what follows a text's first `blocks` blocks (`matched_tokens` tokens), which are in memory.
+        Return None if the disk surely has no further whole block of it.
 
-        Tokens after the first `most` tokens are computed in any case, and so are those after `MOST_READ` bytes.
+        Tokens after the first `max_tokens` tokens are computed in any case, and so are those after `MOST_READ` bytes.
         """
         if self.identity is None:
             return None
-        end = min(len(keys), most // self.block_size, blocks + self._most_blocks)
-        if end <= blocks or not any(self._may_have(self.piece_key(keys[blocks], group)) for group in self.every):
+        end = min(len(keys), max_tokens // self.block_size, blocks + self._most_blocks)
+        if end <= blocks or not any(self._may_have(self.piece_key(keys[blocks], group)) for group in self.all_groups):
             return None
-        wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
+        wanted_tokens = tuple(tokens[blocks * self.block_size : end * self.block_size])
         seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token
-        return DiskLoad(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)
+        return DiskLoad(self, blocks, tuple(keys[blocks:end]), wanted_tokens, matched_tokens, seconds)

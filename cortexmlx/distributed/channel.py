@@ -8,9 +8,7 @@ Message = bytes | bytearray | memoryview
 
 
 class Channel(Protocol):
-    """A connection that carries whole messages in both directions, in order. One thread may send while another
-    receives.
-    """
+    """A connection that carries whole messages both ways, in order. One thread may send while another receives."""
 
     name: str
     """The other side, as a user would name it: a host, and the rank there."""

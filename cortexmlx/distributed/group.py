@@ -59,7 +59,7 @@ class HostGroup:
         self._limits = read_hang_limits()
         self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report_once)
         self._runner: RemoteRunner | None = None
-        self._ended = False
+        self._starts_cancelled = False
         self.infos: tuple[RankInfo, ...] = ()
         """What each worker tells about its part."""
         self.machines: tuple[str, ...] = tuple(host.ssh for host in self._workers.hosts.hosts)
@@ -76,9 +76,7 @@ class HostGroup:
         return self._workers.epoch
 
     def open(self) -> None:
-        """Start the workers and have each open its part of the model. Raises HostLost, HostRefused and what opening a
-        part raises.
-        """
+        """Start the workers; each opens its part of the model. Raises HostLost, HostRefused and what opening raises."""
         try:
             with self._report_progress():
                 self._workers.reopen()
@@ -93,9 +91,7 @@ class HostGroup:
             raise
 
     def reopen(self) -> None:
-        """End all workers and start them again, in up to three attempts. Raises HostLost, and what else `open` raises
-        at once.
-        """
+        """End and restart all workers in up to three attempts. Raises HostLost, and what else `open` raises at once."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self.open()
@@ -114,17 +110,17 @@ class HostGroup:
 
     def stats(self) -> tuple[HostStats, ...]:
         """Return what each worker holds, as of its newest answer; nothing while there are no workers."""
-        held = [state.bytes for state in self._opened_runner.ranks]
-        if len(held) < len(self.names):
+        rank_memory = [state.bytes for state in self._opened_runner.ranks]
+        if len(rank_memory) < len(self.names):
             return ()
         return tuple(
             HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
-            for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
+            for name, info, bytes_ in zip(self.names, self.infos, rank_memory, strict=True)
         )
 
     def cancel_starts(self) -> None:
         """Make a start on another thread, and every later one, raise EngineClosed soon. Any thread may call it."""
-        self._ended = True
+        self._starts_cancelled = True
 
     def close(self) -> None:
         """End all workers. Safe to call again."""
@@ -158,15 +154,15 @@ class HostGroup:
         """Report progress on a thread while the body waits for workers. If the engine is closed meanwhile, reporting
         raises. Then the workers are ended, which ends the wait, and that is raised.
         """
-        raised: list[BaseException] = []
-        over = threading.Event()
+        report_errors: list[BaseException] = []
+        stop_event = threading.Event()
 
         def report() -> None:
             try:
-                while not over.wait(_LOOK_SECONDS):
+                while not stop_event.wait(_LOOK_SECONDS):
                     self._report_once()
             except BaseException as error:
-                raised.append(error)
+                report_errors.append(error)
                 self._workers.close()
 
         reporter = threading.Thread(target=report, name="cortexmlx opens workers", daemon=True)
@@ -174,18 +170,18 @@ class HostGroup:
         try:
             yield
         except CortexError as error:
-            over.set()
+            stop_event.set()
             reporter.join()
-            if raised:
-                raise raised[0] from error
+            if report_errors:
+                raise report_errors[0] from error
             raise
         finally:
-            over.set()
+            stop_event.set()
             reporter.join()
 
     def _report_once(self) -> None:
         """Report that the model is loading. Raises EngineClosed if the engine was closed."""
-        if self._ended:
+        if self._starts_cancelled:
             raise EngineClosed("the engine was closed while its workers were started")
         if self._config.on_progress is not None:
             self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
@@ -200,8 +196,8 @@ class HostGroup:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, and report progress meanwhile."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             self._report_once()
             time.sleep(_LOOK_SECONDS)
 
@@ -268,22 +264,18 @@ Part = tuple[LayerGroup, ...]
 
 
 def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
-    """Return the layer groups of each rank, all ranks with the same groups in one order. A rank that has no layer of
-    some group gets that group without layers.
-    """
+    """Return each rank's layer groups, all with the same groups in one order; one that a rank lacks has no layers."""
     parts = [tuple(part) for part in parts]
     specs = list(dict.fromkeys(group.spec for part in parts for group in part))
     layers = [{group.spec: group.layers for group in part} for part in parts]
-    return tuple(tuple(LayerGroup(spec, own.get(spec, ())) for spec in specs) for own in layers)
+    return tuple(tuple(LayerGroup(spec, rank_layers.get(spec, ())) for spec in specs) for rank_layers in layers)
 
 
 def join_groups(parts: Sequence[Part]) -> Part:
-    """Return the layer groups of the whole model from those of all ranks. So the bytes of a group are those on all
-    ranks. `parts` are in one order.
-    """
+    """Return the whole model's layer groups. A group's bytes are those on all ranks. `parts` are in one order."""
     return tuple(
-        LayerGroup(same[0].spec, tuple(layer for group in same for layer in group.layers))
-        for same in zip(*parts, strict=True)
+        LayerGroup(rank_groups[0].spec, tuple(layer for group in rank_groups for layer in group.layers))
+        for rank_groups in zip(*parts, strict=True)
     )
 
 
@@ -307,12 +299,14 @@ def common_capacity(parts: Sequence[Part], memory: Sequence[int], load: ArenaDem
     groups = paged_groups(join_groups(parts))
     states = [split_memory(part, bytes_, load.rows) for part, bytes_ in zip(parts, memory, strict=True)]
     snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_state_bytes(part)]
-    most: dict[AttentionWindow, int] = {}
+    max_blocks: dict[AttentionWindow, int] = {}
     for part, (bytes_, _) in zip(parts, states, strict=True):
-        own = [group for group in part if bytes_per_token([group])]
-        for group, count in zip(own, arena_blocks(bytes_, own, load) if own else (), strict=True):
+        block_groups = [group for group in part if bytes_per_token([group])]
+        for group, count in zip(
+            block_groups, arena_blocks(bytes_, block_groups, load) if block_groups else (), strict=True
+        ):
             window = group.spec.attention_window
-            most[window] = min(count, most.get(window, count))
-    unbounded = load.rows * -(-context // load.block_size)
-    blocks = tuple(most.get(group.spec.attention_window, unbounded) for group in groups)
+            max_blocks[window] = min(count, max_blocks.get(window, count))
+    context_blocks = load.rows * -(-context // load.block_size)
+    blocks = tuple(max_blocks.get(group.spec.attention_window, context_blocks) for group in groups)
     return GroupCapacity(blocks, min(snapshots) if snapshots else None)

@@ -44,9 +44,7 @@ NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed ane
 
 
 class HostedModel:
-    """A model that is served by a group of workers. No weights and no keys and values are in this process. See
-    `EngineModel`.
-    """
+    """A model that a group of workers serves. No weights, keys or values are in this process. See `EngineModel`."""
 
     draft: EngineModel | None = None
     disk: StoreConnector | None = None
@@ -61,7 +59,7 @@ class HostedModel:
         `Engine` raises, HostRefused and HostLost.
         """
         self._config = config
-        self._opening = threading.Lock()
+        self._start_lock = threading.Lock()
         self.runner: Runner
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
         self._group = HostGroup(
@@ -77,12 +75,10 @@ class HostedModel:
             self.release()
             raise
 
-    def _recover_from_loss(self, core: Any, epoch: int, lost: HostLost) -> None:
-        """Recover from the loss of a worker that was noticed outside of a step, unless a step or a start has met it
-        since.
-        """
+    def _recover_from_loss(self, core: Any, epoch: int, loss: HostLost) -> None:
+        """Recover from a worker's loss that was noticed outside of a step, unless a step or a start met it since."""
         if core.recovery.open and epoch == self._group.epoch:
-            core.recovery.recover(lost)
+            core.recovery.recover(loss)
 
     def _make_runners(self) -> tuple[tuple[Part, ...], Runner]:
         """Have the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
@@ -105,27 +101,31 @@ class HostedModel:
         config, infos, parts = self._config, self._group.infos, self._parts
         load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
         context, vocab_size = self.loaded.context_length, infos[0].vocab_size
-        longest = context if config.keep is None else min(context, config.keep.max_row_tokens)
+        max_row_tokens = context if config.keep is None else min(context, config.keep.max_row_tokens)
         on_gpus = all(info.backend == "metal" for info in infos)
-        tails = [max_long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
-        self._long_tail_rows = min(tails)
-        beside = Counter(self._group.machines)
+        tail_rows = (
+            [max_long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
+        )
+        self._long_tail_rows = min(tail_rows)
+        workers_per_machine = Counter(self._group.machines)
         memory: list[int] = []
-        beyond: tuple[str, ...] = ()
+        memory_warnings: tuple[str, ...] = ()
         for part, info, machine in zip(parts, infos, self._group.machines, strict=True):
-            available = info.memory_bytes // beside[machine]
-            reserved = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
+            available = info.memory_bytes // workers_per_machine[machine]
+            reserved_memory = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
             if config.kv_bytes is not None:
-                check_kv_memory(config.kv_bytes * beside[machine], info.memory_bytes, info.memory_bytes, machine)
-                beyond += kv_memory_warning(config.kv_bytes, max(available - reserved, 0), machine)
-            memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
-        self._room = common_capacity(parts, memory, load, longest)
-        self.blocks = self._room.blocks
-        whole = join_groups(parts)
+                check_kv_memory(
+                    config.kv_bytes * workers_per_machine[machine], info.memory_bytes, info.memory_bytes, machine
+                )
+                memory_warnings += kv_memory_warning(config.kv_bytes, max(available - reserved_memory, 0), machine)
+            memory.append(config.kv_bytes or default_kv_bytes(part, load, max_row_tokens, available, reserved_memory))
+        self._capacity = common_capacity(parts, memory, load, max_row_tokens)
+        self.blocks = self._capacity.blocks
+        model_groups = join_groups(parts)
         workers = f"{len(infos)} workers: {'; '.join(self._group.names)}"
-        stored = () if config.kv_store is None else (NOT_STORED,)
-        notes = (*self.loaded.notes, *dict.fromkeys(beyond), *stored, workers)
-        return model_info(self.loaded, vocab_size, bytes_per_token(whole), notes)
+        store_notes = () if config.kv_store is None else (NOT_STORED,)
+        notes = (*self.loaded.notes, *dict.fromkeys(memory_warnings), *store_notes, workers)
+        return model_info(self.loaded, vocab_size, bytes_per_token(model_groups), notes)
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
@@ -137,13 +137,13 @@ class HostedModel:
         """The description of what computes attention in the workers."""
         return self._group
 
-    def make_cache(self, blocks: GroupCounts, anew: bool = False) -> KVCache:
-        """Make an empty arena in every worker. Return the cache that owns its blocks. Raises HostLost, and
-        MemoryRefused unless it begins `anew`.
-        """
+    def make_cache(self, blocks: GroupCounts, from_scratch: bool = False) -> KVCache:
+        """Make an empty arena per worker. Return the cache. Raises HostLost; MemoryRefused unless `from_scratch`."""
         prefix = PrefixCache(self._config.block_size)
-        parts, snapshots = join_groups(self._parts), self._room.snapshots
-        return begin_paged_arena(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
+        parts, snapshots = join_groups(self._parts), self._capacity.snapshots
+        return begin_paged_arena(
+            self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), from_scratch
+        )
 
     def may_resize(self, blocks: GroupCounts) -> bool:
         """Return whether all workers could get `blocks` blocks. True if the group is lost: the next step finds that."""
@@ -154,8 +154,8 @@ class HostedModel:
 
     def make_scheduler(self, cache: KVCache) -> Scheduler:
         """Return a new scheduler without requests."""
-        scheduling = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
-        return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
+        settings = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
+        return Scheduler(cache, replace(settings, long_tail_rows=self._long_tail_rows))
 
     def start_store(self) -> None:
         """Do nothing: there is no store."""
@@ -166,16 +166,16 @@ class HostedModel:
 
         It takes long, and needs no mlx. So any thread may call it, while the engine's thread may `release` the model.
         """
-        with self._opening:
+        with self._start_lock:
             self._group.reopen()
             if [info.groups for info in self._group.infos] != self._groups:
                 self._group.close()
                 raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
-            _, self._reopened = self._make_runners()
+            _, self._reopened_runner = self._make_runners()
 
     def reset(self) -> None:
         """Continue with the workers that `restart_workers` started: `runner` is another one, without an arena."""
-        self.runner = self._reopened
+        self.runner = self._reopened_runner
 
     def adapter_tables(self) -> AdapterTables:
         """Raise AdapterRefused: workers cannot serve adapters per request."""
@@ -192,7 +192,7 @@ class HostedModel:
         """End all workers. Safe to call again."""
         try:
             self._group.cancel_starts()
-            with self._opening:  # a start on another thread has ended
+            with self._start_lock:  # a start on another thread has ended
                 pass
         finally:
             self._group.close()

@@ -51,9 +51,7 @@ class ShardingMode(Enum):
 
 @dataclass(frozen=True)
 class RankOptions:
-    """The options with which a worker opens its part of a model. The fields without a comment are those of
-    `EngineConfig`.
-    """
+    """The options for a worker to open its part of a model. Fields without a comment are those of `EngineConfig`."""
 
     model: str
     adapter: str | None
@@ -121,9 +119,7 @@ class MakeRunner(_Message, frozen=True):
 
 
 class Begin(_Message, frozen=True):
-    """Call of `Runner.begin`: make an empty arena. A call that is named after a method is answered by what the method
-    returns.
-    """
+    """Call of `Runner.begin`: make an empty arena. Calls named after a method are answered by what that returns."""
 
     blocks: GroupCounts
 
@@ -197,12 +193,12 @@ def to_sent_plan(plan: StepPlan) -> SentPlan:
     return SentPlan(**values)
 
 
-def from_sent_plan(sent: SentPlan) -> StepPlan:
+def from_sent_plan(sent_plan: SentPlan) -> StepPlan:
     """Convert a received plan back: the inverse of `to_sent_plan`. Raises HostLost."""
-    values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(sent), strict=True))
-    if sent.sampling is not None:
+    values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(sent_plan), strict=True))
+    if sent_plan.sampling is not None:
         values["sampling"] = tuple(from_sent_row(row) for row in values["sampling"])
-    return StepPlan(**values, logit_segments=_logit_segments(sent.segments))
+    return StepPlan(**values, logit_segments=_logit_segments(sent_plan.segments))
 
 
 def _logit_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
@@ -340,8 +336,8 @@ _ANSWER_FIELDS: dict[type, str] = {
 
 def answer_with(number: int, value: Value, state: RankState | None = None, digest: bytes | None = None) -> CallAnswer:
     """Make an answer whose field for values of this type is set."""
-    own = {} if value is None else {_ANSWER_FIELDS.get(type(value), "error"): value}
-    return CallAnswer(number, state=state, digest=digest, **own)  # type: ignore[arg-type]
+    value_field = {} if value is None else {_ANSWER_FIELDS.get(type(value), "error"): value}
+    return CallAnswer(number, state=state, digest=digest, **value_field)  # type: ignore[arg-type]
 
 
 # -- the parameters of a sampling row ---------------------------------------------------------------------------------
@@ -373,11 +369,11 @@ def sent_param_types(params: type) -> dict[str, Any]:
     """Return name and type of each sampling parameter that is sent: all that are not in `NOT_SENT`. Raises TypeError
     for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
     """
-    said = {field.name: field.type for field in fields(params)}
-    if strange := NOT_SENT - said.keys():
+    field_types = {field.name: field.type for field in fields(params)}
+    if strange := NOT_SENT - field_types.keys():
         raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
-    sent = {name: kind for name, kind in said.items() if name not in NOT_SENT}
-    kinds = get_type_hints(SimpleNamespace(__annotations__=sent), {"Mapping": Mapping})
+    sent_types = {name: kind for name, kind in field_types.items() if name not in NOT_SENT}
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent_types), {"Mapping": Mapping})
     for name, kind in kinds.items():
         if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
             raise TypeError(f"the sampling parameter {name!r} has no bytes: {kind}; or it is NOT_SENT")
@@ -400,16 +396,14 @@ def sampler_tokens(row: SamplingRow) -> tuple[TokenList, TokenList]:
     """
     params = row.params
     last = params.repetition_context if params.repetition_penalty != 1.0 else 0
-    missing = max(0, last - len(row.output))
+    num_prompt_tokens = max(0, last - len(row.output))
     if not (params.presence_penalty or params.frequency_penalty):
-        return row.prompt[-missing:] if missing else (), row.output[-last:] if last else ()
-    return row.prompt[-missing:] if missing else (), row.output
+        return row.prompt[-num_prompt_tokens:] if num_prompt_tokens else (), row.output[-last:] if last else ()
+    return row.prompt[-num_prompt_tokens:] if num_prompt_tokens else (), row.output
 
 
 def to_sent_row(row: SamplingRow) -> SentRow:
-    """Convert a sampling row to the form in which it is sent. Raises InvalidRequest for one with functions of this
-    process.
-    """
+    """Convert a sampling row to the form that is sent. Raises InvalidRequest if it has functions of this process."""
     if row.processed_for is not None:
         raise InvalidRequest(
             "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
@@ -417,8 +411,8 @@ def to_sent_row(row: SamplingRow) -> SentRow:
             field="logits_processors",
         )
     prompt, output = (np.asarray(part, np.int32) for part in sampler_tokens(row))
-    changed = {name: value for name in _SENT if (value := getattr(row.params, name)) != getattr(_DEFAULTS, name)}
-    return SentRow(_encoder.encode(changed), row.seed, prompt, output)
+    changed_params = {name: value for name in _SENT if (value := getattr(row.params, name)) != getattr(_DEFAULTS, name)}
+    return SentRow(_encoder.encode(changed_params), row.seed, prompt, output)
 
 
 def from_sent_row(row: SentRow) -> SamplingRow:
@@ -427,13 +421,11 @@ def from_sent_row(row: SentRow) -> SamplingRow:
 
 
 @lru_cache(64)
-def _decode_params(encoded: bytes) -> SamplingParams:
-    """Decode the sampling parameters of a `SentRow`. Cached: rows of a decode window mostly have the same ones, and
-    checking them takes long.
-    """
-    sent = _PARAMS.decode(encoded)
+def _decode_params(encoded_params: bytes) -> SamplingParams:
+    """Decode a `SentRow`'s sampling parameters. Cached: a window's rows mostly share them, and checks take long."""
+    sent_params = _PARAMS.decode(encoded_params)
     try:
-        return SamplingParams(**{name: value for name in _SENT if (value := getattr(sent, name)) is not UNSET})
+        return SamplingParams(**{name: value for name in _SENT if (value := getattr(sent_params, name)) is not UNSET})
     except InvalidRequest as error:
         _raise_unreadable(str(error))
 
@@ -471,15 +463,13 @@ class Codec(Generic[T]):
             _raise_unreadable(str(error))
 
 
-def _raise_unreadable(why: str) -> NoReturn:
+def _raise_unreadable(reason: str) -> NoReturn:
     """Raise HostLost for a message that cannot be read."""
-    raise HostLost(f"a message cannot be read ({why}): start the hosts again, with one version of cortexmlx on all")
+    raise HostLost(f"a message cannot be read ({reason}): start the hosts again, with one version of cortexmlx on all")
 
 
 def _simplify(value: Any) -> Any:
-    """Convert a value that MessagePack does not know into values that it does. Raises TypeError for a value that
-    cannot be sent.
-    """
+    """Convert a value that MessagePack does not know into ones that it does. Raises TypeError if it cannot be sent."""
     if isinstance(value, np.ndarray):
         if value.dtype not in _DTYPES:
             raise TypeError(f"an array of {value.dtype} cannot be sent to a host")
@@ -498,20 +488,18 @@ def _simplify(value: Any) -> Any:
     raise TypeError(f"values of {type(value)} cannot be sent to a host")
 
 
-def _restore(kind: Any, sent: Any) -> Any:
-    """Convert a received value back into its type: the inverse of `_simplify`. Raises ValueError and TypeError, which
-    msgspec takes for a value that is not allowed.
-    """
+def _restore(kind: Any, value: Any) -> Any:
+    """Undo `_simplify`. Raises ValueError and TypeError, which msgspec takes for a value that is not allowed."""
     if kind is range:
-        begin, end = sent
+        begin, end = value
         return range(begin, end)  # raises TypeError for what is no integer
     if kind is CortexError:
-        name, message, detail = _check_elements(sent, str, str, str | None)
+        name, message, detail = _check_elements(value, str, str, str | None)
         if name not in _CLASSES:
             raise ValueError(f"there is no error {name!r}")
         return _make_error(_CLASSES[name], message, detail)
     if get_origin(kind) is np.ndarray:
-        name, shape, data = _check_elements(sent, str, list, bytes)
+        name, shape, data = _check_elements(value, str, list, bytes)
         (number,) = get_args(get_args(kind)[1])
         if name != number.__name__:
             raise ValueError(f"an array of {name!r} came instead of {number.__name__}")
@@ -524,11 +512,11 @@ def _restore(kind: Any, sent: Any) -> Any:
     raise ValueError(f"values of {kind} cannot be read")
 
 
-def _check_elements(sent: Any, *kinds: Any) -> Sequence[Any]:
+def _check_elements(value: Any, *kinds: Any) -> Sequence[Any]:
     """Return a received list if its elements have these types. Raises ValueError."""
-    if not isinstance(sent, list) or len(sent) != len(kinds) or not all(map(isinstance, sent, kinds)):
-        raise ValueError(f"{type(sent).__name__} came instead of {kinds}")
-    return sent
+    if not isinstance(value, list) or len(value) != len(kinds) or not all(map(isinstance, value, kinds)):
+        raise ValueError(f"{type(value).__name__} came instead of {kinds}")
+    return value
 
 
 # Errors: the name of a class of `cortexmlx.errors`, its message, and what it has beside it.
@@ -583,8 +571,8 @@ class PlanDigest:
     it also covers the whole plan as it is carried out, with the block tables in force and the size of the arena.
     """
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, compare_every: int) -> None:
+        self._compare_every = compare_every
         self._hash = hashlib.blake2b(digest_size=16)
         self._steps = 0
         self._groups: tuple[GroupStep, ...] | None = None
@@ -598,7 +586,7 @@ class PlanDigest:
         self._steps += 1
         if plan.groups is not None:
             self._groups = plan.groups
-        if self._steps % self._every:
+        if self._steps % self._compare_every:
             return None
         self._hash.update(_encoder.encode(to_sent_plan(replace(plan, groups=self._groups))))
         self._hash.update(repr(blocks).encode())

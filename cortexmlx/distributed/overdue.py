@@ -83,9 +83,9 @@ class OverdueCall:
     """Who has not answered it."""
     seconds: float
     """How long they have been at it."""
-    usual: float | None
+    usual_seconds: float | None
     """The longest time of calls alike, as remembered; None: it is not known."""
-    used: tuple[float | None, ...]
+    processor_seconds: tuple[float | None, ...]
     """Seconds of processor time that each of `ranks` has used meanwhile, as far as heartbeats told."""
 
     @property
@@ -93,11 +93,15 @@ class OverdueCall:
         """The rank that hangs, judged by processor time if several have not answered; None if that does not tell."""
         if len(self.ranks) == 1:
             return self.ranks[0]
-        told = sorted((used, rank) for used, rank in zip(self.used, self.ranks, strict=True) if used is not None)
-        if len(told) < len(self.ranks):
+        known_usage = sorted(
+            (seconds, rank)
+            for seconds, rank in zip(self.processor_seconds, self.ranks, strict=True)
+            if seconds is not None
+        )
+        if len(known_usage) < len(self.ranks):
             return None
-        (least, rank), (next_, _) = told[:2]
-        return rank if least <= _IDLE * next_ and next_ >= _BUSY * self.seconds else None
+        (lowest, rank), (second_lowest, _) = known_usage[:2]
+        return rank if lowest <= _IDLE * second_lowest and second_lowest >= _BUSY * self.seconds else None
 
 
 @dataclass
@@ -106,8 +110,8 @@ class _CallTimes:
 
     count: int = 0
     """How many answers there were, of all ranks."""
-    longest: float = 0.0
-    at: float = 0.0
+    longest_seconds: float = 0.0
+    last_answer_time: float = 0.0
     """When the last one was answered."""
 
 
@@ -117,16 +121,16 @@ class _PendingCalls:
 
     open: deque[tuple[int, int | None, float]] = field(default_factory=deque)
     """The number of each call, its kind, and when it was sent, the oldest first."""
-    answered: float = 0.0
+    last_answer_time: float = 0.0
     """When it answered last."""
-    suspected: int | None = None
+    suspected_call: int | None = None
     """The call that was overdue at the last look."""
-    noted: tuple[int, float | None] | None = None
+    usage_baseline: tuple[int, float | None] | None = None
     """A call, and the processor time that the rank had used when it was first seen to be waited for."""
 
     def oldest_start(self) -> float:
         """Return when the rank may have begun with its oldest call."""
-        return max(self.open[0][2], self.answered)
+        return max(self.open[0][2], self.last_answer_time)
 
 
 _MOVES, _SMALL = -1, -2
@@ -140,61 +144,63 @@ class HangDetector:
         self._limits = limits
         self._ranks = [_PendingCalls() for _ in range(ranks)]
         self._kinds: dict[int, _CallTimes] = {}
-        self._newest: tuple[int, int | None] = 0, None
+        self._newest_call: tuple[int, int | None] = 0, None
         self._step = 0
         self._blocks: GroupCounts = ()
 
     def note_call(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
         """Note that a call was sent to a rank. Calls of one number are of one kind."""
-        if number != self._newest[0]:
-            self._newest = number, self._kind_of_call(asks)
-        self._ranks[rank].open.append((number, self._newest[1], now))
+        if number != self._newest_call[0]:
+            self._newest_call = number, self._kind_of_call(asks)
+        self._ranks[rank].open.append((number, self._newest_call[1], now))
 
     def note_answer(self, rank: int, now: float) -> None:
         """Note that a rank answered its oldest call, and learn how long it took."""
-        of = self._ranks[rank]
-        if not of.open:
+        pending = self._ranks[rank]
+        if not pending.open:
             return
-        began = of.oldest_start()
-        _, kind, _ = of.open.popleft()
-        of.answered, of.suspected, of.noted = now, None, None
+        start_time = pending.oldest_start()
+        _, kind, _ = pending.open.popleft()
+        pending.last_answer_time, pending.suspected_call, pending.usage_baseline = now, None, None
         if kind is not None:
-            alike = self._kinds.setdefault(kind, _CallTimes())
-            alike.count += 1
-            alike.longest = max(alike.longest * _FADES ** (1 / len(self._ranks)), now - began)
-            alike.at = now
+            times = self._kinds.setdefault(kind, _CallTimes())
+            times.count += 1
+            times.longest_seconds = max(times.longest_seconds * _FADES ** (1 / len(self._ranks)), now - start_time)
+            times.last_answer_time = now
 
-    def find_overdue(self, now: float, used: Sequence[float | None]) -> OverdueCall | None:
-        """Return the oldest call if it is overdue, and was so the last time. `used`: seconds of processor time that
-        each rank has used so far. Call it several times a second while answers are awaited, after those that are
-        there were taken: if this process itself was stopped for long, the answers come between two looks.
+    def find_overdue(self, now: float, processor_seconds: Sequence[float | None]) -> OverdueCall | None:
+        """Return the oldest call if it is overdue, and was so the last time. `processor_seconds`: seconds of processor
+        time that each rank has used so far. Call it several times a second while answers are awaited, after those that
+        are there were taken: if this process itself was stopped for long, the answers come between two looks.
         """
-        waiting = [rank for rank, of in enumerate(self._ranks) if of.open]
-        oldest = min((self._ranks[rank].open[0][0] for rank in waiting), default=0)
-        behind = [rank for rank in waiting if self._ranks[rank].open[0][0] == oldest]
+        waiting_ranks = [rank for rank, pending in enumerate(self._ranks) if pending.open]
+        oldest_call = min((self._ranks[rank].open[0][0] for rank in waiting_ranks), default=0)
+        lagging_ranks = [rank for rank in waiting_ranks if self._ranks[rank].open[0][0] == oldest_call]
         overdue = False
-        for rank in behind:
+        for rank in lagging_ranks:
             of = self._ranks[rank]
-            if of.noted is None or of.noted[0] != oldest:
-                of.noted = oldest, used[rank]
-            late = now - of.oldest_start() > self._time_limit(of)
-            overdue |= late and of.suspected == oldest
-            of.suspected = oldest if late else None
+            if of.usage_baseline is None or of.usage_baseline[0] != oldest_call:
+                of.usage_baseline = oldest_call, processor_seconds[rank]
+            is_late = now - of.oldest_start() > self._time_limit(of)
+            overdue |= is_late and of.suspected_call == oldest_call
+            of.suspected_call = oldest_call if is_late else None
         if not overdue:
             return None
         return OverdueCall(
-            tuple(behind),
-            max(now - self._ranks[rank].oldest_start() for rank in behind),
-            self._longest_alike(self._ranks[behind[0]]),
-            tuple(self._processor_seconds_since(rank, used[rank]) for rank in behind),
+            tuple(lagging_ranks),
+            max(now - self._ranks[rank].oldest_start() for rank in lagging_ranks),
+            self._longest_alike(self._ranks[lagging_ranks[0]]),
+            tuple(self._processor_seconds_since(rank, processor_seconds[rank]) for rank in lagging_ranks),
         )
 
-    def _processor_seconds_since(self, rank: int, used: float | None) -> float | None:
-        """Return the processor time that a rank has used since its oldest call was first waited for; None if
-        unknown.
-        """
-        noted = self._ranks[rank].noted
-        return None if used is None or noted is None or noted[1] is None else used - noted[1]
+    def _processor_seconds_since(self, rank: int, processor_seconds: float | None) -> float | None:
+        """Return the processor time a rank has used since its oldest call was first waited for; None if unknown."""
+        baseline = self._ranks[rank].usage_baseline
+        return (
+            None
+            if processor_seconds is None or baseline is None or baseline[1] is None
+            else processor_seconds - baseline[1]
+        )
 
     def _kind_of_call(self, asks: AnyCall) -> int | None:
         """Return which kind a call is of, for times to compare; None if it may take any time."""
@@ -221,28 +227,28 @@ class HangDetector:
 
     def _time_limit(self, rank: _PendingCalls) -> float:
         """Return how many seconds a rank's oldest call may take."""
-        kind, least = rank.open[0][1], self._limits.seconds
-        if kind is None or least <= 0:
+        kind, min_seconds = rank.open[0][1], self._limits.seconds
+        if kind is None or min_seconds <= 0:
             return math.inf
-        usual = self._longest_alike(rank)
-        if usual is not None:
-            return max(least, HANG_FACTOR * usual)
-        less = (of.longest for each, of in self._kinds.items() if 0 <= each < kind)
-        return max(least, self._limits.first_seconds, HANG_FACTOR * max(less, default=0.0))
+        usual_seconds = self._longest_alike(rank)
+        if usual_seconds is not None:
+            return max(min_seconds, HANG_FACTOR * usual_seconds)
+        smaller_step_times = (times.longest_seconds for each, times in self._kinds.items() if 0 <= each < kind)
+        return max(min_seconds, self._limits.first_seconds, HANG_FACTOR * max(smaller_step_times, default=0.0))
 
     def _longest_alike(self, rank: _PendingCalls) -> float | None:
         """Return the longest time of calls like a rank's oldest one, or of steps with more work; None if unknown."""
-        kind, began = rank.open[0][1], rank.oldest_start()
+        kind, start_time = rank.open[0][1], rank.oldest_start()
         if kind is None or kind == _MOVES:
             return None
-        known = [
-            (each, of.longest)
-            for each, of in self._kinds.items()
-            if of.count >= MIN_SAMPLES * len(self._ranks)
-            and began - of.at <= PAUSE_SECONDS
+        samples = [
+            (each, times.longest_seconds)
+            for each, times in self._kinds.items()
+            if times.count >= MIN_SAMPLES * len(self._ranks)
+            and start_time - times.last_answer_time <= PAUSE_SECONDS
             and (each == kind or each > kind >= 0)
         ]
-        return min(known)[1] if known else None
+        return min(samples)[1] if samples else None
 
 
 def step_work(plan: StepPlan) -> int:

@@ -68,8 +68,8 @@ class OpenedRank:
         )
         if backend.writer is not None:
             _run_kernel_checks(backend.writer.kernel_checks(loaded.model))
-        if options.reproducible and backend.choosing is not None:
-            backend.choosing.choices.reproducible = True
+        if options.reproducible and backend.selectable is not None:
+            backend.selectable.choices.reproducible = True
             choose_kernels(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
         return runner
 

@@ -79,12 +79,12 @@ class _CallHandler:
     def __init__(self, open_rank: OpenRank) -> None:
         self.closed = False
         self._open_rank = open_rank
-        self._opened: OpenedRank | None = None
-        self._made: ModelRunner | None = None
+        self._opened_rank: OpenedRank | None = None
+        self._made_runner: ModelRunner | None = None
         self._plan: StepPlan | None = None
-        self._every = 1
+        self._compare_every = 1
         self._digest = PlanDigest(1)
-        self._failed: CortexError | None = None
+        self._failure: CortexError | None = None
 
     def decode_call(self, message: bytes) -> tuple[int, AnyCall]:
         """Decode a call and its number. Raises HostLost."""
@@ -95,18 +95,18 @@ class _CallHandler:
 
     def close(self) -> None:
         """Free the model and all memory. Safe to call again."""
-        self.closed, self._plan, self._opened = True, None, None
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        self.closed, self._plan, self._opened_rank = True, None, None
+        if self._made_runner is not None:
+            self._made_runner.close()
+            self._made_runner = None
 
     def handle(self, number: int, asks: AnyCall) -> CallAnswer:
         """Carry out a call, and return its answer."""
         if isinstance(asks, Close):
             self.close()
             return CallAnswer(number)
-        if self._failed is not None:
-            return CallAnswer(number, error=self._failed)
+        if self._failure is not None:
+            return CallAnswer(number, error=self._failure)
         try:
             if isinstance(asks, Dispatch | Forward | Choose):
                 return CallAnswer(number, digest=self._start_step_part(asks))
@@ -114,19 +114,19 @@ class _CallHandler:
             return answer_with(number, value, self._rank_state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
-            self._failed = copy_error(error)
-            return CallAnswer(number, error=self._failed)
+            self._failure = copy_error(error)
+            return CallAnswer(number, error=self._failure)
 
     @property
     def _runner(self) -> ModelRunner:
         """The runner. Raises HostLost before it was made."""
-        if self._made is None:
+        if self._made_runner is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
-        return self._made
+        return self._made_runner
 
     def _rank_state(self) -> RankState | None:
         """Return what the runner holds and how long it has worked; None before it was made."""
-        runner = self._made
+        runner = self._made_runner
         if runner is None:
             return None
         return RankState(runner.bytes, runner.blocks, runner.build_seconds, runner.wait_seconds)
@@ -141,10 +141,10 @@ class _CallHandler:
         _raise_if_refused(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
         return self._digest.add_step(plan, runner.blocks)
 
-    def _resolve_plan(self, sent: SentPlan | None) -> StepPlan:
+    def _resolve_plan(self, sent_plan: SentPlan | None) -> StepPlan:
         """Return the plan that was sent with a call, or else the one that was prepared."""
-        if sent is not None:
-            self._plan = from_sent_plan(sent)
+        if sent_plan is not None:
+            self._plan = from_sent_plan(sent_plan)
         if self._plan is None:
             raise HostLost("a step came whose plan was never prepared")
         return self._plan
@@ -153,16 +153,16 @@ class _CallHandler:
         """Carry out any other call, and return the value of its answer."""
         match asks:
             case Open(options):
-                self._opened = self._open_rank(options)
-                self._every = options.compare_every
-                return self._opened.info
+                self._opened_rank = self._open_rank(options)
+                self._compare_every = options.compare_every
+                return self._opened_rank.info
             case MakeRunner(groups):
-                if self._opened is None:
+                if self._opened_rank is None:
                     raise HostLost("layers were to be arranged before the model was opened")
-                self._made = self._opened.make_runner(groups)
-                return RunnerConstants(self._made.computes_at_dispatch)
+                self._made_runner = self._opened_rank.make_runner(groups)
+                return RunnerConstants(self._made_runner.computes_at_dispatch)
             case Begin(blocks):
-                self._digest = PlanDigest(self._every)
+                self._digest = PlanDigest(self._compare_every)
                 return self._runner.begin(blocks)
             case CanResize(blocks):
                 return self._runner.can_resize(blocks)

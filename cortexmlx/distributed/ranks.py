@@ -74,11 +74,11 @@ class RankChannels:
         self.states: list[RankState | None] = [None] * len(channels)
         """What each rank told last."""
         self._number = 0
-        self._sending = False
-        self._lost: CortexError | None = None
+        self._is_sending = False
+        self._failure: CortexError | None = None
         self._digests: dict[int, _ExpectedDigest] = {}
         self._calls = HangDetector(len(channels), limits)
-        self._arrived: queue.SimpleQueue[tuple[int, bytes | Exception, float]] = queue.SimpleQueue()
+        self._message_queue: queue.SimpleQueue[tuple[int, bytes | Exception, float]] = queue.SimpleQueue()
         for rank, channel in enumerate(self.channels):
             listener = threading.Thread(
                 target=self._listen, args=(rank, channel), name=f"cortexmlx-{self.names[rank]}", daemon=True
@@ -88,46 +88,44 @@ class RankChannels:
     @property
     def has_ended(self) -> bool:
         """Whether the group has ended: by a failure, by an interrupted call, or by `close`."""
-        return self._lost is not None or self._sending
+        return self._failure is not None or self._is_sending
 
     def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
-        """Send a call to all ranks, or to each rank its own call, or none. Return the call's number, and the last
-        message that was sent. Raises HostLost.
-        """
+        """Send all ranks a call, or each its own or none. Return its number and the last message. Raises HostLost."""
         self._raise_if_ended()
         self._number += 1
-        each = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
+        calls = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
         messages: dict[int, bytes] = {}
         message = b""
-        for one in each:
-            if one is not None and id(one) not in messages:
-                messages[id(one)] = message = CALL.encode(NumberedCall(self._number, one))
-        self._sending = True
-        for rank, (channel, one) in enumerate(zip(self.channels, each, strict=True)):
-            if one is not None:
-                self._calls.note_call(rank, self._number, one, time.monotonic())
+        for call in calls:
+            if call is not None and id(call) not in messages:
+                messages[id(call)] = message = CALL.encode(NumberedCall(self._number, call))
+        self._is_sending = True
+        for rank, (channel, call) in enumerate(zip(self.channels, calls, strict=True)):
+            if call is not None:
+                self._calls.note_call(rank, self._number, call, time.monotonic())
                 try:
-                    channel.send(messages[id(one)])
+                    channel.send(messages[id(call)])
                 except HostLost as error:
-                    self._sending = False
+                    self._is_sending = False
                     raise self._mark_ended(self._channel_error(rank, error)) from error
-        self._sending = False
+        self._is_sending = False
         return self._number, message
 
-    def ask(self, asks: AnyCall | Sequence[AnyCall | None], opening: bool = False) -> list[Value]:
-        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost. While a model is
-        `opening`, it raises the first error of a rank, with the rank's name in front.
+    def ask(self, asks: AnyCall | Sequence[AnyCall | None], is_opening: bool = False) -> list[Value]:
+        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost. With `is_opening`,
+        while a model is opened, it raises the first error of a rank, with the rank's name in front.
         """
         number, _ = self.send(asks)
-        asked = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
-        return self.await_answers(number, asked, opening)
+        asked_ranks = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
+        return self.await_answers(number, asked_ranks, is_opening)
 
-    def await_answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
+    def await_answers(self, number: int, ranks: Sequence[int], is_opening: bool = False) -> list[Value]:
         """Wait for the answers of some ranks to the call with this number."""
         values: dict[int, Value] = {}
         while not all(rank in values for rank in ranks):
             self._raise_if_ended()
-            rank, answer = self._next_answer(opening)
+            rank, answer = self._next_answer(is_opening)
             if answer.number == number:
                 values[rank] = answer.value
         return [values[rank] for rank in ranks]
@@ -141,30 +139,30 @@ class RankChannels:
         if not self.has_ended:
             with suppress(HostLost):
                 self._await_close(self.send(Close())[0])
-        self._lost = self._lost or HostLost("the model on the hosts is closed")
+        self._failure = self._failure or HostLost("the model on the hosts is closed")
         for channel in self.channels:
             channel.close()
 
     def _await_close(self, number: int) -> None:
         """Wait for all answers to the call that closes, for two seconds at most."""
-        until, waiting = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
-        while waiting and (left := until - time.monotonic()) > 0:
+        deadline, waiting_ranks = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
+        while waiting_ranks and (remaining := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                rank, message, _ = self._arrived.get(timeout=left)
+                rank, message, _ = self._message_queue.get(timeout=remaining)
                 if isinstance(message, Exception) or ANSWER.decode(message).number == number:
-                    waiting.discard(rank)
+                    waiting_ranks.discard(rank)
 
     def _listen(self, rank: int, channel: Channel) -> None:
         """Queue all messages of a rank, and its loss at the end: the target of each thread."""
         try:
             while True:
-                self._arrived.put((rank, channel.receive(), time.monotonic()))
+                self._message_queue.put((rank, channel.receive(), time.monotonic()))
         except Exception as error:
-            self._arrived.put((rank, error, time.monotonic()))
+            self._message_queue.put((rank, error, time.monotonic()))
 
-    def _next_answer(self, opening: bool) -> tuple[int, CallAnswer]:
+    def _next_answer(self, is_opening: bool) -> tuple[int, CallAnswer]:
         """Return the next answer of any rank. Raises a rank's error, and HostLost, also if a rank hangs."""
-        rank, message, at = self._next_message()
+        rank, message, arrival_time = self._next_message()
         name = self.names[rank]
         if isinstance(message, Exception):
             raise self._mark_ended(self._channel_error(rank, message))
@@ -173,9 +171,11 @@ class RankChannels:
         except HostLost as error:
             raise self._mark_ended(copy_error(error, name)) from error
         if (failure := answer.error) is not None:
-            own = opening and not isinstance(failure, HostLost)
-            raise self._mark_ended((not own and self._lost_rank_error()) or copy_error(failure, name), opening)
-        self._calls.note_answer(rank, at)
+            is_own_error = is_opening and not isinstance(failure, HostLost)
+            raise self._mark_ended(
+                (not is_own_error and self._lost_rank_error()) or copy_error(failure, name), is_opening
+            )
+        self._calls.note_answer(rank, arrival_time)
         if answer.state is not None:
             self.states[rank] = answer.state
         self._compare_digest(name, answer)
@@ -185,7 +185,7 @@ class RankChannels:
         """Return the next message or failure of any rank, and when it came. Raises HostLost if a rank hangs."""
         while True:
             try:
-                return self._arrived.get(timeout=_LOOK_SECONDS)
+                return self._message_queue.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 overdue = self._calls.find_overdue(time.monotonic(), [each.processor_seconds for each in self.channels])
                 if overdue is not None and not any(each.silent_seconds > _SILENT_SECONDS for each in self.channels):
@@ -193,14 +193,14 @@ class RankChannels:
 
     def _lost_rank_error(self) -> CortexError | None:
         """Return the error of a rank whose connection is lost, if one is known within `_CAUSE_SECONDS`; else None."""
-        failed = time.monotonic()
+        failure_time = time.monotonic()
         while True:
             with suppress(queue.Empty):
-                rank, message, _ = self._arrived.get(timeout=0.02)
+                rank, message, _ = self._message_queue.get(timeout=0.02)
                 if isinstance(message, Exception):
                     return self._channel_error(rank, message)
-            known = any(channel.lost for channel in self.channels)
-            if time.monotonic() >= failed + (_TOLD_SECONDS if known else _CAUSE_SECONDS):
+            is_loss_known = any(channel.lost for channel in self.channels)
+            if time.monotonic() >= failure_time + (_TOLD_SECONDS if is_loss_known else _CAUSE_SECONDS):
                 return None
 
     def _channel_error(self, rank: int, error: Exception) -> CortexError:
@@ -211,10 +211,10 @@ class RankChannels:
         """Raise HostLost if an answer has another digest than expected."""
         expected = self._digests.get(answer.number)
         if answer.digest != (None if expected is None else expected.digest):
-            at = "" if expected is None else f", as seen at step {expected.step}"
+            step_text = "" if expected is None else f", as seen at step {expected.step}"
             raise self._mark_ended(
                 HostLost(
-                    f"{name} has carried out other plans or block tables than were sent{at}: this is a fault of "
+                    f"{name} has carried out other plans or block tables than were sent{step_text}: this is a fault of "
                     "cortexmlx, please report it",
                     host=name,
                 )
@@ -226,29 +226,31 @@ class RankChannels:
 
     def _raise_if_ended(self) -> None:
         """Raise HostLost if the group has ended, or if a call was interrupted."""
-        if self._sending:
+        if self._is_sending:
             raise HostLost("a call to the hosts was interrupted, so that only some have it: the group must start anew")
-        if self._lost is not None:
-            raise HostLost(str(self._lost), host=getattr(self._lost, "host", None))
+        if self._failure is not None:
+            raise HostLost(str(self._failure), host=getattr(self._failure, "host", None))
 
-    def _mark_ended(self, error: CortexError, opening: bool = False) -> CortexError:
+    def _mark_ended(self, error: CortexError, is_opening: bool = False) -> CortexError:
         """Note that the group has ended. Return the error to raise: HostLost, unless the model is being opened."""
-        if not isinstance(error, HostLost) and not opening:
+        if not isinstance(error, HostLost) and not is_opening:
             error = HostLost(f"{type(error).__name__} on {error}")
-        self._lost = error
+        self._failure = error
         return error
 
 
 def _hanging_error(overdue: OverdueCall, names: Sequence[str]) -> HostLost:
     """Return the error for a call that takes too long."""
-    usual = "" if overdue.usual is None else f", and calls like it took at most {overdue.usual:.3g} s"
-    late = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual}"
-    slow = f"If it is only slow, give it more time: {HANG_SWITCH}={math.ceil(2 * overdue.seconds)}"
+    usual_text = (
+        "" if overdue.usual_seconds is None else f", and calls like it took at most {overdue.usual_seconds:.3g} s"
+    )
+    delay_text = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual_text}"
+    hint = f"If it is only slow, give it more time: {HANG_SWITCH}={math.ceil(2 * overdue.seconds)}"
     if overdue.culprit is not None:
         host = names[overdue.culprit]
-        return HostLost(f"{host} hangs: it {late}. {slow}", host=host)
-    used = "; ".join(
+        return HostLost(f"{host} hangs: it {delay_text}. {hint}", host=host)
+    usage_text = "; ".join(
         f"{names[rank]} used {'an unknown' if seconds is None else f'{seconds:.1f} s of'} processor time"
-        for rank, seconds in zip(overdue.ranks, overdue.used, strict=True)
+        for rank, seconds in zip(overdue.ranks, overdue.processor_seconds, strict=True)
     )
-    return HostLost(f"a worker hangs, and it is not known which: each {late}. {used}. {slow}")
+    return HostLost(f"a worker hangs, and it is not known which: each {delay_text}. {usage_text}. {hint}")

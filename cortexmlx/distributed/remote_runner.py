@@ -74,25 +74,23 @@ class RemoteRunner:
         self.wait_seconds = 0.0
         """Waiting for answers."""
         self._ranks = RankChannels(channels, names, limits)
-        self._every = 1
+        self._compare_every = 1
         self._digest = PlanDigest(1)
-        self._arranged: list[RunnerConstants] = []
+        self._runner_constants: list[RunnerConstants] = []
         self._command_buffers: tuple[GroupCounts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
-        """Have every rank open its part of the model. Return their descriptions, by rank. Raises a rank's error, with
-        its name in front.
-        """
-        self._every = options.compare_every
-        return tuple(_check_answer_types(self._ranks.ask(Open(options), opening=True), RankInfo))
+        """Have each rank open its part. Return their descriptions by rank. Raises a rank's error, its name in front."""
+        self._compare_every = options.compare_every
+        return tuple(_check_answer_types(self._ranks.ask(Open(options), is_opening=True), RankInfo))
 
     def make_runners(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
         """Have every rank make its runner. `groups[rank]` are the groups of all ranks in one order, each with the
         layers that this rank has of it. Raises as `open`.
         """
-        answers = self._ranks.ask([MakeRunner(tuple(each)) for each in groups], opening=True)
-        self._arranged = _check_answer_types(answers, RunnerConstants)
-        self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
+        answers = self._ranks.ask([MakeRunner(tuple(each)) for each in groups], is_opening=True)
+        self._runner_constants = _check_answer_types(answers, RunnerConstants)
+        self.computes_at_dispatch = self._runner_constants[0].computes_at_dispatch
 
     @property
     def ranks(self) -> tuple[RankState, ...]:
@@ -109,14 +107,14 @@ class RemoteRunner:
     @property
     def bytes(self) -> MemoryInUse:
         """The memory of all ranks in sum, as of their newest answers."""
-        held = [state.bytes for state in self.ranks]
-        writes = [each.writes for each in held]
+        rank_memory = [state.bytes for state in self.ranks]
+        writes = [each.writes for each in rank_memory]
         return MemoryInUse(
-            sum(each.arena for each in held),
-            sum(each.tail for each in held),
-            sum(each.states for each in held),
-            sum(each.active for each in held),
-            sum(each.peak for each in held),
+            sum(each.arena for each in rank_memory),
+            sum(each.tail for each in rank_memory),
+            sum(each.states for each in rank_memory),
+            sum(each.active for each in rank_memory),
+            sum(each.peak for each in rank_memory),
             ArenaWrites(
                 sum(each.measured for each in writes),
                 sum(each.copied for each in writes),
@@ -126,24 +124,22 @@ class RemoteRunner:
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """The command buffers of rank 0, read again when the arena has another size. The other ranks have about as
-        many.
-        """
+        """The command buffers of rank 0, read again when the arena's size changes. Other ranks have about as many."""
         if self.computes_at_dispatch or self._ranks.has_ended:
             return None
         if self._command_buffers is None or self._command_buffers[0] != self.blocks:
-            others = [None] * (len(self._arranged) - 1)
-            (told,) = self._ranks.ask([TellCommandBuffers(), *others])
-            self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
+            other_calls = [None] * (len(self._runner_constants) - 1)
+            (answer,) = self._ranks.ask([TellCommandBuffers(), *other_calls])
+            self._command_buffers = self.blocks, answer if isinstance(answer, CommandBuffers) else None
         return self._command_buffers[1]
 
     def begin(self, blocks: GroupCounts) -> Refusal | None:
         """As `Runner.begin`, on all ranks. If one rank is refused memory, no rank has an arena."""
-        self._digest = PlanDigest(self._every)
-        refused = _first_refusal(self._ask_all(Begin(blocks)))
-        if refused is not None:
+        self._digest = PlanDigest(self._compare_every)
+        refusal = _first_refusal(self._ask_all(Begin(blocks)))
+        if refusal is not None:
             self.release()
-        return refused
+        return refusal
 
     def can_resize(self, blocks: GroupCounts) -> bool:
         """Return whether all ranks would get the memory now."""
@@ -179,14 +175,14 @@ class RemoteRunner:
 
     def choose(self, mask: TokenMask | None = None) -> Refusal | None:
         """Have the ranks choose tokens. Rank 0 chooses, so only it gets the mask."""
-        started = time.perf_counter()
-        self._ranks.send([Choose(mask)] + [Choose(None)] * (len(self._arranged) - 1))
-        self.build_seconds += time.perf_counter() - started
+        start_time = time.perf_counter()
+        self._ranks.send([Choose(mask)] + [Choose(None)] * (len(self._runner_constants) - 1))
+        self.build_seconds += time.perf_counter() - start_time
         return None
 
     def collect(self) -> StepResult | Refusal:
         """Wait for rank 0's result of the step. The others finish soon, too, and say so in their next answers."""
-        number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._arranged) - 1))
+        number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._runner_constants) - 1))
         (result,) = _check_answer_types(self._await_answers(number, [0]), StepResult)
         return result
 
@@ -205,11 +201,11 @@ class RemoteRunner:
 
     def _start_step(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refusal | None:
         """Send a step to all ranks, after they have prepared it if it changes the arena."""
-        started, waited = time.perf_counter(), self.wait_seconds
+        start_time, previous_wait_seconds = time.perf_counter(), self.wait_seconds
         if self._changes_arena(plan):
-            refused = self._ask_to_resize(Prepare(to_sent_plan(plan)))
-            if refused is not None:
-                return refused
+            refusal = self._ask_to_resize(Prepare(to_sent_plan(plan)))
+            if refusal is not None:
+                return refusal
             number, _ = self._ranks.send(call(None))
         else:
             number, message = self._ranks.send(call(to_sent_plan(plan)))
@@ -217,7 +213,7 @@ class RemoteRunner:
         digest = self._digest.add_step(plan, plan.blocks)
         if digest is not None:
             self._ranks.expect_digest(number, plan.number, digest)
-        self.build_seconds += time.perf_counter() - started - (self.wait_seconds - waited)
+        self.build_seconds += time.perf_counter() - start_time - (self.wait_seconds - previous_wait_seconds)
         return None
 
     def _changes_arena(self, plan: StepPlan) -> bool:
@@ -232,26 +228,27 @@ class RemoteRunner:
 
     def _await_answers(self, number: int, ranks: Sequence[int]) -> list[Value]:
         """Wait for answers to a call, and add the time to `wait_seconds`."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         answers = self._ranks.await_answers(number, ranks)
-        self.wait_seconds += time.perf_counter() - started
+        self.wait_seconds += time.perf_counter() - start_time
         return answers
 
     def _ask_to_resize(self, asks: Resize | Prepare) -> Refusal | None:
         """Send all ranks a call that resizes their arenas. If some refuse, undo it on the others."""
-        before = [state.blocks for state in self.ranks]
+        previous_blocks = [state.blocks for state in self.ranks]
         number, message = self._ranks.send(asks)
         if isinstance(asks, Prepare):
             self._digest.add_message(message)
-        refused = _first_refusal(self._await_answers(number, range(len(before))))
-        if refused is None or not refused.of_arena:
-            return refused
+        refusal = _first_refusal(self._await_answers(number, range(len(previous_blocks))))
+        if refusal is None or not refusal.of_arena:
+            return refusal
         undo = [
-            None if state.blocks == blocks else Resize(blocks) for state, blocks in zip(self.ranks, before, strict=True)
+            None if state.blocks == blocks else Resize(blocks)
+            for state, blocks in zip(self.ranks, previous_blocks, strict=True)
         ]
         if _first_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
-            return Refusal(refused.why, of_arena=False)
-        return refused
+            return Refusal(refusal.why, of_arena=False)
+        return refusal
 
 
 class _NoProcessors(dict[JobId, Sequence[LogitsProcessor]]):

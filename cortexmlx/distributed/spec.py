@@ -62,8 +62,8 @@ class Hosts:
             count = int(number[:9])
             if not 1 <= count <= MOST_RANKS:
                 raise HostRefused(f"--hosts {text}: give a number of processes from 1 to {MOST_RANKS}, or a host file")
-            here = Host(THIS_MACHINE, (THIS_MACHINE,))
-            return cls((here,) * count, _check_backend(backend or suffix or "ring", f"--hosts {text}"))
+            local_host = Host(THIS_MACHINE, (THIS_MACHINE,))
+            return cls((local_host,) * count, _check_backend(backend or suffix or "ring", f"--hosts {text}"))
         return _read_host_file(Path(text).expanduser(), backend)
 
     @property
@@ -82,10 +82,10 @@ class Hosts:
         return tuple("this machine" if host.is_local else host.ssh for host in self.hosts)
 
 
-def _check_backend(name: str, of: str) -> str:
-    """Return the name of a backend. Raises HostRefused for an unknown one; `of` says where it stands."""
+def _check_backend(name: str, label: str) -> str:
+    """Return the name of a backend. Raises HostRefused for an unknown one; `label` says where it stands."""
     if name not in BACKENDS:
-        raise HostRefused(f"{of}: the backend {name!r} is none of {', '.join(BACKENDS)}")
+        raise HostRefused(f"{label}: the backend {name!r} is none of {', '.join(BACKENDS)}")
     return name
 
 
@@ -105,55 +105,55 @@ def _read_host_file(path: Path, backend: str | None) -> Hosts:
         raise HostRefused(f"{name}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise HostRefused(f"{name} is no host file: {error}") from None
-    whole = {"hosts": data} if isinstance(data, list) else data
-    if not isinstance(whole, dict) or not isinstance(whole.get("hosts"), list):
+    content = {"hosts": data} if isinstance(data, list) else data
+    if not isinstance(content, dict) or not isinstance(content.get("hosts"), list):
         raise HostRefused(f'{name} is no host file: it needs a list of hosts, such as [{{"ssh": ..., "ips": [...]}}]')
-    if not 1 <= len(whole["hosts"]) <= MOST_RANKS:
-        raise HostRefused(f"{name} has {len(whole['hosts'])} hosts: 1 to {MOST_RANKS} are possible")
-    chosen = _check_backend(backend or whole.get("backend") or "ring", name)
-    hosts = tuple(_parse_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(whole["hosts"]))
-    _check_hosts(hosts, chosen, name)
-    if chosen == "mpi":  # it fills one host after the other
+    if not 1 <= len(content["hosts"]) <= MOST_RANKS:
+        raise HostRefused(f"{name} has {len(content['hosts'])} hosts: 1 to {MOST_RANKS} are possible")
+    chosen_backend = _check_backend(backend or content.get("backend") or "ring", name)
+    hosts = tuple(_parse_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(content["hosts"]))
+    _check_hosts(hosts, chosen_backend, name)
+    if chosen_backend == "mpi":  # it fills one host after the other
         order = list(dict.fromkeys(host.ssh for host in hosts))
         hosts = tuple(sorted(hosts, key=lambda host: order.index(host.ssh)))
-    return Hosts(hosts, chosen, _parse_environment(whole.get("envs", []), name), path)
+    return Hosts(hosts, chosen_backend, _parse_environment(content.get("envs", []), name), path)
 
 
-def _parse_host(entry: Any, of: str) -> Host:
-    """Parse one entry of a host file; `of` names it in errors. Raises HostRefused."""
+def _parse_host(entry: Any, label: str) -> Host:
+    """Parse one entry of a host file; `label` names it in errors. Raises HostRefused."""
     ssh = entry.get("ssh") if isinstance(entry, dict) else None
     if not isinstance(ssh, str) or not ssh or ssh.startswith("-") or not ssh.isprintable() or " " in ssh:
-        raise HostRefused(f'{of}: "ssh" must be the name that ssh connects to, not {ssh!r}')
-    ips = _check_strings(entry.get("ips", []), f'{of}: "ips"')
+        raise HostRefused(f'{label}: "ssh" must be the name that ssh connects to, not {ssh!r}')
+    ips = _check_strings(entry.get("ips", []), f'{label}: "ips"')
     for ip in ips:
         try:
             ipaddress.ip_address(ip)
         except ValueError:
-            raise HostRefused(f'{of}: "ips" has {ip!r}, which is no IP address') from None
+            raise HostRefused(f'{label}: "ips" has {ip!r}, which is no IP address') from None
     rdma = entry.get("rdma", [])
     if not isinstance(rdma, list):
-        raise HostRefused(f'{of}: "rdma" must be a list')
-    return Host(ssh, ips, tuple(_parse_devices(each, f'{of}: "rdma"') for each in rdma))
+        raise HostRefused(f'{label}: "rdma" must be a list')
+    return Host(ssh, ips, tuple(_parse_devices(each, f'{label}: "rdma"') for each in rdma))
 
 
-def _parse_devices(value: Any, of: str) -> str | tuple[str, ...] | None:
+def _parse_devices(value: Any, label: str) -> str | tuple[str, ...] | None:
     """Parse the RDMA devices of a host to another one: a name, several, or None for itself."""
-    return value if value is None or isinstance(value, str) else _check_strings(value, of)
+    return value if value is None or isinstance(value, str) else _check_strings(value, label)
 
 
-def _check_strings(value: Any, of: str) -> tuple[str, ...]:
+def _check_strings(value: Any, label: str) -> tuple[str, ...]:
     """Return a list of strings as a tuple. Raises HostRefused for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise HostRefused(f"{of} must be a list of strings")
+        raise HostRefused(f"{label} must be a list of strings")
     return tuple(value)
 
 
-def _parse_environment(value: Any, of: str) -> tuple[str, ...]:
+def _parse_environment(value: Any, label: str) -> tuple[str, ...]:
     """Parse the `NAME=VALUE` list of a host file. Raises HostRefused."""
-    variables = _check_strings(value, f'{of}: "envs"')
+    variables = _check_strings(value, f'{label}: "envs"')
     for each in variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", each, re.DOTALL):
-            raise HostRefused(f'{of}: "envs" has {each!r}, which is not NAME=VALUE')
+            raise HostRefused(f'{label}: "envs" has {each!r}, which is not NAME=VALUE')
     return variables
 
 

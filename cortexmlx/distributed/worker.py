@@ -55,12 +55,12 @@ STANDARD_ERROR = 2
 
 def main() -> int:
     """Run this worker until the controller asks it to end, or is lost. Return the exit code."""
-    here = -1
+    rank = -1
     try:
-        here = read_rank()
-        return _run_worker(WorkerAssignment.from_environment(), here, read_key(os.environ, sys.stdin))
+        rank = read_rank()
+        return _run_worker(WorkerAssignment.from_environment(), rank, read_key(os.environ, sys.stdin))
     except CortexError as error:
-        print(f"rank {here}: {error}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
         return 1
 
 
@@ -76,7 +76,7 @@ _BACKEND_HINTS = {
 }
 
 
-def init_mlx_group(task: WorkerAssignment, here: int) -> mx.distributed.Group:
+def init_mlx_group(task: WorkerAssignment, rank: int) -> mx.distributed.Group:
     """Connect to the other ranks by `mx.distributed.init`, and return MLX's group. Other threads of this process wait
     meanwhile: `init` holds Python's lock. Raises HostRefused.
     """
@@ -94,12 +94,12 @@ def init_mlx_group(task: WorkerAssignment, here: int) -> mx.distributed.Group:
         group = mx.distributed.init(strict=True, backend=library)
     except (RuntimeError, ValueError) as error:
         raise HostRefused(f"the ranks cannot reach each other by {task.backend}: {error}") from None
-    if (group.rank(), group.size()) != (here, task.ranks):
-        raise HostRefused(f"rank {here} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
+    if (group.rank(), group.size()) != (rank, task.ranks):
+        raise HostRefused(f"rank {rank} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
     return group
 
 
-def _run_worker(task: WorkerAssignment, here: int, key: bytes) -> int:
+def _run_worker(task: WorkerAssignment, rank: int, key: bytes) -> int:
     """Join the controller, meet the other ranks, and serve calls. Return the exit code."""
     end_with_parent()
     blas.preload()
@@ -107,13 +107,13 @@ def _run_worker(task: WorkerAssignment, here: int, key: bytes) -> int:
     from cortexmlx.distributed.rank_server import serve
 
     link = join_controller(
-        task.addresses, key, task.epoch, here, package_versions(), deadline=time.monotonic() + task.seconds
+        task.addresses, key, task.epoch, rank, package_versions(), deadline=time.monotonic() + task.seconds
     )
     end_process_when_lost(link)
     try:
         if link.receive() != MEET:
             raise HostRefused("the controller runs another version than this worker")
-        group = init_mlx_group(task, here)
+        group = init_mlx_group(task, rank)
         link.send(READY)
         serve(link, partial(open_rank, group=group))
     except HostLost:
@@ -171,16 +171,16 @@ def end_process_when_lost(link: WorkerLink, *, grace: float = 3.0) -> None:
 
     The process ends by a thread of faulthandler, which needs no lock of Python, and says where each thread was.
     """
-    lost = threading.Event()
+    lost_event = threading.Event()
 
     def end(error: HostLost) -> None:
         log.info("this worker ends: %s", error)
-        lost.set()
+        lost_event.set()
 
     def keep_alive() -> None:
-        while not lost.is_set():
+        while not lost_event.is_set():
             _end_process_after(link.limits.silence_seconds + grace)
-            lost.wait(link.limits.beat_seconds)
+            lost_event.wait(link.limits.beat_seconds)
         _end_process_after(grace)
 
     link.when_lost(end)
@@ -197,43 +197,49 @@ def _connect_once(
 ) -> WorkerLink:
     """Open both connections to the controller at one address, and return their link. Raises OSError or HostRefused."""
     session = secrets.token_bytes(16)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as exit_stack:
 
         def connect(purpose: ConnectionPurpose) -> socket.socket:
-            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-            connection = opened.enter_context(socket.create_connection(address, timeout=_seconds_left(until)))
+            handshake_deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            connection = exit_stack.enter_context(
+                socket.create_connection(address, timeout=_seconds_left(handshake_deadline))
+            )
             if connection.getsockname() == connection.getpeername():
                 raise OSError("nobody listens there")  # A port of this machine that met itself.
             try:
-                _run_handshake(connection, introduce_worker(key, Hello(purpose, rank, epoch, session), identity), until)
+                _run_handshake(
+                    connection,
+                    introduce_worker(key, Hello(purpose, rank, epoch, session), identity),
+                    handshake_deadline,
+                )
             except (ConnectionError, EOFError) as error:
                 raise OSError("it closed the connection. Does the host file name this machine?") from error
             return connection
 
         messages, pulse = connect(ConnectionPurpose.MESSAGES), connect(ConnectionPurpose.HEARTBEATS)
         link = WorkerLink(messages, pulse, f"the controller at {_address_text(address)}", limits)
-        opened.pop_all()
+        exit_stack.pop_all()
         return link
 
 
-def _run_handshake(connection: socket.socket, talk: HandshakeSide[None], until: float) -> None:
-    """Run this side of a handshake on a connection, until the time `until`."""
+def _run_handshake(connection: socket.socket, talk: HandshakeSide[None], deadline: float) -> None:
+    """Run this side of a handshake on a connection, until the time `deadline`."""
     with contextlib.suppress(StopIteration):
         wish = next(talk)
         while True:
-            connection.settimeout(_seconds_left(until))
+            connection.settimeout(_seconds_left(deadline))
             if isinstance(wish, bytes):
                 connection.sendall(wish)
                 wish = next(talk)
             else:
-                wish = talk.send(_receive_exactly(connection, wish, until))
+                wish = talk.send(_receive_exactly(connection, wish, deadline))
 
 
-def _receive_exactly(connection: socket.socket, count: int, until: float) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
     """Receive `count` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < count:
-        connection.settimeout(_seconds_left(until))
+        connection.settimeout(_seconds_left(deadline))
         part = connection.recv(count - len(data))
         if not part:
             raise EOFError
@@ -241,12 +247,12 @@ def _receive_exactly(connection: socket.socket, count: int, until: float) -> byt
     return data
 
 
-def _seconds_left(until: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until a time. Raises TimeoutError if there are none."""
-    left = until - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError("timed out")
-    return left
+    return remaining
 
 
 def _address_text(address: Address) -> str:

@@ -83,26 +83,32 @@ class WorkerGroup:
         self.epoch += 1
         deadline = time.monotonic() + self._seconds
         key = new_key()
-        places = find_addresses(self.hosts)
+        addresses = find_addresses(self.hosts)
         listener = Listener(
-            key, self.epoch, self.hosts.ranks, self._identity, places.workers, names=self.names, bind=places.own
+            key,
+            self.epoch,
+            self.hosts.ranks,
+            self._identity,
+            addresses.workers,
+            names=self.names,
+            bind=addresses.controller,
         )
         try:
-            where = tuple((host, port) for host, port in listener.addresses)
-            task = WorkerAssignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
+            listener_addresses = tuple((host, port) for host, port in listener.addresses)
+            task = WorkerAssignment(listener_addresses, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
             processes = self._processes = WorkerProcesses(self.hosts, [task.environment_entry()], key, self._worker)
             links = listener.accept(deadline, check=self._check_still_running)
             self.channels = tuple(WorkerChannel(rank, links, processes, self.names) for rank in range(len(links)))
             self._form_mlx_group(deadline)
         except BaseException as error:
-            said = (
+            last_lines = (
                 _quote_last_lines(self._processes)
                 if isinstance(error, HostLost) and self._processes is not None
                 else ""
             )
             self.close()
-            if said and isinstance(error, HostLost) and said not in str(error):
-                raise HostLost(f"{error}{said}", host=error.host) from error
+            if last_lines and isinstance(error, HostLost) and last_lines not in str(error):
+                raise HostLost(f"{error}{last_lines}", host=error.host) from error
             raise
         finally:
             listener.close()
@@ -195,13 +201,13 @@ class WorkerChannel:
         """As `Channel.close`."""
         self._link.close()
 
-    def _explain(self, lost: HostLost) -> HostLost:
+    def _explain(self, error: HostLost) -> HostLost:
         """Return the error with how the worker ended."""
-        return explain_loss(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
+        return explain_loss(error, self._processes, self._names, lambda rank: self._links[rank].ended_there)
 
 
 def explain_loss(
-    lost: HostLost,
+    error: HostLost,
     processes: WorkerProcesses,
     names: Sequence[str],
     ended_there: Callable[[int], bool] = lambda rank: True,
@@ -213,18 +219,18 @@ def explain_loss(
     of another. The launcher's order tells less: it looks at each worker ten times a second.
     """
     processes.await_launcher_exit()
-    ended = {names[rank]: how for rank, how in processes.failed_ranks().items() if rank < len(names)}
-    told = None if ended else _external_cause(processes, len(names), ended_there)
-    if told is not None:
-        return HostLost(told)
-    host = lost.host if lost.host in ended else next(iter(ended), lost.host)
-    if host is None or host not in ended:
-        told = str(lost)
-    elif lost.host is None:
-        told = f"{lost} ({host}: {ended[host]})"
+    exit_reasons = {names[rank]: reason for rank, reason in processes.failed_ranks().items() if rank < len(names)}
+    message = None if exit_reasons else _external_cause(processes, len(names), ended_there)
+    if message is not None:
+        return HostLost(message)
+    host = error.host if error.host in exit_reasons else next(iter(exit_reasons), error.host)
+    if host is None or host not in exit_reasons:
+        message = str(error)
+    elif error.host is None:
+        message = f"{error} ({host}: {exit_reasons[host]})"
     else:
-        told = f"{lost if host == lost.host else f'{host} ended'} ({ended[host]})"
-    return HostLost(told + _quote_last_lines(processes), host=host)
+        message = f"{error if host == error.host else f'{host} ended'} ({exit_reasons[host]})"
+    return HostLost(message + _quote_last_lines(processes), host=host)
 
 
 def _external_cause(processes: WorkerProcesses, ranks: int, ended_there: Callable[[int], bool]) -> str | None:

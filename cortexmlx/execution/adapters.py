@@ -60,9 +60,7 @@ class AdapterGroup:
         return list({id(module): module for module in self._modules.values()}.values())
 
     def append(self, number: int, adapter: LowRankAdapter) -> None:
-        """Add an adapter under its `number`. If it fails, some tables have an unused slot more until the next
-        change.
-        """
+        """Add an adapter under its `number`. If it fails, some tables have an unused slot until the next change."""
         for name, (a, b) in adapter.pairs.items():
             self.tables[id(self._modules[name])].append(1 + len(self.numbers), a, b)
         self.numbers.append(number)
@@ -101,12 +99,12 @@ class ServedAdapters:
         self._lazy_pass = lazy_pass
         self._dtype = mx.float32
         self._modules: dict[str, nn.Module] = {}
-        self._refused: dict[str, str] = {}
+        self._unsupported_reasons: dict[str, str] = {}
         self._groups: dict[tuple[int, tuple[str, ...]], AdapterGroup] = {}
         self._active: list[AdapterGroup] = []
-        self._changed: list[nn.Module] = []
+        self._changed_modules: list[nn.Module] = []
         """The layers that the active groups change, each once."""
-        self._routed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._route_key: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._step: SpanStep | None = None
         self._parts: dict[tuple[int, int], tuple[TokenSpan, Route | None]] = {}
 
@@ -117,7 +115,7 @@ class ServedAdapters:
         if mx.default_device() != mx.cpu:  # MLX's CPU build gathers products of float32 alone
             self._dtype = getattr(mx, dtype)
         self._modules = linear_layers(self._model)
-        self._refused = find_unsupported_layers(self._modules, self._lazy_pass)
+        self._unsupported_reasons = find_unsupported_layers(self._modules, self._lazy_pass)
 
     @property
     def nbytes(self) -> int:
@@ -128,26 +126,33 @@ class ServedAdapters:
         """Raise AdapterRefused if the adapter does not fit this model, or changes what cannot be changed per request:
         embeddings, experts, the layer that gives the logits. `name` is for the error.
         """
-        where = f"the adapter {name!r} ({adapter.path})"
-        named: dict[int, str] = {}
+        adapter_text = f"the adapter {name!r} ({adapter.path})"
+        target_by_module: dict[int, str] = {}
         for target, (a, b) in adapter.pairs.items():
             module = self._modules.get(target)
             if module is None:
-                others = {other for other, _ in own_modules(self._model)}
-                kind = "no linear layer" if target in others else "no layer"
+                module_names = {other_name for other_name, _ in own_modules(self._model)}
+                kind = "no linear layer" if target in module_names else "no layer"
                 made_for = f" It was made for {adapter.base}." if adapter.base and kind == "no layer" else ""
                 advice = f": {AS_MODEL_ADVICE}" if kind == "no linear layer" else ""
-                raise AdapterRefused(f"{where} changes {target}, which is {kind} of this model{advice}.{made_for}")
-            wanted = linear_size(module)
-            if (a.shape[0], b.shape[1]) != wanted:
                 raise AdapterRefused(
-                    f"{where} was made for another model: {target} has {a.shape[0]} inputs and {b.shape[1]} outputs "
-                    f"there, and {wanted[0] if wanted else 0} and {wanted[1] if wanted else 0} here."
+                    f"{adapter_text} changes {target}, which is {kind} of this model{advice}.{made_for}"
                 )
-            if reason := self._refused.get(target):
-                raise AdapterRefused(f"{where} changes {target}, which cannot be done per request: {reason}. {_ADVICE}")
-            if (other := named.setdefault(id(module), target)) != target:
-                raise AdapterRefused(f"{where} changes {other} and {target}, which are one layer here. {_ADVICE}")
+            layer_size = linear_size(module)
+            if (a.shape[0], b.shape[1]) != layer_size:
+                raise AdapterRefused(
+                    f"{adapter_text} was made for another model: {target} has {a.shape[0]} inputs and {b.shape[1]} "
+                    f"outputs there, and {layer_size[0] if layer_size else 0} and {layer_size[1] if layer_size else 0} "
+                    "here."
+                )
+            if reason := self._unsupported_reasons.get(target):
+                raise AdapterRefused(
+                    f"{adapter_text} changes {target}, which cannot be done per request: {reason}. {_ADVICE}"
+                )
+            if (other := target_by_module.setdefault(id(module), target)) != target:
+                raise AdapterRefused(
+                    f"{adapter_text} changes {other} and {target}, which are one layer here. {_ADVICE}"
+                )
 
     def bytes_of(self, adapter: LowRankAdapter) -> int:
         """Return the bytes that an adapter adds to tables that exist already."""
@@ -162,9 +167,7 @@ class ServedAdapters:
 
     @return_refusals
     def add(self, number: int, adapter: LowRankAdapter) -> None:
-        """Add an adapter that `check` accepts, under the `number`, above 0, by which steps name it. Steps in flight
-        are not affected.
-        """
+        """Add an adapter that `check` accepts. Steps name it by `number`, above 0. Steps in flight are not affected."""
         key = self._group_key(adapter)
         group = self._groups.get(key) or AdapterGroup(
             {name: self._modules[name] for name in adapter.pairs}, key[0], self._dtype
@@ -204,8 +207,8 @@ class ServedAdapters:
 
     def _forget_route(self) -> None:
         """Make the next step compute its routes again."""
-        self._routed = None
-        self._active, self._changed = [], []
+        self._route_key = None
+        self._active, self._changed_modules = [], []
 
     @staticmethod
     def _group_key(adapter: LowRankAdapter) -> tuple[int, tuple[str, ...]]:
@@ -222,7 +225,7 @@ class ServedAdapters:
         self._route_step(plan)
         self._step = states
         try:
-            with swap_classes(self._changed):
+            with swap_classes(self._changed_modules):
                 yield
         finally:
             self._step = None
@@ -231,24 +234,24 @@ class ServedAdapters:
     def _route_step(self, plan: StepPlan) -> None:
         """Find the adapter of each token of a step, unless the last step had the same ones."""
         assert plan.adapters is not None
-        asked = plan.adapters, tuple([segment.count for segment in plan.segments])
-        if asked == self._routed:
+        route_key = plan.adapters, tuple([segment.count for segment in plan.segments])
+        if route_key == self._route_key:
             return
-        known = {number for group in self._groups.values() for number in group.numbers}
-        if strange := set(plan.adapters) - known - {0}:
-            raise RuntimeError(f"a step names adapters that are not loaded: {sorted(strange)}")
-        numbers = np.repeat(np.array(plan.adapters, np.int32), asked[1])
+        loaded_numbers = {number for group in self._groups.values() for number in group.numbers}
+        if unknown_numbers := set(plan.adapters) - loaded_numbers - {0}:
+            raise RuntimeError(f"a step names adapters that are not loaded: {sorted(unknown_numbers)}")
+        numbers = np.repeat(np.array(plan.adapters, np.int32), route_key[1])
         for group in self._groups.values():
             group.begin_step(numbers)
         self._active = [group for group in self._groups.values() if group.route is not None]
-        self._changed = list({id(module): module for group in self._active for module in group.modules}.values())
-        self._routed = asked
+        self._changed_modules = list(
+            {id(module): module for group in self._active for module in group.modules}.values()
+        )
+        self._route_key = route_key
 
     def add_products(self, module: int, x: mx.array, out: mx.array) -> mx.array:
-        """Return a layer's output `out` plus what the step's adapters compute from its input `x`. `module` is the
-        layer's id.
-        """
-        part = None if self._step is None else self._step.called
+        """Add what the step's adapters compute from a layer's input `x` to its output `out`. `module`: the layer id."""
+        part = None if self._step is None else self._step.current_span
         for index, group in enumerate(self._active):
             table = group.tables.get(module)
             if table is None:
@@ -257,17 +260,17 @@ class ServedAdapters:
             if route is None:
                 continue
             # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
-            if route.tokens * x.shape[-1] != x.size and (part is None or not part.piece):
+            if route.tokens * x.shape[-1] != x.size and (part is None or not part.is_piece):
                 raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
             out = table.add_products(route, x, out)
         return out
 
     def _part_route(self, index: int, group: AdapterGroup, part: TokenSpan) -> Route | None:
         """Return the route of the tokens that a recurrent layer is called with, computed once per step and group."""
-        known = self._parts.get((index, id(part)))
-        if known is None:
-            known = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens])
-        return known[1]
+        cached_part = self._parts.get((index, id(part)))
+        if cached_part is None:
+            cached_part = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens])
+        return cached_part[1]
 
 
 class _LayerHook:
@@ -299,10 +302,10 @@ _ALL, _PICKED = 3, (0, 2)
 @cache
 def make_adapted_class(kind: type[Any]) -> type[Any]:
     """Return a subclass of the module class `kind` whose output goes through the module's own `add_adapter`."""
-    own = kind.__call__
+    original_call = kind.__call__
 
     def call(module: Any, x: mx.array) -> Any:
-        return module.add_adapter(x, own(module, x))
+        return module.add_adapter(x, original_call(module, x))
 
     return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
 
@@ -315,24 +318,26 @@ def restore_classes(modules: Iterable[nn.Module]) -> None:
 
 
 @contextmanager
-def swap_classes(modules: Iterable[nn.Module], made: Callable[[Any], type[Any]] = make_adapted_class) -> Iterator[None]:
-    """Make each module an instance of `made(its class)` in this context."""
+def swap_classes(
+    modules: Iterable[nn.Module], make_class: Callable[[Any], type[Any]] = make_adapted_class
+) -> Iterator[None]:
+    """Make each module an instance of `make_class(its class)` in this context."""
     kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in modules]
-    become = object.__setattr__  # nn.Module's own takes ten times as long, and this happens in each step
+    set_attribute = object.__setattr__  # nn.Module's own takes ten times as long, and this happens in each step
     try:
         for module, kind in kinds:
-            become(module, "__class__", made(kind))
+            set_attribute(module, "__class__", make_class(kind))
         yield
     finally:
         for module, kind in kinds:
-            become(module, "__class__", kind)
+            set_attribute(module, "__class__", kind)
 
 
 def linear_size(module: nn.Module) -> tuple[int, int] | None:
     """Return the numbers of inputs and outputs of a linear layer, quantized or not; None for any other module."""
     if isinstance(module, nn.QuantizedLinear):
-        outs, words = module.weight.shape
-        return words * 32 // module.bits, outs
+        outs, packed_width = module.weight.shape
+        return packed_width * 32 // module.bits, outs
     if isinstance(module, nn.Linear):
         outs, ins = module.weight.shape
         return ins, outs
@@ -352,18 +357,18 @@ def find_unsupported_layers(
 
     A layer that the pass does not use at all may have one: it has no effect there, as with mlx-lm.
     """
-    seen = {id(module): _ModuleUse() for module in modules.values()}
+    module_uses = {id(module): _ModuleUse() for module in modules.values()}
     with swap_classes(
-        {id(module): module for module in modules.values()}.values(), partial(_make_recording_class, seen)
+        {id(module): module for module in modules.values()}.values(), partial(_make_recording_class, module_uses)
     ):
         lazy_pass(mx.zeros((_ALL, 1), mx.int32), _PICKED)
-    found = {}
+    reasons = {}
     for name, module in modules.items():
-        if seen[id(module)].read:
-            found[name] = "the model's code reads its weights, and does not only call it"
-        elif any(count != _ALL for count in seen[id(module)].tokens):
-            found[name] = "it does not get all tokens of a step, as the layer that gives the logits, or an expert"
-    return found
+        if module_uses[id(module)].read:
+            reasons[name] = "the model's code reads its weights, and does not only call it"
+        elif any(count != _ALL for count in module_uses[id(module)].tokens):
+            reasons[name] = "it does not get all tokens of a step, as the layer that gives the logits, or an expert"
+    return reasons
 
 
 @dataclass
@@ -374,31 +379,31 @@ class _ModuleUse:
     """How many tokens each call had."""
     read: bool = False
     """Whether its arrays were read outside of its calls."""
-    calling: bool = False
+    is_calling: bool = False
 
 
-def _make_recording_class(seen: Mapping[int, _ModuleUse], kind: type[Any]) -> type[Any]:
-    """Return a subclass of the module class `kind` that records the use of its modules in `seen`, by their ids."""
+def _make_recording_class(module_uses: Mapping[int, _ModuleUse], kind: type[Any]) -> type[Any]:
+    """Return a subclass of the module class `kind` that records each use of a module in `module_uses`, by its id."""
 
     def call(module: Any, x: mx.array) -> Any:
-        mine = seen[id(module)]
-        mine.tokens.append(x.size // x.shape[-1])
-        mine.calling = True
+        module_use = module_uses[id(module)]
+        module_use.tokens.append(x.size // x.shape[-1])
+        module_use.is_calling = True
         try:
             return kind.__call__(module, x)
         finally:
-            mine.calling = False
+            module_use.is_calling = False
 
     def read(module: Any, name: str) -> Any:
         value = kind.__getattr__(module, name)
-        if isinstance(value, mx.array) and not seen[id(module)].calling:
-            seen[id(module)].read = True
+        if isinstance(value, mx.array) and not module_uses[id(module)].is_calling:
+            module_uses[id(module)].read = True
         return value
 
     def item(module: Any, name: str) -> Any:
         value = kind.__getitem__(module, name)
-        if isinstance(value, mx.array) and not seen[id(module)].calling:
-            seen[id(module)].read = True
+        if isinstance(value, mx.array) and not module_uses[id(module)].is_calling:
+            module_uses[id(module)].read = True
         return value
 
     return type(f"Noted{kind.__name__}", (kind,), {"__call__": call, "__getattr__": read, "__getitem__": item})
@@ -455,24 +460,24 @@ def make_route(slots: IntArray) -> Route | None:
     if len(slots) <= GATHER_LIMIT:
         return Route(len(slots), (_make_gathered_part(slots, 0, len(slots)),))
     parts: list[RoutePart] = []
-    begin = 0  # of the short runs that are not in a part yet
+    gathered_start = 0  # of the short runs that are not in a part yet
     for first, end in runs:
         if end - first < LONG_RUN:
             continue
-        if begin < first:
-            parts.append(_make_gathered_part(slots, begin, first))
+        if gathered_start < first:
+            parts.append(_make_gathered_part(slots, gathered_start, first))
         parts.append(RoutePart(first, end, int(slots[first])))
-        begin = end
-    if begin < len(slots):
-        parts.append(_make_gathered_part(slots, begin, len(slots)))
+        gathered_start = end
+    if gathered_start < len(slots):
+        parts.append(_make_gathered_part(slots, gathered_start, len(slots)))
     return Route(len(slots), tuple(parts))
 
 
 def _make_gathered_part(slots: IntArray, begin: int, end: int) -> RoutePart:
     """Return the part `begin .. end`, in which each token may have another slot."""
-    mine = slots[begin:end]
-    same = bool((mine == mine[0]).all())
-    return RoutePart(begin, end, int(mine[0]), None if same else mx.array(mine.astype(np.uint32)))
+    part_slots = slots[begin:end]
+    is_uniform = bool((part_slots == part_slots[0]).all())
+    return RoutePart(begin, end, int(part_slots[0]), None if is_uniform else mx.array(part_slots.astype(np.uint32)))
 
 
 def _find_runs(slots: IntArray) -> Iterator[tuple[int, int]]:
@@ -508,13 +513,13 @@ class SlotTable:
         return int(self.a.nbytes + self.b.nbytes)
 
     def append(self, slots: int, a: Matrix, b: Matrix) -> None:
-        """Add a slot after the first `slots`, with A `[in, r]` and B `[r, out]`, zero-padded to the table's rank.
-        Slots after those are dropped.
-        """
+        """Put A `[in, r]` and B `[r, out]`, zero-padded to the rank, after the first `slots` slots. Drop later ones."""
         rank, r = self.a.shape[-1], a.shape[1]
-        one = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
-        other = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
-        self._set_matrices(mx.concatenate([self.a[:slots], one[None]]), mx.concatenate([self.b[:slots], other[None]]))
+        padded_a = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
+        padded_b = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
+        self._set_matrices(
+            mx.concatenate([self.a[:slots], padded_a[None]]), mx.concatenate([self.b[:slots], padded_b[None]])
+        )
 
     @property
     def slots(self) -> int:
@@ -543,8 +548,10 @@ class SlotTable:
         rows, results = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
         parts = []
         for part in route.parts:
-            mine = results[part.begin : part.end]
-            parts.append(mine if part.is_unchanged else self._add_part(part, rows[part.begin : part.end], mine))
+            part_output = results[part.begin : part.end]
+            parts.append(
+                part_output if part.is_unchanged else self._add_part(part, rows[part.begin : part.end], part_output)
+            )
         return mx.concatenate(parts).reshape(out.shape)
 
     def _add_part(self, part: RoutePart, x: mx.array, out: mx.array) -> mx.array:
@@ -555,5 +562,5 @@ class SlotTable:
                 return mx.addmm(out, x @ a, b)
             return out + ((x.astype(self._dtype) @ a) @ b).astype(out.dtype)
         rows = x.reshape(-1, 1, x.shape[-1]).astype(self._dtype)
-        thin = mx.gather_mm(rows, self.a, rhs_indices=part.slots)
-        return out + mx.gather_mm(thin, self.b, rhs_indices=part.slots).reshape(out.shape).astype(out.dtype)
+        low_rank = mx.gather_mm(rows, self.a, rhs_indices=part.slots)
+        return out + mx.gather_mm(low_rank, self.b, rhs_indices=part.slots).reshape(out.shape).astype(out.dtype)

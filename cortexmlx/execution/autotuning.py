@@ -39,37 +39,39 @@ def choose_kernels(
     runner: Runner,
     backend: AttentionBackend,
     max_rows: int,
-    longest: int,
+    max_context: int,
     *,
     reproducible: bool = False,
     seconds: float = SECONDS,
-    again: bool = False,
-    waiting: Callable[[], bool] = lambda: False,
+    ignore_table: bool = False,
+    has_waiters: Callable[[], bool] = lambda: False,
 ) -> tuple[TimedChoice, ...]:
     """Choose what computes a model's attention and quantized products, by timing the candidates, and return the
     choices. With `reproducible`, nothing is timed: attention gets its defaults. Attention is timed for single
-    tokens in steps of up to `max_rows` rows that see up to `longest` tokens. See `Autotuner.choose` for the other
+    tokens in steps of up to `max_rows` rows that see up to `max_context` tokens. See `Autotuner.choose` for the other
     arguments.
 
     If anything fails, the rules choose. They also do for a model that runs on mlx-lm's own caches.
     """
-    choosing = backend.choosing
-    if choosing is None or not isinstance(runner, ModelRunner):
+    choosing_backend = backend.selectable
+    if choosing_backend is None or not isinstance(runner, ModelRunner):
         return ()
-    runner.set_attention(choosing.attend)
-    chooser, until = Autotuner(ChoiceTable(current_identity())), time.perf_counter() + seconds
+    runner.set_attention(choosing_backend.attend)
+    chooser, deadline = Autotuner(ChoiceTable(current_identity())), time.perf_counter() + seconds
     try:
         layers = probe_layer_shapes(runner.model, runner.arena)
         if reproducible:
-            for job in fixed_jobs(layers, choosing):
+            for job in fixed_jobs(layers, choosing_backend):
                 chooser.choose_default(job)
         else:
-            jobs = attention_jobs(layers, choosing, max_rows, longest)
-            chooser.choose(jobs.values(), seconds=seconds, again=again, waiting=waiting)
-            apply_choices(choosing, jobs, chooser)
+            jobs = attention_jobs(layers, choosing_backend, max_rows, max_context)
+            chooser.choose(jobs.values(), seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
+            apply_choices(choosing_backend, jobs, chooser)
             dtype = next((layer.dtype for layer in layers.values()), "float32")
-            left = max(0.0, until - time.perf_counter())
-            _choose_products(runner, chooser, dtype, max_rows, left, again=again, waiting=waiting)
+            remaining_seconds = max(0.0, deadline - time.perf_counter())
+            _choose_products(
+                runner, chooser, dtype, max_rows, remaining_seconds, ignore_table=ignore_table, has_waiters=has_waiters
+            )
     except Exception:
         _log.warning("the rules choose what computes attention, since timing failed", exc_info=True)
     finally:
@@ -91,18 +93,18 @@ def _choose_products(
     max_rows: int,
     seconds: float,
     *,
-    again: bool,
-    waiting: Callable[[], bool],
+    ignore_table: bool,
+    has_waiters: Callable[[], bool],
 ) -> None:
-    """Choose what multiplies with a model's quantized weights. If our kernel is never chosen, the model's own modules
-    are left alone.
-    """
+    """Choose what multiplies with quantized weights. If our kernel is never chosen, leave the model's modules alone."""
     products = runner.products
     if products is None or not isinstance(products.use, ProductChoices):
         return
     jobs = product_jobs(products, dtype, max_rows)
-    chooser.choose(jobs.values(), seconds=seconds, again=again, waiting=waiting)
-    ours = [key for key, job in jobs.items() if chooser.chosen_candidate(job.key) == OURS and products.approves(*key)]
-    products.use.set_classes(ours)
-    if not ours:
+    chooser.choose(jobs.values(), seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
+    own_kernel_keys = [
+        key for key, job in jobs.items() if chooser.chosen_candidate(job.key) == OURS and products.approves(*key)
+    ]
+    products.use.set_classes(own_kernel_keys)
+    if not own_kernel_keys:
         products.remove()

@@ -139,9 +139,7 @@ class Runner(Protocol):
         """Allocate an empty arena of `blocks` blocks. The old arena is freed first."""
 
     def can_resize(self, blocks: GroupCounts) -> bool:
-        """Return whether a resize to `blocks` blocks may be tried: the system would give the memory now, or there is
-        no arena that could stay instead.
-        """
+        """Return whether a resize to `blocks` may be tried: memory is free now, or no arena exists that could stay."""
 
     def resize(self, blocks: GroupCounts) -> Refusal | None:
         """Resize the arena to `blocks` blocks per layer group. Blocks that stay keep their content."""
@@ -170,9 +168,7 @@ class Runner(Protocol):
         """Wait for the oldest step in flight, and return its result."""
 
     def settle(self, ops: StateOps) -> Refusal | None:
-        """Carry out the planned operations on recurrent states, and drop all data of the last step. No step follows
-        soon.
-        """
+        """Carry out planned operations on recurrent states, and drop the last step's data. No step follows soon."""
 
     def forget(self) -> None:
         """Drop all steps in flight, and everything that is kept outside of the arena."""

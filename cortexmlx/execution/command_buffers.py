@@ -54,17 +54,17 @@ def _read_number(environment: Mapping[str, str], name: str, default: int) -> int
     """Return an environment variable as C's `atoi` reads it: 0 if it is no number."""
     if name not in environment:
         return default
-    found = re.match(r"\s*([+-]?\d+)", environment[name], re.ASCII)
-    return int(found[1]) if found else 0
+    match = re.match(r"\s*([+-]?\d+)", environment[name], re.ASCII)
+    return int(match[1]) if match else 0
 
 
-def count_command_buffers(bound: Iterable[int], limits: CommandBufferLimits) -> CommandBuffers:
-    """Return how many command buffers a decode step takes. `bound` has for each of its operations, in order, the
-    elements of the weights and slabs that it binds. Activations are left out: they are small in a decode step.
+def count_command_buffers(element_counts: Iterable[int], limits: CommandBufferLimits) -> CommandBuffers:
+    """Return how many command buffers a decode step takes. `element_counts` has for each of its operations, in order,
+    the elements of the weights and slabs that it binds. Activations are left out: they are small in a decode step.
     """
     tasks = operations = elements = 0
-    for each in bound:
-        operations, elements = operations + 1, elements + each
+    for count in element_counts:
+        operations, elements = operations + 1, elements + count
         if operations > limits.operations or elements >> 20 > limits.elements:
             tasks += 1
             operations = elements = 0
@@ -87,23 +87,23 @@ or fewer.
 
 
 def count_bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
-    """Return how many elements each operation of a decode step binds, in order. `slabs` has the elements of a layer's
-    slab, by the layer's index.
-    """
+    """Return how many elements each operation of a decode step binds, in order. `slabs`: elements by layer index."""
     modules: dict[str, int] = {}
     for name, array in tree_flatten(model.parameters()):
         module = name.rpartition(".")[0]
         modules[module] = modules.get(module, 0) + array.size
     layers: dict[int, list[int]] = {}
-    around: list[int] = []  # the embedding, the last norm, the projection to the vocabulary
+    outer_counts: list[int] = []  # the embedding, the last norm, the projection to the vocabulary
     for module, elements in modules.items():
         layer = _layer_index(module)
-        (around if layer is None else layers.setdefault(layer, [])).append(elements)
-    bound = around[:1]
+        (outer_counts if layer is None else layers.setdefault(layer, [])).append(elements)
+    element_counts = outer_counts[:1]
     for layer in sorted({*layers, *slabs}):
         attention = [slabs[layer]] if layer in slabs else []
-        bound += layers.get(layer, []) + attention + [0] * (OTHER_KERNELS - len(attention))
-    return bound + (around[1:] if len(around) > 2 else around[1:] + around[:1])  # a tied projection is the embedding
+        element_counts += layers.get(layer, []) + attention + [0] * (OTHER_KERNELS - len(attention))
+    return element_counts + (
+        outer_counts[1:] if len(outer_counts) > 2 else outer_counts[1:] + outer_counts[:1]
+    )  # a tied projection is the embedding
 
 
 def _layer_index(module: str) -> int | None:

@@ -49,9 +49,9 @@ class ExecutionMode(Protocol):
 
     groups: tuple[LayerGroup, ...]
     """What the model's layers keep."""
-    most_rows: int | None
+    max_rows: int | None
     """How many requests may run at once; None: any number."""
-    pipelined: bool
+    can_pipeline: bool
     """Whether a step may be built before the last one is read."""
     notes: tuple[str, ...]
     """Notes for the user, one line each."""
@@ -65,29 +65,25 @@ class ExecutionMode(Protocol):
         """Return the attention backend with this name: see `attention.backends.choose_backend`."""
 
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
-        """Return the checks that compile and test the attention kernels before the first step: see
-        `AttentionBackend.checks`.
-        """
+        """Return the checks that compile and test kernels before the first step: see `AttentionBackend.checks`."""
 
     def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
         """Return the checks of the kernel that writes the tail, which need a runner."""
 
     def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> Runner:
-        """Return the model's runner, whose arena has no blocks yet. Raises ModelUnsupported if a short check shows
-        that answers would depend on how prompts are cut.
-        """
+        """Return the runner, without blocks. Raises ModelUnsupported if answers would depend on how prompts are cut."""
 
-    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:
         """Have the runner allocate an empty arena of at most `blocks` blocks, and return the cache that owns them.
-        Raises MemoryRefused, unless it begins `anew`: then the next step has the arena made.
+        Raises MemoryRefused, unless it begins `from_scratch`: then the next step has the arena made.
         """
 
 
 class PagedMode:
     """Runs many rows at once, on one arena."""
 
-    most_rows: int | None = None
-    pipelined: bool = True
+    max_rows: int | None = None
+    can_pipeline: bool = True
     notes: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, groups: tuple[LayerGroup, ...]) -> None:
@@ -128,10 +124,10 @@ class PagedMode:
         )
         return self._runner
 
-    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:
         """Have the runner allocate an empty arena of at most `blocks` blocks, and return the cache that owns them."""
         return begin_paged_arena(
-            self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize, anew
+            self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize, from_scratch
         )
 
 
@@ -142,20 +138,20 @@ def begin_paged_arena(
     prefix: PrefixCache,
     snapshots: int | None,
     may_resize: Callable[[GroupCounts], bool],
-    anew: bool,
+    from_scratch: bool,
 ) -> KVCache:
     """Have a runner allocate an empty arena, and return the cache that owns its blocks. It has at most `blocks` blocks
-    of `groups`, and with `snapshots`, so many snapshots of states. `anew` and the rest: see
+    of `groups`, and with `snapshots`, so many snapshots of states. `from_scratch` and the rest: see
     `ExecutionMode.begin_arena`.
     """
     size = prefix.block_size
-    first = tuple(initial_blocks(count, size) for count in blocks)
-    refused = runner.begin(first)
-    if refused is not None:
-        first = (1,) * len(first) if anew else raise_if_refused(refused)
+    first_blocks = tuple(initial_blocks(count, size) for count in blocks)
+    refusal = runner.begin(first_blocks)
+    if refusal is not None:
+        first_blocks = (1,) * len(first_blocks) if from_scratch else raise_if_refused(refusal)
     pools = BlockPools(
         paged_groups(groups),
-        first,
+        first_blocks,
         size,
         max_blocks=blocks,
         prefix=prefix,
@@ -166,44 +162,42 @@ def begin_paged_arena(
 
 
 class SerialMode:
-    """Runs one row at a time on mlx-lm's own caches, since the model cannot be paged for the reason `why`."""
+    """Runs one row at a time on mlx-lm's own caches, since the model cannot be paged for the reason `reason`."""
 
-    most_rows: int | None = 1
+    max_rows: int | None = 1
 
-    def __init__(self, model: nn.Module, why: NotPaged) -> None:
+    def __init__(self, model: nn.Module, reason: NotPaged) -> None:
         """Raises ModelUnsupported if mlx-lm's code fails with one sequence, too."""
-        with _refuse_model_errors(why):
+        with _refuse_model_errors(reason):
             self.groups = find_own_groups(model)
-        self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {why}",)
-        kept = untrimmable_caches(model)
+        self.notes: tuple[str, ...] = (f"one request runs at a time, on mlx-lm's own caches. {reason}",)
+        untrimmable_names = untrimmable_caches(model)
         # A step that is built before the last one is read would compute one token after an answer's last.
-        self.pipelined = not kept
-        if kept:
+        self.can_pipeline = not untrimmable_names
+        if untrimmable_names:
             self.notes += (
                 "a prompt goes on where the last answer ended, or is computed anew: "
-                f"{' and '.join(kept)} cannot always be cut back",
+                f"{' and '.join(untrimmable_names)} cannot always be cut back",
             )
         self._model = model
-        self._why = why
+        self._reason = reason
         self._runner: SerialRunner
 
     def count_blocks(self, memory: int, load: ArenaDemand, context: int) -> GroupCounts:
         """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens."""
         block_size = load.block_size
-        most = -(-context // block_size)
-        fit = tokens_that_fit(self.groups, memory)
-        if fit is not None and fit < block_size:
-            least = sequence_bytes(self.groups, block_size)
+        max_blocks = -(-context // block_size)
+        max_tokens = tokens_that_fit(self.groups, memory)
+        if max_tokens is not None and max_tokens < block_size:
+            min_bytes = sequence_bytes(self.groups, block_size)
             raise InvalidRequest(
                 f"a KV memory of {format_bytes(memory)} holds no {block_size} tokens: "
-                f"give it at least {format_bytes(least)}"
+                f"give it at least {format_bytes(min_bytes)}"
             )
-        return (most if fit is None else min(most, fit // block_size),)
+        return (max_blocks if max_tokens is None else min(max_blocks, max_tokens // block_size),)
 
     def choose_backend(self, name: str) -> AttentionBackend:
-        """Return a backend that stands for mlx-lm's own attention. The name is only checked: see
-        `attention.backends.choose_backend`.
-        """
+        """Return a stand-in for mlx-lm's own attention. Only check `name`: see `attention.backends.choose_backend`."""
         return AttentionBackend("mlx-lm's own", choose_backend(name).attend)
 
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
@@ -215,23 +209,19 @@ class SerialMode:
         return ()
 
     def make_runner(self, block_size: int, vocab_size: int, backend: AttentionBackend) -> SerialRunner:
-        """Return the runner on mlx-lm's own caches. Raises ModelUnsupported if answers would depend on how prompts
-        are cut.
-        """
-        with _refuse_model_errors(self._why):
-            ahead = sees_later_tokens(self._model)
-        if ahead:
+        """Return the runner on mlx-lm's own caches. Raises ModelUnsupported if answers would depend on prompt cuts."""
+        with _refuse_model_errors(self._reason):
+            sees_later = sees_later_tokens(self._model)
+        if sees_later:
             raise ModelUnsupported(
-                f"{self._why}, and in mlx-lm's own code a token of a prompt sees those after it: answers would depend "
-                "on how their prompts are cut"
+                f"{self._reason}, and in mlx-lm's own code a token of a prompt sees those after it: answers would "
+                "depend on how their prompts are cut"
             )
         self._runner = SerialRunner(self._model, self.groups, block_size, vocab_size)
         return self._runner
 
-    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, anew: bool = False) -> KVCache:
-        """Have the runner begin with empty caches, and return a cache of one sequence that counts at most `blocks`
-        blocks.
-        """
+    def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:
+        """Have the runner begin with empty caches; return a one-sequence cache that counts at most `blocks` blocks."""
         self._runner.begin((1,))
         resize = self._runner.can_resize
         pools = BlockPools(COUNTING_GROUPS, 1, prefix.block_size, max_blocks=blocks, prefix=prefix, may_resize=resize)
@@ -239,12 +229,12 @@ class SerialMode:
 
 
 @contextmanager
-def _refuse_model_errors(why: NotPaged) -> Iterator[None]:
+def _refuse_model_errors(reason: NotPaged) -> Iterator[None]:
     """Raise ModelUnsupported for whatever mlx-lm's code of the model raises in this context."""
     try:
         yield
     except Exception as error:
-        raise ModelUnsupported(f"{why}, and mlx-lm's own code for it fails here, too") from error
+        raise ModelUnsupported(f"{reason}, and mlx-lm's own code for it fails here, too") from error
 
 
 def choose_execution_mode(
@@ -263,14 +253,12 @@ def choose_execution_mode(
 
 
 def _make_products(backend: AttentionBackend) -> QuantizedProducts | None:
-    """Return the products with quantized weights for the Metal backend, with nothing chosen yet; None for any other
-    backend.
-    """
+    """Return the products with quantized weights for the Metal backend, nothing chosen yet; None for other backends."""
     if backend.name != "metal":
         return None
     return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())
 
 
-def store_notes(way: ExecutionMode) -> tuple[str, ...]:
+def store_notes(mode: ExecutionMode) -> tuple[str, ...]:
     """Return a note on why nothing of a model goes to the KV store; none if it can."""
-    return () if way.most_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)
+    return () if mode.max_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

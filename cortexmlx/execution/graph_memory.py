@@ -78,25 +78,27 @@ class Graph:
 
 
 def trace_graph(
-    function: Callable[..., Sequence[mx.array]], *given: mx.array, first: list[tuple[mx.array, ...]] | None = None
+    function: Callable[..., Sequence[mx.array]],
+    *inputs: mx.array,
+    computed_first: list[tuple[mx.array, ...]] | None = None,
 ) -> Graph:
     """Return the computation graph of `function(*given)`. Nothing is computed, not even the arguments. The function
-    may append to `first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot
+    may append to `computed_first` the arrays that are computed before the rest. Raises ValueError for what MLX cannot
     export.
     """
     graph = Graph()
-    sooner: list[tuple[mx.array, ...]] = [] if first is None else first
+    first_arrays: list[tuple[mx.array, ...]] = [] if computed_first is None else computed_first
 
     def all_of_it(*arguments: mx.array) -> list[mx.array]:
         results = list(function(*arguments))
-        return [*(array for arrays in sooner for array in arrays), *results]
+        return [*(array for arrays in first_arrays for array in arrays), *results]
 
     def note(part: dict[str, Any]) -> None:
         kind = part["type"]
         if kind == "primitive":
-            takes = tuple(entry[0] for entry in part["inputs"])
-            makes = tuple(_make_array(*entry) for entry in part["outputs"])
-            graph.operations.append(Operation(part["name"], takes, makes, part.get("arguments", ())))
+            input_names = tuple(entry[0] for entry in part["inputs"])
+            outputs = tuple(_make_array(*entry) for entry in part["outputs"])
+            graph.operations.append(Operation(part["name"], input_names, outputs, part.get("arguments", ())))
         elif kind == "inputs":
             graph.arguments = [_make_array(*entry) for entry in part["inputs"]]
         elif kind == "outputs":
@@ -107,13 +109,13 @@ def trace_graph(
     contiguous = mx.contiguous
     mx.contiguous = _traceable_contiguous
     try:
-        mx.export_function(note, all_of_it, *given)
+        mx.export_function(note, all_of_it, *inputs)
     finally:
         mx.contiguous = contiguous
-    for arrays in sooner:
+    for arrays in first_arrays:
         graph.computed_first.append(tuple(graph.results[: len(arrays)]))
         del graph.results[: len(arrays)]
-    sooner.clear()
+    first_arrays.clear()
     return graph
 
 
@@ -177,23 +179,23 @@ class _PlacedArray:
     itemsize: int
 
 
-def peak_bytes(graph: Graph, updated: Collection[str] = ()) -> int:
+def peak_bytes(graph: Graph, updated_names: Collection[str] = ()) -> int:
     """Return the peak bytes of evaluating a graph. Results and constants count, the arguments do not. Arguments whose
-    names are in `updated` are written in place; all others are copied before they change.
+    names are in `updated_names` are written in place; all others are copied before they change.
     """
-    return _Replay(graph, updated).peak
+    return _Replay(graph, updated_names).peak
 
 
 class _Replay:
     """Replays how MLX allocates and frees buffers while it evaluates a graph, and notes the peak."""
 
-    def __init__(self, graph: Graph, updated: Collection[str]) -> None:
-        self.live = self.peak = sum(array.nbytes for array in graph.constants)
+    def __init__(self, graph: Graph, updated_names: Collection[str]) -> None:
+        self.live_bytes = self.peak = sum(array.nbytes for array in graph.constants)
         self._uses = Counter(name for operation in graph.operations for name in operation.inputs)
         self._uses.update(graph.results)
-        self._updated = frozenset(updated)
-        self._placed: dict[str, _PlacedArray] = {}
-        self._ahead: deque[tuple[int, list[_Buffer]]] = deque()
+        self._updated_names = frozenset(updated_names)
+        self._placed_arrays: dict[str, _PlacedArray] = {}
+        self._pending_calls: deque[tuple[int, list[_Buffer]]] = deque()
         self._calls = 0
         for array in (*graph.arguments, *graph.constants):
             self._place_array(array, _Buffer(array.nbytes, is_owned=False), dense_strides(array.shape))
@@ -202,29 +204,32 @@ class _Replay:
 
     def _replay_operation(self, operation: Operation) -> None:
         """Allocate the outputs of an operation, and free the buffers that nothing needs any more."""
-        takes = [self._placed[name] for name in operation.inputs]
-        calls, copies = self._place_outputs(operation, takes)
-        made = {id(self._placed[array.name].memory) for array in operation.outputs}
-        held = list({id(p.memory): p.memory for p in takes if id(p.memory) not in made}.values()) + copies
-        for memory in held:
+        placed_inputs = [self._placed_arrays[name] for name in operation.inputs]
+        calls, copies = self._place_outputs(operation, placed_inputs)
+        output_buffer_ids = {id(self._placed_arrays[array.name].memory) for array in operation.outputs}
+        held_buffers = (
+            list({id(p.memory): p.memory for p in placed_inputs if id(p.memory) not in output_buffer_ids}.values())
+            + copies
+        )
+        for memory in held_buffers:
             memory.calls += 1
-        for name, place in zip(operation.inputs, takes, strict=True):
+        for name, placed_input in zip(operation.inputs, placed_inputs, strict=True):
             self._uses[name] -= 1
             if not self._uses[name]:
-                place.memory.arrays -= 1
-        self._free_unused(place.memory for place in takes)
-        self._ahead.append((calls, held))
+                placed_input.memory.arrays -= 1
+        self._free_unused(place.memory for place in placed_inputs)
+        self._pending_calls.append((calls, held_buffers))
         self._calls += calls
         while self._calls > MAX_CALLS_AHEAD:
-            calls, held = self._ahead.popleft()
+            calls, held_buffers = self._pending_calls.popleft()
             self._calls -= calls
-            for memory in held:
+            for memory in held_buffers:
                 memory.calls -= 1
-            self._free_unused(held)
+            self._free_unused(held_buffers)
 
-    def _place_outputs(self, operation: Operation, takes: list[_PlacedArray]) -> tuple[int, list[_Buffer]]:
+    def _place_outputs(self, operation: Operation, placed_inputs: list[_PlacedArray]) -> tuple[int, list[_Buffer]]:
         """Place the outputs of an operation. Return how many calls it takes, and the copies that these calls need."""
-        kind, first = operation.kind, takes[0] if takes else None
+        kind, first = operation.kind, placed_inputs[0] if placed_inputs else None
         if kind in VIEW_KINDS and first is not None:
             for array in operation.outputs:
                 strides = view_strides(kind, operation.arguments, first.shape, first.strides, array.shape)
@@ -232,94 +237,100 @@ class _Replay:
             return 1, []
         if kind in _UPDATE_KINDS and first is not None:
             (array,) = operation.outputs
-            in_place = operation.inputs[0] in self._updated or self._is_free(operation, 0, takes)
-            self._updated |= {array.name} if operation.inputs[0] in self._updated else set()
+            in_place = operation.inputs[0] in self._updated_names or self._is_free(operation, 0, placed_inputs)
+            self._updated_names |= {array.name} if operation.inputs[0] in self._updated_names else set()
             self._place_array(array, first.memory if in_place else self._allocate(array.nbytes), None)
             return 3, []
-        operands = takes[:2] if kind in _PRODUCT_KINDS else []
-        copied = [p for p in operands if not multiplies_without_copy(p.shape, p.strides)]
-        copies = [self._allocate(GraphArray("", p.shape, p.itemsize).nbytes) for p in copied]
+        operands = placed_inputs[:2] if kind in _PRODUCT_KINDS else []
+        copied_operands = [p for p in operands if not multiplies_without_copy(p.shape, p.strides)]
+        copies = [self._allocate(GraphArray("", p.shape, p.itemsize).nbytes) for p in copied_operands]
         for array in operation.outputs:
-            taken_over = self._reusable_input(operation, array, takes) if kind in _ELEMENTWISE_KINDS else None
+            taken_over = self._reusable_input(operation, array, placed_inputs) if kind in _ELEMENTWISE_KINDS else None
             self._place_array(array, taken_over or self._allocate(array.nbytes), None)
         return 2 + len(copies), copies
 
-    def _reusable_input(self, operation: Operation, array: GraphArray, takes: list[_PlacedArray]) -> _Buffer | None:
+    def _reusable_input(
+        self, operation: Operation, array: GraphArray, placed_inputs: list[_PlacedArray]
+    ) -> _Buffer | None:
         """Return the buffer of an input that an elementwise operation reuses for its result; None if there is none."""
-        for index, place in enumerate(takes):
-            fits = place.shape == array.shape and place.itemsize == array.itemsize
-            fits = fits and is_dense(place.shape, place.strides) and place.memory.nbytes <= array.nbytes + _REUSE_SLACK
-            if fits and self._is_free(operation, index, takes):
-                return place.memory
+        for index, placed_input in enumerate(placed_inputs):
+            is_reusable = placed_input.shape == array.shape and placed_input.itemsize == array.itemsize
+            is_reusable = (
+                is_reusable
+                and is_dense(placed_input.shape, placed_input.strides)
+                and placed_input.memory.nbytes <= array.nbytes + _REUSE_SLACK
+            )
+            if is_reusable and self._is_free(operation, index, placed_inputs):
+                return placed_input.memory
         return None
 
-    def _is_free(self, operation: Operation, index: int, takes: list[_PlacedArray]) -> bool:
+    def _is_free(self, operation: Operation, index: int, placed_inputs: list[_PlacedArray]) -> bool:
         """Whether only this operation still uses the buffer of its input `index`."""
-        memory = takes[index].memory
+        memory = placed_inputs[index].memory
         return memory.is_owned and memory.arrays == 1 and not memory.calls and self._uses[operation.inputs[index]] == 1
 
     def _place_array(self, array: GraphArray, memory: _Buffer, strides: Shape | None) -> None:
         """Note the buffer in which an array lies; without `strides`, it is contiguous."""
-        self._placed[array.name] = _PlacedArray(
+        self._placed_arrays[array.name] = _PlacedArray(
             memory, array.shape, strides or dense_strides(array.shape), array.itemsize
         )
         memory.arrays += bool(self._uses[array.name])
 
     def _allocate(self, nbytes: int) -> _Buffer:
         """Return a new buffer, and update the live and the peak bytes."""
-        self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        self.live_bytes += nbytes
+        self.peak = max(self.peak, self.live_bytes)
         return _Buffer(nbytes)
 
     def _free_unused(self, memories: Iterable[_Buffer]) -> None:
         """Free those of the buffers that nothing needs any more."""
         for memory in memories:
             if memory.is_owned and not memory.arrays and not memory.calls:
-                self.live -= memory.nbytes
+                self.live_bytes -= memory.nbytes
                 memory.is_owned = False
 
 
 def _evaluation_order(graph: Graph) -> list[Operation]:
     """Return the operations in the order in which MLX computes them."""
-    maker = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.outputs}
-    needs = [[maker[name] for name in operation.inputs if name in maker] for operation in graph.operations]
-    done: set[int] = set()
+    producer = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.outputs}
+    dependencies = [[producer[name] for name in operation.inputs if name in producer] for operation in graph.operations]
+    evaluated: set[int] = set()
     order: list[int] = []
     for roots in (*graph.computed_first, graph.results):
-        part = _evaluation_tape(needs, [maker[name] for name in roots if name in maker], done)
-        done.update(part)
+        part = _evaluation_tape(dependencies, [producer[name] for name in roots if name in producer], evaluated)
+        evaluated.update(part)
         order += part
     return [graph.operations[index] for index in order]
 
 
-def _evaluation_tape(needs: list[list[int]], roots: list[int], done: set[int]) -> list[int]:
-    """Return the operations, by index, that the roots need and that are not `done`, in MLX's order of evaluation."""
+def _evaluation_tape(dependencies: list[list[int]], roots: list[int], evaluated: set[int]) -> list[int]:
+    """Return the operations, by index, that the roots need and that are not `evaluated`, in MLX's order."""
     end = -1
-    of = {end: [root for root in roots if root not in done]}
+    open_dependencies = {end: [root for root in roots if root not in evaluated]}
     stack = [end]
     while stack:
-        for need in of[stack.pop()]:
-            if need not in of:
-                of[need] = [index for index in needs[need] if index not in done]
-                stack.append(need)
-    degree = Counter(need for each in of.values() for need in each)
-    tape, place = [end], 0
-    waiting: list[tuple[int, int]] = []
-    while degree and (place < len(tape) or waiting):
-        if place < len(tape):
-            index, begin = tape[place], 0
-            place += 1
+        for dependency in open_dependencies[stack.pop()]:
+            if dependency not in open_dependencies:
+                open_dependencies[dependency] = [index for index in dependencies[dependency] if index not in evaluated]
+                stack.append(dependency)
+    degree = Counter(need for each in open_dependencies.values() for need in each)
+    tape, position = [end], 0
+    suspended: list[tuple[int, int]] = []
+    while degree and (position < len(tape) or suspended):
+        if position < len(tape):
+            index, start = tape[position], 0
+            position += 1
         else:
-            index, begin = waiting.pop()
-        for each in range(begin, len(of[index])):
-            if len(tape) - place >= MAX_TAPE_WIDTH:
-                waiting.append((index, each))
+            index, start = suspended.pop()
+        for each in range(start, len(open_dependencies[index])):
+            if len(tape) - position >= MAX_TAPE_WIDTH:
+                suspended.append((index, each))
                 break
-            need = of[index][each]
-            degree[need] -= 1
-            if not degree[need]:
-                del degree[need]
-                tape.append(need)
+            dependency = open_dependencies[index][each]
+            degree[dependency] -= 1
+            if not degree[dependency]:
+                del degree[dependency]
+                tape.append(dependency)
     return tape[:0:-1]
 
 
@@ -355,9 +366,9 @@ def multiplies_without_copy(shape: Shape, strides: Shape) -> bool:
     """Whether MLX's CPU build multiplies with an array without a copy: its matrices are contiguous or transposed."""
     if len(shape) < 2:
         return True
-    (rows, columns), (down, across) = shape[-2:], strides[-2:]
-    plain = across == 1 and (down == columns or rows == 1)
-    return plain or (down == 1 and (across == rows or columns == 1))
+    (rows, columns), (row_stride, column_stride) = shape[-2:], strides[-2:]
+    is_row_major = column_stride == 1 and (row_stride == columns or rows == 1)
+    return is_row_major or (row_stride == 1 and (column_stride == rows or columns == 1))
 
 
 def view_strides(kind: str, settings: Sequence[Any], shape: Shape, strides: Shape, result: Shape) -> Shape | None:
@@ -367,10 +378,11 @@ def view_strides(kind: str, settings: Sequence[Any], shape: Shape, strides: Shap
     if kind == "Broadcast":
         new = len(result) - len(shape)
         return (0,) * new + tuple(
-            0 if count != wide else step for count, wide, step in zip(shape, result[new:], strides, strict=True)
+            0 if count != target_size else stride
+            for count, target_size, stride in zip(shape, result[new:], strides, strict=True)
         )
     if kind == "Slice":
-        return tuple(step * by for step, by in zip(strides, settings[2], strict=True))
+        return tuple(step * slice_step for step, slice_step in zip(strides, settings[2], strict=True))
     if kind == "Contiguous":
         return strides if is_dense(shape, strides) else None
     if kind in SAME_LAYOUT_KINDS:

@@ -74,16 +74,16 @@ def predict_step_bytes(
             )
 
         prefill, decode = plan_largest_steps(groups, load, tokens)
-        verifying = plan_largest_steps(groups, load, tokens, MOST_STEP_DRAFTS) if drafts else ()
+        verify_plans = plan_largest_steps(groups, load, tokens, MOST_STEP_DRAFTS) if drafts else ()
         decode = replace(decode, column=decode.columns - 1)
-        return StepBytes(bytes_of(prefill), max(map(bytes_of, verifying), default=0), bytes_of(decode))
+        return StepBytes(bytes_of(prefill), max(map(bytes_of, verify_plans), default=0), bytes_of(decode))
 
     if tokens <= _TRACED_LENGTHS[1]:
         return traced(tokens)
-    few, many = map(traced, _TRACED_LENGTHS)
-    beyond = (tokens - _TRACED_LENGTHS[1]) / (_TRACED_LENGTHS[1] - _TRACED_LENGTHS[0])
-    pairs = zip(astuple(few), astuple(many), strict=True)
-    return StepBytes(*(round(most + beyond * (most - least)) for least, most in pairs))
+    short_bytes, long_bytes = map(traced, _TRACED_LENGTHS)
+    extrapolation = (tokens - _TRACED_LENGTHS[1]) / (_TRACED_LENGTHS[1] - _TRACED_LENGTHS[0])
+    pairs = zip(astuple(short_bytes), astuple(long_bytes), strict=True)
+    return StepBytes(*(round(large + extrapolation * (large - small)) for small, large in pairs))
 
 
 def plan_largest_steps(
@@ -96,38 +96,38 @@ def plan_largest_steps(
     Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
     that has been in use for a while.
     """
-    answer = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if drafts else 0)
-    prompt = max(1, tokens - answer)
-    tokens = prompt + answer  # also where `tokens` is too small for such an answer
+    answer_length = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if drafts else 0)
+    prompt_length = max(1, tokens - answer_length)
+    tokens = prompt_length + answer_length  # also where `tokens` is too small for such an answer
     cache = _make_scattered_cache(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
     config = SchedulerConfig(
-        max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
+        max_rows=load.rows, prefill_budget=load.prefill_budget, context_length=tokens + 1, share_prefixes=False
     )
     scheduler = Scheduler(cache, config)
-    params = SamplingParams(max_tokens=answer, ignore_eos=True, logit_bias={0: 1.0})
-    request = QueuedRequest((0,) * prompt, params)
-    together = min(load.rows, -(-load.piece // prompt))
-    first = load.rows - together
-    piece = min(prompt, max(min(LEAST_PIECE, load.piece), load.piece - first))
+    params = SamplingParams(max_tokens=answer_length, ignore_eos=True, logit_bias={0: 1.0})
+    request = QueuedRequest((0,) * prompt_length, params)
+    joint_rows = min(load.rows, -(-load.prefill_budget // prompt_length))
+    earlier_rows = load.rows - joint_rows
+    piece_tokens = min(prompt_length, max(min(LEAST_PIECE, load.prefill_budget), load.prefill_budget - earlier_rows))
     for row in range(load.rows):
         scheduler.add(JobId(row), request, frozenset())
-        if row < first:
-            scheduler.backoff.tokens = prompt + row
+        if row < earlier_rows:
+            scheduler.backoff.tokens = prompt_length + row
             _plan_and_commit(scheduler)
-    if together == 1 and prompt > piece:
-        scheduler.backoff.tokens = prompt - piece + first
+    if joint_rows == 1 and prompt_length > piece_tokens:
+        scheduler.backoff.tokens = prompt_length - piece_tokens + earlier_rows
         _plan_and_commit(scheduler)
-    scheduler.backoff.tokens = load.piece
+    scheduler.backoff.tokens = load.prefill_budget
     _add_drafts(scheduler, drafts)
     plan = _plan_and_commit(scheduler)
-    scheduler.backoff.tokens = load.rows * prompt
+    scheduler.backoff.tokens = load.rows * prompt_length
     while scheduler.is_prefilling:
         _plan_and_commit(scheduler)
     _add_drafts(scheduler, drafts)
-    after = _plan_and_commit(scheduler)
-    while not drafts and after.kind is not StepKind.DECODE:
-        after = _plan_and_commit(scheduler)
-    return plan, after
+    next_plan = _plan_and_commit(scheduler)
+    while not drafts and next_plan.kind is not StepKind.DECODE:
+        next_plan = _plan_and_commit(scheduler)
+    return plan, next_plan
 
 
 def _add_drafts(scheduler: Scheduler, count: int) -> None:
@@ -168,36 +168,38 @@ class _OutlineRunner(ModelRunner):
         attend: Attend,
     ) -> None:
         super().__init__(model, groups, block_size, vocab_size, attend)
-        self.memory.arena = self._outlined = _OutlineArena(groups, 0, block_size)
-        self._outlined.set_blocks(blocks)
+        self.memory.arena = self._outline_arena = _OutlineArena(groups, 0, block_size)
+        self._outline_arena.set_blocks(blocks)
 
     def predict_peak_bytes(self, plan: StepPlan) -> int:
         """Return the peak bytes of a step beside what is in memory when it begins."""
-        writes = plan.kind is StepKind.MIXED
-        slabs = tree_flatten(self._outlined.slabs())
-        tail = tree_flatten({} if writes else self._outlined.make_tail(len(plan.segments)))
+        writes_arena = plan.kind is StepKind.MIXED
+        slabs = tree_flatten(self._outline_arena.slabs())
+        tail_arrays = tree_flatten({} if writes_arena else self._outline_arena.make_tail(len(plan.segments)))
         weights = tree_flatten(self.model.parameters())
-        shapes = self._outlined.slabs()
+        shapes = self._outline_arena.slabs()
 
-        def step(*given: mx.array) -> list[mx.array]:
-            arrays = iter(given)
+        def step(*inputs: mx.array) -> list[mx.array]:
+            arrays = iter(inputs)
             self.model.update(tree_unflatten([(name, next(arrays)) for name, _ in weights]))
-            self._outlined.set_slabs({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
+            self._outline_arena.set_slabs({layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items()})
             self.memory.tail = {
-                layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes
+                layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes_arena
             }
             results = self.build_pass(plan)
-            words = np.full((len(plan.logit_rows), -(-self._vocab_size // 32)), 2**32 - 1, np.uint32)
-            sampled = self.build_choice(TokenMask(np.arange(len(words), dtype=np.int32), words))
-            return results + ([] if sampled is None else sampled.arrays())
+            mask_words = np.full((len(plan.logit_rows), -(-self._vocab_size // 32)), 2**32 - 1, np.uint32)
+            sampled_tokens = self.build_choice(TokenMask(np.arange(len(mask_words), dtype=np.int32), mask_words))
+            return results + ([] if sampled_tokens is None else sampled_tokens.arrays())
 
-        fed: list[tuple[mx.array, ...]] = []
-        self._feed.hand_over = fed.append
+        early_arrays: list[tuple[mx.array, ...]] = []
+        self._feed.hand_over = early_arrays.append
         try:
-            graph = trace_graph(step, *(array for _, array in (*weights, *slabs, *tail)), first=fed)
+            graph = trace_graph(
+                step, *(array for _, array in (*weights, *slabs, *tail_arrays)), computed_first=early_arrays
+            )
         finally:
             self.model.update(tree_unflatten(weights))
-            self._outlined.set_slabs(shapes)
+            self._outline_arena.set_slabs(shapes)
             self.reset()
         return peak_bytes(graph, _argument_names(graph, len(weights), len(slabs)))
 

@@ -49,18 +49,18 @@ class LogitRows:
         return self._run(tokens, caches, rows, None)[0]
 
     def run_keeping(
-        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: npt.NDArray[np.int32]
+        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept_indices: npt.NDArray[np.int32]
     ) -> tuple[mx.array, mx.array]:
-        """Run a pass as `run` does, and also return what `project` needs for the tokens `kept`, `[len(kept), ...]`:
-        their hidden states, or their logits if nothing is wrapped.
+        """Run a pass as `run` does, and also return what `project` needs for the tokens `kept_indices`, `[len(kept),
+        ...]`: their hidden states, or their logits if nothing is wrapped.
         """
-        return self._run(tokens, caches, rows, mx.array(kept))
+        return self._run(tokens, caches, rows, mx.array(kept_indices))
 
-    def project(self, kept: mx.array) -> mx.array:
+    def project(self, kept_states: mx.array) -> mx.array:
         """Return the logits `[n, vocab]` of `n` rows of what `run_keeping` returned."""
         if self._pick is None:
-            return kept
-        with self._pick.replace_input(kept):
+            return kept_states
+        with self._pick.replace_input(kept_states):
             return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _do_nothing)[:, 0]
 
     def has_hidden_states(self) -> bool:
@@ -72,22 +72,20 @@ class LogitRows:
         if self._pick is None or isinstance(self._pick, _OutputRowPicker) or not parent:
             return False
         body = dict(self._model.named_modules())[parent]
-        place, returned, norm = _module_setter(self._model, parent), list[Any](), self._pick.norm
-        place(_OutputRecorder(body, returned.append))
-        self._pick["norm"] = _OutputRecorder(norm, returned.append)
+        set_module, outputs, norm = _module_setter(self._model, parent), list[Any](), self._pick.norm
+        set_module(_OutputRecorder(body, outputs.append))
+        self._pick["norm"] = _OutputRecorder(norm, outputs.append)
         try:
             self._lazy_pass(self._model, mx.zeros((_TOKENS, 1), mx.int32), _do_nothing)
         finally:
             self._pick["norm"] = norm
-            place(body)
-        return len(returned) > 1 and returned[-1] is returned[-2]
+            set_module(body)
+        return len(outputs) > 1 and outputs[-1] is outputs[-2]
 
-    def hidden_states(self, kept: mx.array) -> mx.array:
-        """Return the last hidden states `[n, width]`, after the last norm, of `n` rows that `run_keeping` returned.
-        See `has_hidden_states`.
-        """
+    def hidden_states(self, kept_states: mx.array) -> mx.array:
+        """Return `run_keeping`'s `n` rows after the last norm: hidden states `[n, width]`. See `has_hidden_states`."""
         assert self._pick is not None
-        states: mx.array = self._pick.norm(kept)[:, 0]
+        states: mx.array = self._pick.norm(kept_states)[:, 0]
         return states
 
     def build_lazy_pass(self, tokens: mx.array, rows: Sequence[int]) -> mx.array:
@@ -103,18 +101,20 @@ class LogitRows:
                 self._pick.set_rows(None)
 
     def _run(
-        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
+        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept_indices: mx.array | None
     ) -> tuple[mx.array, mx.array]:
-        """Return the logits of the tokens `rows`, and what `project` needs for the tokens `kept`."""
-        everything = len(rows) in (0, tokens.shape[0])
-        picked = None if everything else mx.array(rows)
-        if self._pick is None or (picked is None and kept is None):
+        """Return the logits of the tokens `rows`, and what `project` needs for the tokens `kept_indices`."""
+        wants_all_rows = len(rows) in (0, tokens.shape[0])
+        row_indices = None if wants_all_rows else mx.array(rows)
+        if self._pick is None or (row_indices is None and kept_indices is None):
             logits: mx.array = self._model(tokens, cache=caches)[:, 0]
-            return logits if picked is None else logits[picked], logits if kept is None else logits[kept]
-        self._pick.set_rows(picked, kept)
+            return logits if row_indices is None else logits[row_indices], logits if kept_indices is None else logits[
+                kept_indices
+            ]
+        self._pick.set_rows(row_indices, kept_indices)
         try:
             logits = self._model(tokens, cache=caches)[:, 0]
-            return logits, logits if kept is None else self._pick.kept_rows
+            return logits, logits if kept_indices is None else self._pick.kept_rows
         finally:
             self._pick.set_rows(None)  # it keeps no array of the pass
 
@@ -138,9 +138,9 @@ class RowSelection:
     """How many calls of the norm are left until the one at which rows are picked."""
     rows: mx.array | None = None
     """The rows that are passed on; None: all."""
-    wanted: mx.array | None = None
+    kept_indices: mx.array | None = None
     """The rows to keep."""
-    kept: mx.array | None = None
+    kept_states: mx.array | None = None
     replacement: mx.array | None = None
     """What is passed on instead of the input."""
 
@@ -148,8 +148,8 @@ class RowSelection:
         """Return the rows of `x` that are passed on, and keep the wanted ones."""
         if self.replacement is not None:
             return self.replacement
-        if self.wanted is not None:
-            self.kept = x[self.wanted]
+        if self.kept_indices is not None:
+            self.kept_states = x[self.kept_indices]
         return x if self.rows is None else x[self.rows]
 
 
@@ -159,32 +159,32 @@ class _RowPicker(_ModuleWrapper):
     def __init__(self, norm: nn.Module, calls: int) -> None:
         super().__init__(norm)
         self._calls = calls
-        self._picking = RowSelection(calls)
+        self._selection = RowSelection(calls)
 
-    def set_rows(self, rows: mx.array | None, wanted: mx.array | None = None) -> None:
-        """Pass on only `rows` in the next pass (None: all), and keep the rows `wanted`."""
-        self._picking = RowSelection(self._calls, rows, wanted)
+    def set_rows(self, rows: mx.array | None, kept_indices: mx.array | None = None) -> None:
+        """Pass on only `rows` in the next pass (None: all), and keep the rows `kept_indices`."""
+        self._selection = RowSelection(self._calls, rows, kept_indices)
 
     @property
     def kept_rows(self) -> mx.array:
         """The rows of the last pass that `set_rows` wanted."""
-        assert self._picking.kept is not None
-        return self._picking.kept
+        assert self._selection.kept_states is not None
+        return self._selection.kept_states
 
     @contextmanager
-    def replace_input(self, kept: mx.array) -> Iterator[None]:
-        """Pass on `kept` instead of the module's input in this context."""
-        self._picking = RowSelection(self._calls, replacement=kept)
+    def replace_input(self, replacement: mx.array) -> Iterator[None]:
+        """Pass on `replacement` instead of the module's input in this context."""
+        self._selection = RowSelection(self._calls, replacement=replacement)
         try:
             yield
         finally:
-            self._picking = RowSelection(self._calls)
+            self._selection = RowSelection(self._calls)
 
     def __call__(self, x: mx.array) -> mx.array:
-        picking = self._picking
-        picking.calls_left -= 1
-        if picking.calls_left == 0:
-            x = picking.select_rows(x)
+        selection = self._selection
+        selection.calls_left -= 1
+        if selection.calls_left == 0:
+            x = selection.select_rows(x)
         out: mx.array = self["norm"](x)
         return out
 
@@ -192,44 +192,47 @@ class _RowPicker(_ModuleWrapper):
 class _OutputRowPicker(_RowPicker):
     """Wraps a part of the model, and drops the rows of its output that need no logits."""
 
-    def __call__(self, *inputs: Any, **others: Any) -> Any:
-        return self._picking.select_rows(self["norm"](*inputs, **others))
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self._selection.select_rows(self["norm"](*inputs, **kwargs))
 
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a model under their original names, without the wrapper of a `LogitRows`."""
-    every = model.named_modules()
-    wrappers = [f"{path}.norm" for path, module in every if isinstance(module, _RowPicker)]
-    for name, module in every:
-        inside = next((path for path in wrappers if name == path or name.startswith(f"{path}.")), None)
+    all_modules = model.named_modules()
+    wrappers = [f"{path}.norm" for path, module in all_modules if isinstance(module, _RowPicker)]
+    for name, module in all_modules:
+        wrapper_path = next((path for path in wrappers if name == path or name.startswith(f"{path}.")), None)
         if not isinstance(module, _RowPicker):
-            yield (name if inside is None else inside.removesuffix(".norm") + name[len(inside) :]), module
+            yield (
+                (name if wrapper_path is None else wrapper_path.removesuffix(".norm") + name[len(wrapper_path) :]),
+                module,
+            )
 
 
 class _CallRecorder(_ModuleWrapper):
     """Wraps a module, and reports the begin and end of each of its calls."""
 
-    def __init__(self, norm: nn.Module, note: Callable[[], None], after: Callable[[], None]) -> None:
+    def __init__(self, norm: nn.Module, on_call: Callable[[], None], on_return: Callable[[], None]) -> None:
         super().__init__(norm)
-        self._note, self._after = note, after
+        self._on_call, self._on_return = on_call, on_return
 
-    def __call__(self, *inputs: Any, **others: Any) -> Any:
-        self._note()
-        out = self.norm(*inputs, **others)
-        self._after()
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        self._on_call()
+        out = self.norm(*inputs, **kwargs)
+        self._on_return()
         return out
 
 
 class _OutputRecorder(_ModuleWrapper):
     """Wraps a module, and reports what each of its calls returns."""
 
-    def __init__(self, norm: nn.Module, note: Callable[[Any], None]) -> None:
+    def __init__(self, norm: nn.Module, on_output: Callable[[Any], None]) -> None:
         super().__init__(norm)
-        self._note = note
+        self._on_output = on_output
 
-    def __call__(self, *inputs: Any, **others: Any) -> Any:
-        out = self["norm"](*inputs, **others)
-        self._note(out)
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        out = self["norm"](*inputs, **kwargs)
+        self._on_output(out)
         return out
 
 
@@ -244,20 +247,22 @@ def _wrap_projection_input(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker 
 def _wrap_last_norm(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
     """Wrap the norm that runs last, after all attention."""
     norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
-    places = {path: _module_setter(model, path) for path in norms}  # before any is wrapped: there are norms in norms
+    module_setters = {
+        path: _module_setter(model, path) for path in norms
+    }  # before any is wrapped: there are norms in norms
     tokens = mx.zeros((_TOKENS, 1), mx.int32)
     order = [_ATTENTION]
     for path, norm in norms.items():
-        places[path](_CallRecorder(norm, partial(order.append, path), _do_nothing))
+        module_setters[path](_CallRecorder(norm, partial(order.append, path), _do_nothing))
     try:
         lazy_pass(model, tokens, partial(order.append, _ATTENTION))
     finally:
         for path, norm in norms.items():
-            places[path](norm)
+            module_setters[path](norm)
     last = order[-1]
     if last == _ATTENTION:
         return None
-    return _wrap_if_rows_suffice(model, lazy_pass, _RowPicker(norms[last], order.count(last)), places[last])
+    return _wrap_if_rows_suffice(model, lazy_pass, _RowPicker(norms[last], order.count(last)), module_setters[last])
 
 
 def _wrap_body(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
@@ -281,21 +286,19 @@ def _wrap_body(model: nn.Module, lazy_pass: LazyPass) -> _RowPicker | None:
 
 
 def _wrap_if_rows_suffice(
-    model: nn.Module, lazy_pass: LazyPass, pick: _RowPicker, place: Callable[[nn.Module], None]
+    model: nn.Module, lazy_pass: LazyPass, pick: _RowPicker, set_module: Callable[[nn.Module], None]
 ) -> _RowPicker | None:
-    """Put `pick` in its place and return it, unless something after it needs the rows that it drops. Then undo it and
-    return None.
-    """
-    place(pick)
+    """Put `pick` in place and return it; if something after it needs rows that it drops, undo this and return None."""
+    set_module(pick)
     pick.set_rows(mx.array(_ROWS))
     try:
-        fits = lazy_pass(model, mx.zeros((_TOKENS, 1), mx.int32), _do_nothing).shape[:2] == (len(_ROWS), 1)
+        rows_suffice = lazy_pass(model, mx.zeros((_TOKENS, 1), mx.int32), _do_nothing).shape[:2] == (len(_ROWS), 1)
     except Exception:  # what comes after it needs every token, and raises anything
-        fits = False
+        rows_suffice = False
     pick.set_rows(None)
-    if not fits:
-        place(pick.norm)
-    return pick if fits else None
+    if not rows_suffice:
+        set_module(pick.norm)
+    return pick if rows_suffice else None
 
 
 def _do_nothing() -> None:
@@ -305,8 +308,8 @@ def _do_nothing() -> None:
 
 def _module_setter(model: nn.Module, path: str) -> Callable[[nn.Module], None]:
     """Return a function that replaces the module of this path (as in `named_modules`)."""
-    *way, name = path.split(".")
+    *parent_path, name = path.split(".")
     parent: Any = model
-    for step in way:
-        parent = parent[int(step)] if isinstance(parent, list) else parent[step]
+    for key in parent_path:
+        parent = parent[int(key)] if isinstance(parent, list) else parent[key]
     return partial(parent.__setitem__, int(name) if isinstance(parent, list) else name)

@@ -26,9 +26,7 @@ _LOW_32_BITS = (1 << 32) - 1
 
 
 def bits_below_max(logits: mx.array) -> mx.array:
-    """Return the base-2 log of each token's weight relative to its row's best: `[R, V] float32`, 0 for the best
-    token.
-    """
+    """Return the base-2 log of each token's weight relative to its row's best: `[R, V] float32`, 0 for the best."""
     return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
 
 
@@ -38,9 +36,7 @@ def log_sum_exp(logits: mx.array) -> mx.array:
 
 
 def row_sum(values: mx.array) -> mx.array:
-    """Return the sum of each row, `[R, 1]`, as a sum of group sums: float32 sums of 50,000 terms in one go are wrong
-    in the fifth digit.
-    """
+    """Return row sums `[R, 1]` as sums of group sums: float32 sums of 50,000 terms in one go err in the fifth digit."""
     return mx.sum(mx.sum(_split_into_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
 
 
@@ -59,11 +55,11 @@ def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
         ids = mx.broadcast_to(mx.arange(width, dtype=mx.int32), (rows, width))
         candidates = values
     else:
-        grouped = _split_into_groups(values, _TOP_GROUP, -math.inf)
-        best_groups = _largest_ids(mx.max(grouped, axis=-1), mx.arange(groups), count)
-        candidates = mx.take_along_axis(grouped, best_groups[:, :, None], axis=1).reshape(rows, -1)
+        grouped_values = _split_into_groups(values, _TOP_GROUP, -math.inf)
+        best_groups = _largest_ids(mx.max(grouped_values, axis=-1), mx.arange(groups), count)
+        candidates = mx.take_along_axis(grouped_values, best_groups[:, :, None], axis=1).reshape(rows, -1)
         ids = (best_groups[:, :, None] * _TOP_GROUP + mx.arange(_TOP_GROUP)).reshape(rows, -1)
-    winners = _largest_ids(candidates, ids, count, ordered=True)
+    winners = _largest_ids(candidates, ids, count, best_first=True)
     return mx.take_along_axis(values, winners, axis=1), winners
 
 
@@ -85,11 +81,11 @@ def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
     negligible = mass * ((1.0 - top_p) / (top_p * width))
     floor = mx.where(mx.sum(guess, axis=-1, keepdims=True) >= mass, guess[:, -1:], negligible)
 
-    ascending = mx.sort(mx.where(weights >= floor, weights, 0.0).view(mx.int32), axis=-1).view(mx.float32)
-    mass_above = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
-    outside = mx.sum(mass_above >= mass, axis=-1, keepdims=True)
+    sorted_weights = mx.sort(mx.where(weights >= floor, weights, 0.0).view(mx.int32), axis=-1).view(mx.float32)
+    mass_above = mx.cumsum(sorted_weights, axis=-1, reverse=True, inclusive=False)
+    outside_count = mx.sum(mass_above >= mass, axis=-1, keepdims=True)
     # Rounding can leave the kept mass a hair short of `mass`; the floor is then the threshold.
-    return mx.maximum(mx.take_along_axis(ascending, outside, axis=-1), floor)
+    return mx.maximum(mx.take_along_axis(sorted_weights, outside_count, axis=-1), floor)
 
 
 def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
@@ -100,10 +96,10 @@ def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
     levels, a group and then an element of it, each with its own uniform. So the tail of a large vocabulary is not lost
     in the rounding of one long sum. An index of weight 0 is never drawn.
     """
-    grouped = _split_into_groups(weights, _SUM_GROUP, 0.0)
-    group, any_group = _invert_cdf(mx.sum(grouped, axis=-1), uniforms[:, :1])
-    chosen = mx.take_along_axis(grouped, group[:, :, None], axis=1)[:, 0]
-    element, _ = _invert_cdf(chosen, uniforms[:, 1:])
+    grouped_weights = _split_into_groups(weights, _SUM_GROUP, 0.0)
+    group, any_group = _invert_cdf(mx.sum(grouped_weights, axis=-1), uniforms[:, :1])
+    group_weights = mx.take_along_axis(grouped_weights, group[:, :, None], axis=1)[:, 0]
+    element, _ = _invert_cdf(group_weights, uniforms[:, 1:])
     return mx.where(any_group, group * _SUM_GROUP + element, NO_TOKEN)[:, 0]
 
 
@@ -130,27 +126,27 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _split_into_groups(values: mx.array, size: int, fill: float) -> mx.array:
     """Reshape `[R, N]` to `[R, groups, size]`, padded with `fill` to whole groups."""
     rows, width = values.shape
-    missing = -width % size
-    if missing:
-        values = mx.pad(values, [(0, 0), (0, missing)], constant_values=fill)
+    padding = -width % size
+    if padding:
+        values = mx.pad(values, [(0, 0), (0, padding)], constant_values=fill)
     return values.reshape(rows, -1, size)
 
 
-def _largest_ids(values: mx.array, ids: mx.array, count: int, ordered: bool = False) -> mx.array:
+def _largest_ids(values: mx.array, ids: mx.array, count: int, best_first: bool = False) -> mx.array:
     """Return the ids `[R, count] int32` of the `count` largest values `[R, N]`. Ties go to the lower id. With
-    `ordered`, the best comes first.
+    `best_first`, the best comes first.
 
     The value's bits, made monotonic, and the id share one integer. So all keys are distinct, and no ranking depends on
     how a sort treats ties.
     """
     bits = (values + 0.0).view(mx.int32)  # the sum makes -0.0 equal to 0.0
     monotonic = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
-    descending = (~monotonic << 32) | ids.astype(mx.int64)
+    sort_keys = (~monotonic << 32) | ids.astype(mx.int64)
     if count < values.shape[-1]:
-        descending = mx.partition(descending, count - 1, axis=-1)[:, :count]
-    if ordered:
-        descending = mx.sort(descending, axis=-1)
-    return (descending & _LOW_32_BITS).astype(mx.int32)
+        sort_keys = mx.partition(sort_keys, count - 1, axis=-1)[:, :count]
+    if best_first:
+        sort_keys = mx.sort(sort_keys, axis=-1)
+    return (sort_keys & _LOW_32_BITS).astype(mx.int32)
 
 
 def _invert_cdf(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
@@ -159,21 +155,19 @@ def _invert_cdf(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.arra
     """
     cumulative = mx.cumsum(weights, axis=-1)
     # A parallel scan may round to sums that are not quite ascending, hence the second condition.
-    reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
-    index = mx.argmax(reached, axis=-1, keepdims=True).astype(mx.int32)
-    return index, mx.take_along_axis(reached, index, axis=-1)
+    is_reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
+    index = mx.argmax(is_reached, axis=-1, keepdims=True).astype(mx.int32)
+    return index, mx.take_along_axis(is_reached, index, axis=-1)
 
 
 def mask_logits(logits: mx.array, mask: TokenMask) -> mx.array:
-    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Rows that it does not list stay
-    bit by bit.
-    """
+    """Return `logits [R, V]` with -inf for the tokens that the mask forbids in a row. Unlisted rows stay bit by bit."""
     rows, vocab = logits.shape
     # By bytes: as words, each token would take four bytes twice.
     bits = mx.array(mask.allowed.astype("<u4").view(np.uint8))[:, :, None] >> mx.arange(8, dtype=mx.uint8)
-    allowed = (bits & 1).reshape(len(mask.rows), -1)[:, :vocab].astype(mx.bool_)
+    is_allowed = (bits & 1).reshape(len(mask.rows), -1)[:, :vocab].astype(mx.bool_)
     if len(mask.rows) == rows and (mask.rows == np.arange(rows)).all():
-        return mx.where(allowed, logits, -mx.inf)
-    changed, where = logits[:], mx.array(mask.rows)
-    changed[where] = mx.where(allowed, logits[where], -mx.inf)
-    return changed
+        return mx.where(is_allowed, logits, -mx.inf)
+    masked_logits, row_indices = logits[:], mx.array(mask.rows)
+    masked_logits[row_indices] = mx.where(is_allowed, logits[row_indices], -mx.inf)
+    return masked_logits

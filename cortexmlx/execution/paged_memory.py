@@ -49,9 +49,9 @@ class PagedMemory:
     @property
     def bytes(self) -> MemoryInUse:
         """The bytes in use now."""
-        tail = sum(array.nbytes for slab in self.tail.values() for array in slab)
+        tail_size = sum(array.nbytes for slab in self.tail.values() for array in slab)
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
-        return MemoryInUse(self.arena.nbytes, tail, self.states.nbytes, active, peak, self.watch.writes)
+        return MemoryInUse(self.arena.nbytes, tail_size, self.states.nbytes, active, peak, self.watch.writes)
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
@@ -90,34 +90,32 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return NumPy copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None
-        for one that does not exist.
-        """
+        """Return NumPy copies of a group's blocks; if it is `STATE`, of snapshots, with None for missing ones."""
         if group != STATE:
             return [*copy_out_blocks(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
         return [None if batch is None else copy_out_state(batch) for batch in batches]
 
     def flush(self, flush: Flush) -> None:
-        """Write the tail's first `flush.columns` columns to their slots in the arena, with one update per slab, and
-        drop the tail.
-        """
+        """Write the tail's first `flush.columns` columns to their arena slots, one update per slab. Drop the tail."""
         writes = [ArenaWriteIndex(write, self.arena, group) for group, write in enumerate(flush.writes)]
-        moved = max((array.nbytes for tail in self.tail.values() for array in tail), default=0)
+        moved_bytes = max((array.nbytes for tail in self.tail.values() for array in tail), default=0)
         for layer, tail in self.tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
-            self.arena.write(layer, write.where, *(write.pad(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns))
+            self.arena.write(
+                layer, write.slot_index, *(write.pad(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
+            )
         self.tail.clear()
-        self.watch.evaluate(WriteMoment.FLUSH, self.arena, moved)
+        self.watch.evaluate(WriteMoment.FLUSH, self.arena, moved_bytes)
 
     def write_tail(self, layer: int, column: int, columns: int, new: Slab) -> Slab:
         """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column of the tail. Return the layer's
         tail. With column 0, a tail of `columns` columns begins.
         """
         if column == 0:
-            rest = [(0, 0), (0, 0), (0, columns - 1), (0, 0)]
-            tail = tuple(mx.pad(a, rest) for a in new)
+            padding = [(0, 0), (0, 0), (0, columns - 1), (0, 0)]
+            tail = tuple(mx.pad(a, padding) for a in new)
         else:
             tail = self.tail[layer]
             for array, value in zip(tail, new, strict=True):
@@ -127,16 +125,16 @@ class PagedMemory:
 
 
 class ArenaWriteIndex:
-    """The slots of an `ArenaWrite` as an index on the device, shared by all layers of its `group`. Raises KVBlockError
-    if a slot is outside the arena.
-    """
+    """A write's slots as a device index for all layers of `group`. Raises KVBlockError for one outside the arena."""
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
         arena.check_slots(group, write.slots)
         arena.check_slots(group, write.zeros)
         run = write.run_start
         total = len(write.slots) + len(write.zeros)
-        self.where = mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
+        self.slot_index = (
+            mx.array(np.concatenate([write.slots, write.zeros])) if run is None else slice(run, run + total)
+        )
         self._zeros = len(write.zeros)
 
     def pad(self, values: mx.array) -> mx.array:
@@ -156,9 +154,7 @@ _NONE, _PLAIN, _BFLOAT16 = range(3)
 
 
 def copy_out_blocks(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
-    """Return NumPy copies of blocks of a layer group. Nothing may be in flight, as for a write. No view of the arena
-    is left.
-    """
+    """Return NumPy copies of a group's blocks, leaving no arena view. Nothing may be in flight, as for a write."""
     layers, size = arena.groups[group].layers, arena.block_size
     copies: list[list[np.ndarray]] = [[] for _ in blocks]
     for index, layer in enumerate(layers):
@@ -182,9 +178,9 @@ def block_shapes(arena: KVArena, group: int) -> Shapes:
 def load_pieces(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
     """Write pieces from disk to their blocks and snapshots. Nothing may be in flight."""
     for group in range(len(arena.groups)):
-        mine = [each for each in loads if each.group == group]
-        if mine and arena.groups[group].layers:
-            _load_blocks(arena, group, mine)
+        group_loads = [each for each in loads if each.group == group]
+        if group_loads and arena.groups[group].layers:
+            _load_blocks(arena, group, group_loads)
     for each in loads:
         if each.group == STATE:
             states.restore(each.target, _state_arrays(each.content.arrays))
@@ -195,13 +191,13 @@ def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None
     blocks = np.array([each.target for each in loads], np.int32)
     arena.check_blocks(group, blocks)
     slots = (blocks[:, None] * arena.block_size + np.arange(arena.block_size, dtype=np.int32)).reshape(-1)
-    run = bool((np.diff(blocks) == 1).all())
-    where = slice(int(slots[0]), int(slots[-1]) + 1) if run else mx.array(slots)
+    is_run = bool((np.diff(blocks) == 1).all())
+    slot_index = slice(int(slots[0]), int(slots[-1]) + 1) if is_run else mx.array(slots)
     for index, layer in enumerate(arena.groups[group].layers):
         dtypes = [array.dtype for array in arena.slab(layer)]
         each = zip(*(load.content.arrays for load in loads), strict=True)
         values = [np.concatenate([array[index] for array in arrays], axis=1) for arrays in each]
-        arena.write(layer, where, *(_to_mlx(v, dtype) for v, dtype in zip(values, dtypes, strict=True)))
+        arena.write(layer, slot_index, *(_to_mlx(v, dtype) for v, dtype in zip(values, dtypes, strict=True)))
         mx.eval(arena.slab(layer))
 
 
@@ -287,19 +283,19 @@ class _MemoryCounts:
     def now(cls) -> _MemoryCounts:
         return cls(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
 
-    def was_copied(self, before: _MemoryCounts, size: int, allowed: int) -> bool | None:
-        """Return whether an array of `size` bytes was copied since `before`; None if others allocated or freed memory
+    def was_copied(self, previous: _MemoryCounts, size: int, tolerance: int) -> bool | None:
+        """Return whether an array of `size` bytes was copied since `previous`; None if others allocated or freed memory
         meanwhile.
 
-        In each count a copy is `size` and no copy is 0, `allowed` bytes more or less.
+        In each count a copy is `size` and no copy is 0, `tolerance` bytes more or less.
         """
-        active = self.active - before.active
-        changes = [active, active + self.cached - before.cached]
-        if self.peak > before.peak:
-            changes.append(self.peak - before.active)
-        if any(abs(change - size) <= allowed for change in changes):
+        active = self.active - previous.active
+        changes = [active, active + self.cached - previous.cached]
+        if self.peak > previous.peak:
+            changes.append(self.peak - previous.active)
+        if any(abs(change - size) <= tolerance for change in changes):
             return True
-        return False if all(abs(change) <= allowed for change in changes) else None
+        return False if all(abs(change) <= tolerance for change in changes) else None
 
 
 class CopyWatch:
@@ -315,32 +311,28 @@ class CopyWatch:
     def __init__(self) -> None:
         self.writes = ArenaWrites()
         self._size = 0
-        self._measured: Counter[WriteMoment] = Counter()
-        self._tried: Counter[WriteMoment] = Counter()
+        self._measured_writes: Counter[WriteMoment] = Counter()
+        self._attempts: Counter[WriteMoment] = Counter()
 
-    def evaluate(self, moment: WriteMoment, arena: KVArena, moved: int) -> None:
-        """Evaluate the arena's arrays after a write, and measure whether any was copied. A write moves at most `moved`
-        bytes.
-        """
+    def evaluate(self, moment: WriteMoment, arena: KVArena, moved_bytes: int) -> None:
+        """Evaluate the arena after a write of at most `moved_bytes` bytes, and measure whether any array was copied."""
         arrays = arena.arrays()
-        allowed = 4 * moved + _WRITE_SLACK
-        least = _MEASURABLE_RATIO * allowed
-        large = [array for array in arrays if array.nbytes >= least] if self._is_due(moment, arrays) else []
-        mx.eval([array for array in arrays if array.nbytes < least] if large else list(arrays))
+        tolerance = 4 * moved_bytes + _WRITE_SLACK
+        min_size = _MEASURABLE_RATIO * tolerance
+        large = [array for array in arrays if array.nbytes >= min_size] if self._is_due(moment, arrays) else []
+        mx.eval([array for array in arrays if array.nbytes < min_size] if large else list(arrays))
         if not large:
             return
-        self._tried[moment] += 1
-        copied = _find_copies(large, allowed)
-        if copied is None or (copied and not _is_quiet(arena, large)):
+        self._attempts[moment] += 1
+        copied_sizes = _find_copies(large, tolerance)
+        if copied_sizes is None or (copied_sizes and not _is_quiet(arena, large)):
             mx.eval(arrays)
             return
-        self._measured[moment] += 1
-        self._record(len(large), copied)
+        self._measured_writes[moment] += 1
+        self._record(len(large), copied_sizes)
 
     def measure_scratch_write(self, arena: KVArena) -> None:
-        """Measure whether the arena could be written in place now, by a write to its scratch slot. Nothing may be in
-        flight.
-        """
+        """Measure by a scratch write whether the arena could be written in place now. Nothing may be in flight."""
         arrays = arena.arrays()
         if any(array.nbytes >= _MEASURABLE_RATIO * _WRITE_SLACK for array in arrays) and self._is_due(
             WriteMoment.PASS, arrays
@@ -353,50 +345,51 @@ class CopyWatch:
         size = sum(array.nbytes for array in arrays)
         if size != self._size:
             self._size = size
-            self._measured.clear()
-            self._tried.clear()
-        return self._measured[moment] < moment.value and self._tried[moment] < _TRIES_PER_MEASUREMENT * moment.value
-
-    def _record(self, measured: int, copied: Sequence[int]) -> None:
-        """Add the measured writes to `writes`, and log the first copy."""
-        told, so_far = self.writes.copied > 0, self.writes
-        self.writes = ArenaWrites(
-            so_far.measured + measured, so_far.copied + len(copied), so_far.copied_bytes + sum(copied)
+            self._measured_writes.clear()
+            self._attempts.clear()
+        return (
+            self._measured_writes[moment] < moment.value
+            and self._attempts[moment] < _TRIES_PER_MEASUREMENT * moment.value
         )
-        if copied and not told:
+
+    def _record(self, measured_count: int, copied_sizes: Sequence[int]) -> None:
+        """Add the measured writes to `writes`, and log the first copy."""
+        was_reported, totals = self.writes.copied > 0, self.writes
+        self.writes = ArenaWrites(
+            totals.measured + measured_count, totals.copied + len(copied_sizes), totals.copied_bytes + sum(copied_sizes)
+        )
+        if copied_sizes and not was_reported:
             _log.warning(
                 "MLX copied %s of the KV cache to write a few tokens (%d of %d arrays): something holds them. This "
                 "costs memory and time; please report it with what `cortexmlx doctor --report` writes",
-                format_bytes(sum(copied)),
-                len(copied),
-                measured,
+                format_bytes(sum(copied_sizes)),
+                len(copied_sizes),
+                measured_count,
             )
 
 
-def _find_copies(arrays: Sequence[mx.array], allowed: int) -> list[int] | None:
-    """Evaluate arrays one by one, and return the bytes of those that were copied; None if that cannot be told. Then
-    some are perhaps not evaluated.
-    """
-    copied = []
-    before = _MemoryCounts.now()
+def _find_copies(arrays: Sequence[mx.array], tolerance: int) -> list[int] | None:
+    """Evaluate arrays one by one. Return the bytes of copied ones; None, some perhaps not evaluated, if unknown."""
+    copied_sizes = []
+    previous = _MemoryCounts.now()
     for array in arrays:
         mx.eval(array)
-        after = _MemoryCounts.now()
-        was_copied = after.was_copied(before, array.nbytes, allowed)
+        current = _MemoryCounts.now()
+        was_copied = current.was_copied(previous, array.nbytes, tolerance)
         if was_copied is None:
             return None
         if was_copied:
-            copied.append(array.nbytes)
-        before = after
-    return copied
+            copied_sizes.append(array.nbytes)
+        previous = current
+    return copied_sizes
 
 
 def _is_quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
     """Return whether no other thread seems to allocate or free memory now. The arena's arrays are evaluated."""
     for seconds in _QUIET_SECONDS:
-        before = _MemoryCounts.now()
+        previous = _MemoryCounts.now()
         time.sleep(seconds)
-        if _MemoryCounts.now() != before:
+        if _MemoryCounts.now() != previous:
             return False
         arena.write_scratch()
         if _find_copies(arrays, _WRITE_SLACK) is None:

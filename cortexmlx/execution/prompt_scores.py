@@ -28,43 +28,43 @@ def kept_rows(plan: StepPlan) -> IntArray | None:
     """Return the flat indices of the tokens whose hidden states a step has to keep; None if there are none."""
     if not plan.has_prompt_results:
         return None
-    asked = (plan.scoring, plan.pooling)
-    return np.concatenate([part.rows for part in asked if part is not None])
+    row_sources = (plan.scoring, plan.pooling)
+    return np.concatenate([part.rows for part in row_sources if part is not None])
 
 
 class KeptStates:
     """The hidden states of prompts' tokens that a step keeps for scoring and pooling, in the order of `kept_rows`."""
 
-    def __init__(self, kept: mx.array, plan: StepPlan, rows: LogitRows, vocab_size: int) -> None:
-        self._kept = kept
+    def __init__(self, kept_states: mx.array, plan: StepPlan, rows: LogitRows, vocab_size: int) -> None:
+        self._kept_states = kept_states
         self._plan = plan
         self._rows = rows
         self._at_once = rows_at_once(vocab_size)
 
     def compute_results(self) -> PromptResults:
         """Compute the scores and pooled states that the plan asks for. The step's pass must have been started."""
-        scoring, pooling, scored = self._plan.scoring, self._plan.pooling, 0
+        scoring, pooling, scored_count = self._plan.scoring, self._plan.pooling, 0
         scores = None
         if scoring is not None:
-            scored = len(scoring.rows)
-            project, kept = self._rows.project, self._kept[:scored]
-            scores = score_tokens(lambda part: project(kept[part]), scoring.tokens, scoring.top, self._at_once)
-        return PromptResults(scores, () if pooling is None else self._pool(self._kept[scored:], pooling))
+            scored_count = len(scoring.rows)
+            project, scored_states = self._rows.project, self._kept_states[:scored_count]
+            scores = score_tokens(lambda part: project(scored_states[part]), scoring.tokens, scoring.top, self._at_once)
+        return PromptResults(scores, () if pooling is None else self._pool(self._kept_states[scored_count:], pooling))
 
-    def _pool(self, kept: mx.array, pooling: Pooling) -> tuple[Vector, ...]:
+    def _pool(self, kept_states: mx.array, pooling: Pooling) -> tuple[Vector, ...]:
         """Return for each pooled segment the weighted sum of its states, or the logits that it asks for."""
         ends = np.cumsum(pooling.counts).tolist()
         begins = [0, *ends[:-1]]
         parts: list[mx.array] = [mx.zeros(0)] * len(ends)
-        logits = [place for place, tokens in enumerate(pooling.logits) if tokens]
-        for first in range(0, len(logits), self._at_once):
-            some = logits[first : first + self._at_once]
-            projected = self._rows.project(kept[mx.array([ends[place] - 1 for place in some])])
-            for row, place in enumerate(some):
-                parts[place] = projected[row][mx.array(pooling.logits[place])].astype(mx.float32)
-            mx.eval([parts[place] for place in some])
-        if len(logits) < len(ends):
-            states = self._rows.hidden_states(kept).astype(mx.float32)
+        logit_segments = [index for index, tokens in enumerate(pooling.logits) if tokens]
+        for first in range(0, len(logit_segments), self._at_once):
+            batch = logit_segments[first : first + self._at_once]
+            projected_logits = self._rows.project(kept_states[mx.array([ends[place] - 1 for place in batch])])
+            for row, place in enumerate(batch):
+                parts[place] = projected_logits[row][mx.array(pooling.logits[place])].astype(mx.float32)
+            mx.eval([parts[place] for place in batch])
+        if len(logit_segments) < len(ends):
+            states = self._rows.hidden_states(kept_states).astype(mx.float32)
             weights = mx.array(pooling.weights)[:, None]
             for place, (begin, end) in enumerate(zip(begins, ends, strict=True)):
                 if not pooling.logits[place]:
@@ -107,14 +107,14 @@ def _score_rows(logits: mx.array, tokens: IntArray, top: int) -> TokenScores:
     """Return the scores of `tokens` from the logits before each of them."""
     logits = logits.astype(mx.float32)
     total = log_sum_exp(logits)
-    own = (mx.take_along_axis(logits, mx.array(tokens)[:, None], axis=1) - total)[:, 0]
+    token_logprobs = (mx.take_along_axis(logits, mx.array(tokens)[:, None], axis=1) - total)[:, 0]
     if not top:
         none = np.zeros((len(tokens), 0))
-        return TokenScores(_to_numpy(own), none.astype(np.int32), none.astype(np.float32))
-    best, ids = top_tokens(logits, min(top, logits.shape[-1]))
-    best = best - total
-    mx.eval(own, best, ids)
-    return TokenScores(_to_numpy(own), _to_numpy(ids), _to_numpy(best))
+        return TokenScores(_to_numpy(token_logprobs), none.astype(np.int32), none.astype(np.float32))
+    top_logprobs, top_ids = top_tokens(logits, min(top, logits.shape[-1]))
+    top_logprobs = top_logprobs - total
+    mx.eval(token_logprobs, top_logprobs, top_ids)
+    return TokenScores(_to_numpy(token_logprobs), _to_numpy(top_ids), _to_numpy(top_logprobs))
 
 
 def _to_numpy(array: mx.array) -> Any:

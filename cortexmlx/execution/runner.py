@@ -64,20 +64,22 @@ class ModelRunner:
         self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = {}
         self._vocab_size = vocab_size
         self._attend = attend
-        own = make_mlx_lm_caches(model)
+        mlx_lm_caches = make_mlx_lm_caches(model)
         self._caches = {
-            leaf: LayerCache(leaf, self._update_and_fetch) for leaf, c in enumerate(own) if not is_recurrent_cache(c)
+            leaf: LayerCache(leaf, self._update_and_fetch)
+            for leaf, c in enumerate(mlx_lm_caches)
+            if not is_recurrent_cache(c)
         }
         self._feed = EarlyEvaluator()
         self.states = StateStore(
-            {leaf: len(c.cache) for leaf, c in enumerate(own) if is_recurrent_cache(c)}, self._feed
+            {leaf: len(c.cache) for leaf, c in enumerate(mlx_lm_caches) if is_recurrent_cache(c)}, self._feed
         )
         self.memory = PagedMemory(groups, block_size, self.states)
         arena = self.memory.arena
         self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
-        every: dict[int, Any] = {**self._caches, **self.states.leaves}
-        self._arranged = group_by_layer(model, [every[leaf] for leaf in range(len(own))])
-        self._senders = [leaf for leaf in every.values() if leaf.sends]
+        leaf_caches: dict[int, Any] = {**self._caches, **self.states.leaves}
+        self._layer_caches = group_by_layer(model, [leaf_caches[leaf] for leaf in range(len(mlx_lm_caches))])
+        self._senders = [leaf for leaf in leaf_caches.values() if leaf.sends]
         self._logit_rows = LogitRows(model, build_lazy_logits)
         self._writer = writer
         if writer is not None:
@@ -90,17 +92,17 @@ class ModelRunner:
         self.adapters = ServedAdapters(model, self._logit_rows.build_lazy_pass)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
-        self._prepared: StepPlan | None = None
+        self._prepared_plan: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
-        self._derived: tuple[StepDerivedData, ...] = ()
+        self._derived_data: tuple[StepDerivedData, ...] = ()
         self._writes: list[ArenaWriteIndex] = []
         self._make_sampler = make_sampler
         self._sampler: Sampler | None = None
         self._started = 0.0
         self._logits: mx.array | None = None
-        self._kept: KeptStates | None = None
+        self._kept_states: KeptStates | None = None
         self._in_flight: deque[PendingStep] = deque()
-        self._newest: SampledTokens | None = None
+        self._last_sampled: SampledTokens | None = None
         self._command_buffers: tuple[GroupCounts, CommandBuffers] | None = None
 
     def close(self) -> None:
@@ -130,8 +132,8 @@ class ModelRunner:
         A plan with `flush`, `loads`, `copies` or kind MIXED writes the arena: everything dispatched before must have
         been collected. Raises KVBlockError if it would read or write outside the arena.
         """
-        started, fed = time.perf_counter(), self._feed.waited
-        self._start_evaluation(self._begin_pass(plan) + self._begin_choice(None), started, fed)
+        started, feed_wait = time.perf_counter(), self._feed.wait_seconds
+        self._start_evaluation(self._begin_pass(plan) + self._begin_choice(None), started, feed_wait)
 
     @return_refusals
     def prepare(self, plan: StepPlan) -> None:
@@ -140,46 +142,42 @@ class ModelRunner:
         is a call of its own since a rank must not wait in a collective for one that was refused memory.
         """
         self._prepare_memory(plan)
-        self._prepared = plan
+        self._prepared_plan = plan
 
     @return_refusals
     def forward(self, plan: StepPlan) -> None:
         """Build and start the forward pass of a step: see `dispatch`."""
-        started, fed = time.perf_counter(), self._feed.waited
+        started, feed_wait = time.perf_counter(), self._feed.wait_seconds
         results = self._begin_pass(plan)
-        self._start_evaluation(results if self._logits is None else [*results, self._logits], started, fed)
+        self._start_evaluation(results if self._logits is None else [*results, self._logits], started, feed_wait)
 
     @return_refusals
     def choose(self, mask: TokenMask | None = None) -> None:
         """Build and start the choice of the step's tokens."""
-        started, fed = time.perf_counter(), self._feed.waited
-        self._start_evaluation(self._begin_choice(mask), started, fed)
+        started, feed_wait = time.perf_counter(), self._feed.wait_seconds
+        self._start_evaluation(self._begin_choice(mask), started, feed_wait)
 
-    def _start_evaluation(self, results: list[mx.array], started: float, fed: float) -> None:
-        """Start to compute the `results` of a graph. It was begun at `started`, when the feed had waited for `fed`
-        seconds.
-        """
+    def _start_evaluation(self, results: list[mx.array], started: float, feed_wait: float) -> None:
+        """Start to compute a graph's `results`, begun at `started` when the feed had waited for `feed_wait` seconds."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
-        fed = self._feed.waited - fed
-        self.build_seconds += built - started - fed
-        self.wait_seconds += time.perf_counter() - built + fed  # handing over blocks while too much is queued
+        feed_wait = self._feed.wait_seconds - feed_wait
+        self.build_seconds += built - started - feed_wait
+        self.wait_seconds += time.perf_counter() - built + feed_wait  # handing over blocks while too much is queued
 
     def _begin_pass(self, plan: StepPlan) -> list[mx.array]:
-        """Carry out the memory operations of a step, and build its forward pass as a graph. Return the arrays to
-        compute.
-        """
+        """Carry out a step's memory operations, and build its forward pass as a graph. Return the arrays to compute."""
         self._started = time.perf_counter()
         if plan.kind is StepKind.DECODE and plan.groups is None:  # within a window the arena stays as it is
             return self.build_pass(plan)
-        if plan is not self._prepared:
+        if plan is not self._prepared_plan:
             self._prepare_memory(plan)
-        self._prepared = None
+        self._prepared_plan = None
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
         self.states.carry_out(plan.states)
-        self._plan, self._logits, self._kept = plan, None, None
+        self._plan, self._logits, self._kept_states = plan, None, None
         return []
 
     def _prepare_memory(self, plan: StepPlan) -> None:
@@ -191,14 +189,12 @@ class ModelRunner:
         prepare_memory(plan, self.memory)
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
-        """Build a forward pass as a graph. Only what goes through the feed is computed. Return the arrays to
-        compute.
-        """
+        """Build a forward pass as a graph. Compute only what goes through the feed. Return the arrays to compute."""
         self._plan = plan
         if plan.groups is not None:
             self.memory.check_blocks(plan.groups)
             self._groups = plan.groups
-            self._derived = tuple(StepDerivedData() for _ in plan.groups)
+            self._derived_data = tuple(StepDerivedData() for _ in plan.groups)
             arena = self.memory.arena
             self._writes = [ArenaWriteIndex(write, arena, group) for group, write in enumerate(plan.writes)]
         self._tail_tokens = plan.column + 1 if plan.kind is StepKind.DECODE else 0
@@ -213,45 +209,49 @@ class ModelRunner:
                 self._writer.end()
         if self.states.leaves:
             self.states.begin_step(plan)
-        logits, kept = self._forward(plan)
+        logits, kept_states = self._forward(plan)
         self._logits = logits if len(plan.logit_rows) else None
-        self._kept = None if kept is None else KeptStates(kept, plan, self._logit_rows, self._vocab_size)
+        self._kept_states = (
+            None if kept_states is None else KeptStates(kept_states, plan, self._logit_rows, self._vocab_size)
+        )
         results = self.states.end_step() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
-        results += [] if kept is None else [kept]
+        results += [] if kept_states is None else [kept_states]
         return results + take_pending_sends(self._senders) if self._senders else results
 
     def _begin_choice(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
-        sampled = self.build_choice(mask)
+        sampled_tokens = self.build_choice(mask)
         self._in_flight.append(
-            PendingStep(sampled, self._started, None if self._kept is None else self._kept.compute_results)
+            PendingStep(
+                sampled_tokens, self._started, None if self._kept_states is None else self._kept_states.compute_results
+            )
         )
-        self._kept = None  # it holds arrays as large as a prompt
-        return [] if sampled is None else sampled.arrays()
+        self._kept_states = None  # it holds arrays as large as a prompt
+        return [] if sampled_tokens is None else sampled_tokens.arrays()
 
     def build_choice(self, mask: TokenMask | None = None) -> SampledTokens | None:
         """Build the choice of the step's tokens as a graph; None if the step has no logits."""
         plan, logits = self._plan, self._logits
         assert plan is not None
-        self._newest = self._logits = None
+        self._last_sampled = self._logits = None
         if logits is None:
             return None
         if plan.sampling is not None:
             make = self._make_sampler or BatchSampler
             self._sampler = make(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
-        live = None  # only functions of callers ask
+        live_flags = None  # only functions of callers ask
         if self.processors:
-            live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
-        self._newest = self._sampler(logits, plan.token_index, live, mask)
-        return self._newest
+            live_flags = [segment.live for segment in plan.logit_segments for _ in segment.logits]
+        self._last_sampled = self._sampler(logits, plan.token_index, live_flags, mask)
+        return self._last_sampled
 
     @return_refusals
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and bring its results to the host."""
         started, pending = time.perf_counter(), self._in_flight.popleft()
-        if pending.sampled is None:
+        if pending.sampled_tokens is None:
             mx.eval(self.arena.arrays() + self.states.arrays())
         result = read_result(pending)
         self.wait_seconds += time.perf_counter() - started
@@ -260,8 +260,8 @@ class ModelRunner:
     def reset(self) -> None:
         """Drop the tail and all data of the last step, when there is nothing left to do or a step has failed."""
         self.memory.tail.clear()
-        self._newest = self._sampler = self._plan = self._prepared = self._logits = self._kept = None
-        self._groups = self._derived = ()
+        self._last_sampled = self._sampler = self._plan = self._prepared_plan = self._logits = self._kept_states = None
+        self._groups = self._derived_data = ()
         self._writes = []
         self._angles.end()
         if self._writer is not None:
@@ -288,22 +288,20 @@ class ModelRunner:
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
     def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
-        """Build the forward pass of a step. Return the logits `[n, vocab]` of the tokens that need them, and the kept
-        hidden states of prompts' tokens.
-        """
+        """Build a step's forward pass. Return the needed logits `[n, vocab]` and prompt tokens' kept hidden states."""
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
-            assert self._newest is not None
-            tokens = self._newest.tokens
+            assert self._last_sampled is not None
+            tokens = self._last_sampled.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         products = nullcontext() if self.products is None else self.products.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
         with swiglu.use_powers_of_two(), products, adapters:
-            if plan.kind is StepKind.MIXED and (kept := kept_rows(plan)) is not None:
-                return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, kept)
-            return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
+            if plan.kind is StepKind.MIXED and (kept_indices := kept_rows(plan)) is not None:
+                return self._logit_rows.run_keeping(tokens[:, None], self._layer_caches, plan.logit_rows, kept_indices)
+            return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None
 
     def _update_and_fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """Write a layer's new keys and values to the arena or the tail, and return where attention finds all of them.
@@ -319,19 +317,19 @@ class ModelRunner:
         plan, arena = self._plan, self.memory.arena
         assert plan is not None
         self._feed(*new)
-        group, written = arena.group_of[layer], None
+        group, tail_write = arena.group_of[layer], None
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]
-            arena.write(layer, write.where, *(write.pad(a[:, :, 0].swapaxes(0, 1)) for a in new))
+            arena.write(layer, write.slot_index, *(write.pad(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
-        elif self._writer is not None and (written := self._write_tail(layer, keys, values)) is not None:
-            tail = self.memory.tail[layer] = written.tail
+        elif self._writer is not None and (tail_write := self._write_tail(layer, keys, values)) is not None:
+            tail = self.memory.tail[layer] = tail_write.tail
         else:
             tail = self.memory.write_tail(layer, plan.column, plan.columns, new)
-        step, derived = self._groups[group], self._derived[group]
-        kv = PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
-        if written is not None:
-            kv.replace_queries = written.replace_queries
+        step, derived_data = self._groups[group], self._derived_data[group]
+        kv = PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived_data, form)
+        if tail_write is not None:
+            kv.replace_queries = tail_write.replace_queries
         return kv
 
     def _write_tail(self, layer: int, keys: mx.array, values: mx.array | None) -> WrittenTail | None:

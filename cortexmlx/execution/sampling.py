@@ -73,27 +73,29 @@ class SampledTokens:
 class PendingStep:
     """A step in flight: its lazy tokens, and a function that computes its results for prompts."""
 
-    sampled: SampledTokens | None
+    sampled_tokens: SampledTokens | None
     started: float
     compute_prompt_results: Callable[[], PromptResults] | None = None
 
 
 def read_result(pending: PendingStep) -> StepResult:
     """Wait for the results of a step, and return them on the host."""
-    sampled = pending.sampled
-    asked = PromptResults() if pending.compute_prompt_results is None else pending.compute_prompt_results()
-    if sampled is None:
-        return StepResult(time.perf_counter() - pending.started, scores=asked.scores, pooled=asked.pooled)
-    mx.eval(sampled.arrays())
+    sampled_tokens = pending.sampled_tokens
+    prompt_results = PromptResults() if pending.compute_prompt_results is None else pending.compute_prompt_results()
+    if sampled_tokens is None:
+        return StepResult(
+            time.perf_counter() - pending.started, scores=prompt_results.scores, pooled=prompt_results.pooled
+        )
+    mx.eval(sampled_tokens.arrays())
     return StepResult(
         time.perf_counter() - pending.started,
-        _to_list(sampled.tokens),
-        None if sampled.logprobs is None else _to_list(sampled.logprobs),
-        None if sampled.top_ids is None else _to_list(sampled.top_ids),
-        None if sampled.top_logprobs is None else _to_list(sampled.top_logprobs),
-        asked.scores,
-        sampled.failures,
-        asked.pooled,
+        _to_list(sampled_tokens.tokens),
+        None if sampled_tokens.logprobs is None else _to_list(sampled_tokens.logprobs),
+        None if sampled_tokens.top_ids is None else _to_list(sampled_tokens.top_ids),
+        None if sampled_tokens.top_logprobs is None else _to_list(sampled_tokens.top_logprobs),
+        prompt_results.scores,
+        sampled_tokens.failures,
+        prompt_results.pooled,
     )
 
 
@@ -108,7 +110,7 @@ class Sampler(Protocol):
         self,
         logits: mx.array,
         token_index: TokenIndex,
-        live: Sequence[bool] | None = None,
+        live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens: ...
 
@@ -139,7 +141,10 @@ class BatchSampler:
         self._processors: LogitsProcessors | None = None
         functions = [() if row.processed_for is None else processors[row.processed_for] for row in rows]
         if any(functions):
-            tokens = [[*row.prompt, *row.output] if own else () for row, own in zip(rows, functions, strict=True)]
+            tokens = [
+                [*row.prompt, *row.output] if row_functions else ()
+                for row, row_functions in zip(rows, functions, strict=True)
+            ]
             self._processors = LogitsProcessors(functions, tokens)
         self._groups = _group_rows(rows, vocab_size)
         order = np.concatenate([group.rows for group in self._groups])
@@ -150,28 +155,28 @@ class BatchSampler:
         self,
         logits: mx.array,
         token_index: TokenIndex,
-        live: Sequence[bool] | None = None,
+        live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
         """Choose one token per row, out of those that `mask` allows.
 
         `logits [R, V]` have any float dtype, lazy or not. `token_index [R]` is how many tokens each row has generated
-        before this one. The penalties of the next call count the returned tokens, too. Rows that are not `live` are
-        computed and ignored: their processors are not called.
+        before this one. The penalties of the next call count the returned tokens, too. Rows without their flag in
+        `live_flags` are computed and ignored: their processors are not called.
         """
-        adjusted = self._apply_changes(logits)
+        adjusted_logits = self._apply_changes(logits)
         failures: Mapping[int, CortexError] = {}
         if self._processors is not None:
-            adjusted, failures = self._processors.apply(adjusted, live)
+            adjusted_logits, failures = self._processors.apply(adjusted_logits, live_flags)
         if mask is not None:
-            adjusted = mask_logits(adjusted, mask)
-        tokens = self._choose(adjusted, token_index)
+            adjusted_logits = mask_logits(adjusted_logits, mask)
+        tokens = self._choose(adjusted_logits, token_index)
         for history in self._histories:
             history.change.append(history.select(tokens))
         if self._processors is not None:
             self._processors.append(tokens)
-        sampled = SampledTokens(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
-        return replace(sampled, failures=failures) if failures else sampled
+        sampled_tokens = SampledTokens(tokens) if self._logprobs is None else self._logprobs(logits, tokens)
+        return replace(sampled_tokens, failures=failures) if failures else sampled_tokens
 
     def _apply_changes(self, logits: mx.array) -> mx.array:
         """Return the logits after bias and penalties."""
@@ -188,8 +193,8 @@ class BatchSampler:
         """Choose a token for every row, group by group."""
         if len(self._groups) == 1:
             return self._groups[0].choose(logits, token_index)
-        chosen = [group.choose(logits[group.rows_on_device], token_index[group.rows]) for group in self._groups]
-        return mx.concatenate(chosen)[self._original_order]
+        chosen_tokens = [group.choose(logits[group.rows_on_device], token_index[group.rows]) for group in self._groups]
+        return mx.concatenate(chosen_tokens)[self._original_order]
 
 
 class _TokenChooser(Protocol):
@@ -231,9 +236,9 @@ class _GreedyChooser:
         pass
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
-        best = mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
-        a_number = mx.take_along_axis(logits, best, axis=-1) > -mx.inf  # of NaN nothing is true
-        return mx.where(a_number, best, NO_TOKEN)[:, 0]
+        best_ids = mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
+        is_number = mx.take_along_axis(logits, best_ids, axis=-1) > -mx.inf  # of NaN nothing is true
+        return mx.where(is_number, best_ids, NO_TOKEN)[:, 0]
 
 
 class _TopKChooser:
@@ -253,8 +258,8 @@ class _TopKChooser:
 
     def __call__(self, logits: mx.array, token_index: TokenIndex) -> mx.array:
         logits = logits.astype(mx.float32)
-        best, ids = top_tokens(logits, self._width)
-        bits = (best - best[:, :1]) * LOG2_E
+        top_logits, top_ids = top_tokens(logits, self._width)
+        bits = (top_logits - top_logits[:, :1]) * LOG2_E
         keep = self._within_k
         if self._top_p is not None:
             mass = self._top_p * row_sum(exp2(bits_below_max(logits)))
@@ -265,7 +270,7 @@ class _TopKChooser:
             keep = keep & (bits >= self._min_bits)
         weights = mx.where(keep, exp2(_scale(bits, self._inverse_temperature)), 0.0)
         position = draw(weights, mx.array(token_uniforms(self._seeds, token_index)))
-        return mx.where(position < 0, NO_TOKEN, mx.take_along_axis(ids, position[:, None], axis=1)[:, 0])
+        return mx.where(position < 0, NO_TOKEN, mx.take_along_axis(top_ids, position[:, None], axis=1)[:, 0])
 
 
 class _FullVocabularyChooser:
@@ -286,8 +291,8 @@ class _FullVocabularyChooser:
         bits = bits_below_max(logits.astype(mx.float32))
         weights = exp2(_scale(bits, self._inverse_temperature))
         if len(self._nucleus):
-            plain = weights if self._inverse_temperature is None else exp2(bits)
-            weights = mx.where(plain >= self._nucleus_thresholds(plain), weights, 0.0)
+            base_weights = weights if self._inverse_temperature is None else exp2(bits)
+            weights = mx.where(base_weights >= self._nucleus_thresholds(base_weights), weights, 0.0)
         if self._min_bits is not None:
             weights = mx.where(bits >= self._min_bits, weights, 0.0)
         return draw(weights, mx.array(token_uniforms(self._seeds, token_index)))
@@ -296,71 +301,77 @@ class _FullVocabularyChooser:
         """Return the smallest weight that each row keeps, `[n, 1]`: 0 for rows without top-p."""
         if len(self._nucleus) == weights.shape[0]:
             return nucleus_threshold(weights, self._top_p)
-        found = nucleus_threshold(weights[mx.array(self._nucleus)], self._top_p)
-        return mx.concatenate([mx.zeros((1, 1)), found])[mx.array(self._threshold_of)]
+        thresholds = nucleus_threshold(weights[mx.array(self._nucleus)], self._top_p)
+        return mx.concatenate([mx.zeros((1, 1)), thresholds])[mx.array(self._threshold_of)]
 
 
 class _LogprobReader:
     """Computes log-probabilities of the chosen and of the likeliest tokens, for the rows that asked for them."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
-        asking = [i for i, p in enumerate(params) if p.logprobs is not None]
-        self._asking = mx.array(asking)
-        self._count = max(params[i].logprobs or 0 for i in asking)
-        self._all = len(asking) == len(params)
-        row_among_asking = np.full(len(params), len(asking), np.int32)
-        row_among_asking[asking] = np.arange(len(asking))
-        self._row_among_asking = mx.array(row_among_asking)
+        logprob_rows = [i for i, p in enumerate(params) if p.logprobs is not None]
+        self._logprob_rows = mx.array(logprob_rows)
+        self._count = max(params[i].logprobs or 0 for i in logprob_rows)
+        self._all = len(logprob_rows) == len(params)
+        spread_index = np.full(len(params), len(logprob_rows), np.int32)
+        spread_index[logprob_rows] = np.arange(len(logprob_rows))
+        self._spread_index = mx.array(spread_index)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> SampledTokens:
-        chosen = tokens if self._all else tokens[self._asking]
-        logits = (logits if self._all else logits[self._asking]).astype(mx.float32)
+        chosen_tokens = tokens if self._all else tokens[self._logprob_rows]
+        logits = (logits if self._all else logits[self._logprob_rows]).astype(mx.float32)
         total = log_sum_exp(logits)
-        logprobs = self._spread((mx.take_along_axis(logits, chosen[:, None], axis=1) - total)[:, 0], mx.nan)
+        logprobs = self._spread((mx.take_along_axis(logits, chosen_tokens[:, None], axis=1) - total)[:, 0], mx.nan)
         if self._count == 0:
             return SampledTokens(tokens, logprobs)
-        best, ids = top_tokens(logits, min(self._count, logits.shape[-1]))
-        return SampledTokens(tokens, logprobs, self._spread(ids, -1), self._spread(best - total, mx.nan))
+        top_logits, top_ids = top_tokens(logits, min(self._count, logits.shape[-1]))
+        return SampledTokens(tokens, logprobs, self._spread(top_ids, -1), self._spread(top_logits - total, mx.nan))
 
-    def _spread(self, values: mx.array, missing: float) -> mx.array:
-        """Spread the values of the asking rows over all rows, with `missing` for the others."""
+    def _spread(self, values: mx.array, fill_value: float) -> mx.array:
+        """Spread the values of the asking rows over all rows, with `fill_value` for the others."""
         if self._all:
             return values
-        return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
+        return mx.concatenate([values, mx.full((1, *values.shape[1:]), fill_value, values.dtype)])[self._spread_index]
 
 
 def _make_logit_bias(rows: Sequence[SamplingRow]) -> SubsetChange[LogitBias] | None:
     """Return the bias of the rows that have one; None if there are none."""
-    asking = [i for i, row in enumerate(rows) if row.params.logit_bias]
-    return SubsetChange(LogitBias([rows[i].params.logit_bias for i in asking]), asking, len(rows)) if asking else None
+    biased_rows = [i for i, row in enumerate(rows) if row.params.logit_bias]
+    return (
+        SubsetChange(LogitBias([rows[i].params.logit_bias for i in biased_rows]), biased_rows, len(rows))
+        if biased_rows
+        else None
+    )
 
 
 def _make_repetition_penalty(rows: Sequence[SamplingRow]) -> SubsetChange[RepetitionPenalty] | None:
     """Return the repetition penalty of the rows that have one; None if there are none."""
-    asking = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
-    if not asking:
+    penalised_rows = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
+    if not penalised_rows:
         return None
-    params = [rows[i].params for i in asking]
+    params = [rows[i].params for i in penalised_rows]
     contexts = [p.repetition_context for p in params]
-    tails = [_last_tokens(rows[i], count) for i, count in zip(asking, contexts, strict=True)]
-    return SubsetChange(RepetitionPenalty(tails, [p.repetition_penalty for p in params], contexts), asking, len(rows))
+    last_tokens = [_last_tokens(rows[i], count) for i, count in zip(penalised_rows, contexts, strict=True)]
+    return SubsetChange(
+        RepetitionPenalty(last_tokens, [p.repetition_penalty for p in params], contexts), penalised_rows, len(rows)
+    )
 
 
 def _make_count_penalty(rows: Sequence[SamplingRow]) -> SubsetChange[CountPenalty] | None:
     """Return the presence and frequency penalties of the rows that have some; None if there are none."""
-    asking = [i for i, row in enumerate(rows) if row.params.presence_penalty or row.params.frequency_penalty]
-    if not asking:
+    penalised_rows = [i for i, row in enumerate(rows) if row.params.presence_penalty or row.params.frequency_penalty]
+    if not penalised_rows:
         return None
-    params, outputs = [rows[i].params for i in asking], [rows[i].output for i in asking]
+    params, outputs = [rows[i].params for i in penalised_rows], [rows[i].output for i in penalised_rows]
     presence, frequency = [p.presence_penalty for p in params], [p.frequency_penalty for p in params]
-    return SubsetChange(CountPenalty(outputs, presence, frequency), asking, len(rows))
+    return SubsetChange(CountPenalty(outputs, presence, frequency), penalised_rows, len(rows))
 
 
 def _last_tokens(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
     """Return the last `count` tokens of prompt and output."""
     output = np.asarray(row.output[-count:], np.int32)
-    missing = count - len(output)
-    prompt = np.asarray(row.prompt[-missing:] if missing else (), np.int32)
+    prompt_count = count - len(output)
+    prompt = np.asarray(row.prompt[-prompt_count:] if prompt_count else (), np.int32)
     return np.concatenate([prompt, output])
 
 
@@ -415,9 +426,7 @@ class LogitChange(Protocol):
 
 
 class SubsetChange(Generic[C]):
-    """Applies a change to some rows of a batch only. The other rows cost nothing: lists are as wide as that of the
-    longest changed row.
-    """
+    """Applies a change to some rows of a batch. Others cost nothing: lists are as wide as the longest changed row's."""
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
         """`rows`, of `total` rows, are those that `change` changes."""
@@ -428,9 +437,9 @@ class SubsetChange(Generic[C]):
         """Return `logits [R, V] float32` with the change applied to its rows."""
         if self._rows is None:
             return self.change.apply(logits)
-        changed = logits[:]
-        changed[self._rows] = self.change.apply(logits[self._rows])
-        return changed
+        changed_logits = logits[:]
+        changed_logits[self._rows] = self.change.apply(logits[self._rows])
+        return changed_logits
 
     def select(self, tokens: mx.array) -> mx.array:
         """Return the tokens of the changed rows out of `tokens [R]`."""
@@ -441,16 +450,16 @@ class LogitBias:
     """Adds a constant to single logits, as `logit_bias` of the OpenAI API."""
 
     def __init__(self, biases: Sequence[Mapping[int, float]]) -> None:
-        plain = [bias if isinstance(bias, TokenBiases) else TokenBiases(bias) for bias in biases]
-        tokens = [np.frombuffer(bias.ids, np.int32) for bias in plain]
-        values = [np.frombuffer(bias.amounts, np.float32) for bias in plain]
+        token_biases = [bias if isinstance(bias, TokenBiases) else TokenBiases(bias) for bias in biases]
+        tokens = [np.frombuffer(bias.ids, np.int32) for bias in token_biases]
+        values = [np.frombuffer(bias.amounts, np.float32) for bias in token_biases]
         self._tokens = mx.array(_pad_rows(tokens, np.int32))
         self._values = mx.array(_pad_rows(values, np.float32))
 
     def apply(self, logits: mx.array) -> mx.array:
         """Return `logits [R, V] float32` with the biases added."""
-        biased = mx.take_along_axis(logits, self._tokens, axis=1) + self._values
-        return mx.put_along_axis(logits, self._tokens, biased, axis=1)
+        biased_logits = mx.take_along_axis(logits, self._tokens, axis=1) + self._values
+        return mx.put_along_axis(logits, self._tokens, biased_logits, axis=1)
 
 
 class RepetitionPenalty:
@@ -477,9 +486,9 @@ class RepetitionPenalty:
         if not in_context.all():
             tokens = mx.where(mx.array(in_context), tokens, tokens[:, -1:])
         penalties = mx.array(np.where(self._lengths[:, None] > 0, self._penalties, np.float32(1.0)))
-        chosen = mx.take_along_axis(logits, tokens, axis=1)
-        penalised = mx.where(chosen < 0, chosen * penalties, chosen / penalties)
-        return mx.put_along_axis(logits, tokens, penalised, axis=1)
+        token_logits = mx.take_along_axis(logits, tokens, axis=1)
+        penalised_logits = mx.where(token_logits < 0, token_logits * penalties, token_logits / penalties)
+        return mx.put_along_axis(logits, tokens, penalised_logits, axis=1)
 
     def append(self, tokens: mx.array) -> None:
         """Add the tokens `[R] int32` that were just sampled to the histories."""
@@ -494,40 +503,40 @@ class CountPenalty:
     """
 
     def __init__(self, outputs: Sequence[TokenList], presence: Sequence[float], frequency: Sequence[float]) -> None:
-        wanted = [p != 0.0 or f != 0.0 for p, f in zip(presence, frequency, strict=True)]
-        counted = [
-            np.unique(np.asarray(output if asked else (), np.int32), return_counts=True)
-            for output, asked in zip(outputs, wanted, strict=True)
+        has_penalty = [p != 0.0 or f != 0.0 for p, f in zip(presence, frequency, strict=True)]
+        token_counts = [
+            np.unique(np.asarray(output if is_penalised else (), np.int32), return_counts=True)
+            for output, is_penalised in zip(outputs, has_penalty, strict=True)
         ]
-        self._tokens = mx.array(_pad_rows([tokens for tokens, _ in counted], np.int32))
-        self._counts = mx.array(_pad_rows([counts for _, counts in counted], np.int32))
+        self._tokens = mx.array(_pad_rows([tokens for tokens, _ in token_counts], np.int32))
+        self._counts = mx.array(_pad_rows([counts for _, counts in token_counts], np.int32))
         self._presence = mx.array(np.array(presence, np.float32)[:, None])
         self._frequency = mx.array(np.array(frequency, np.float32)[:, None])
 
     def apply(self, logits: mx.array) -> mx.array:
         """Return `logits [R, V] float32` less the penalties of the tokens generated so far."""
         penalties = self._counts * self._frequency + (self._counts > 0) * self._presence
-        penalised = mx.take_along_axis(logits, self._tokens, axis=1) - penalties
-        return mx.put_along_axis(logits, self._tokens, penalised, axis=1)
+        penalised_logits = mx.take_along_axis(logits, self._tokens, axis=1) - penalties
+        return mx.put_along_axis(logits, self._tokens, penalised_logits, axis=1)
 
     def append(self, tokens: mx.array) -> None:
         """Count the tokens `[R] int32` that were just sampled."""
         tokens = tokens[:, None]
-        same = self._tokens == tokens
-        counts = self._counts + same
-        seen = mx.max(mx.where(same, counts, 1), axis=1, keepdims=True)
+        is_repeat = self._tokens == tokens
+        counts = self._counts + is_repeat
+        new_counts = mx.max(mx.where(is_repeat, counts, 1), axis=1, keepdims=True)
         self._tokens = mx.concatenate([self._tokens, tokens], axis=1)
-        self._counts = mx.concatenate([counts, seen], axis=1)
+        self._counts = mx.concatenate([counts, new_counts], axis=1)
 
 
 def _pad_rows(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
     """Stack rows of different lengths as `[R, width >= 1]`, padded with their first entry, or with zeros."""
-    filled = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype)
-    for line, row in zip(filled, rows, strict=True):
+    padded_rows = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype)
+    for padded_row, row in zip(padded_rows, rows, strict=True):
         if len(row):
-            line[: len(row)] = row
-            line[len(row) :] = row[0]
-    return filled
+            padded_row[: len(row)] = row
+            padded_row[len(row) :] = row[0]
+    return padded_rows
 
 
 # Logits processors: functions of the caller that change a row's logits before its token is chosen.
@@ -549,48 +558,46 @@ class LogitsProcessors:
 
     def __init__(self, processors: Sequence[Sequence[LogitsProcessor]], tokens: Sequence[Sequence[int]]) -> None:
         """`processors` are the functions of each row, and `tokens` the tokens of the rows that have functions."""
-        asking = {index: functions for index, functions in enumerate(processors) if functions}
-        self._rows = {index: _ProcessedRow(functions, tokens[index]) for index, functions in asking.items()}
+        functions_by_row = {index: functions for index, functions in enumerate(processors) if functions}
+        self._rows = {index: _ProcessedRow(functions, tokens[index]) for index, functions in functions_by_row.items()}
 
     def apply(
-        self, logits: mx.array, live: Sequence[bool] | None = None
+        self, logits: mx.array, live_flags: Sequence[bool] | None = None
     ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
         """Call the processors of each live row. Return the changed logits `[R, V] float32`, and the errors, by row. A
-        row with an error keeps its logits. The processors of a row that is not `live`, or has failed before, are
-        not called.
+        row with an error keeps its logits. The processors of a row without its flag in `live_flags`, or that has failed
+        before, are not called.
         """
         # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         parts, failures, end = [], {}, 0
         for index, row in self._rows.items():
-            if row.failed or (live is not None and not live[index]):
+            if row.has_failed or (live_flags is not None and not live_flags[index]):
                 continue
             try:
-                processed = row.process(logits[index : index + 1])
+                row_logits = row.process(logits[index : index + 1])
             except LogitsProcessorError as error:
                 failures[index] = _drop_frames(error)
-                row.failed = True
+                row.has_failed = True
                 continue
-            parts += [logits[end:index], processed]
+            parts += [logits[end:index], row_logits]
             end = index + 1
         return mx.concatenate([*parts, logits[end:]]), failures
 
     def append(self, tokens: mx.array) -> None:
         """Add the tokens `[R] int32` that were just sampled to the rows' tokens."""
         for index, row in self._rows.items():
-            row.newer.append(tokens[index : index + 1])
+            row.new_tokens.append(tokens[index : index + 1])
 
 
 class _ProcessedRow:
-    """A row with logits processors: its functions, the tokens that were known at first, and those sampled since, each
-    `[1]`.
-    """
+    """A row with logits processors: its functions, the tokens known at first, and those sampled since, each `[1]`."""
 
     def __init__(self, functions: Sequence[LogitsProcessor], tokens: Sequence[int]) -> None:
         self.functions = functions
-        self.known = mx.array(np.array(tokens, np.int32))
-        self.newer: list[mx.array] = []
-        self.failed = False
+        self.initial_tokens = mx.array(np.array(tokens, np.int32))
+        self.new_tokens: list[mx.array] = []
+        self.has_failed = False
 
     def process(self, logits: mx.array) -> mx.array:
         """Return `logits [1, V] float32` after all of the row's functions. Raises LogitsProcessorError. A refusal of
@@ -598,10 +605,10 @@ class _ProcessedRow:
         """
         for function in self.functions:
             name = getattr(function, "__qualname__", None) or type(function).__qualname__
-            before = self.known.size + len(self.newer)
+            token_count = self.initial_tokens.size + len(self.new_tokens)
             try:
                 # An array of its own for each call, which it may change.
-                result = function(mx.concatenate([self.known, *self.newer]), logits[:])
+                result = function(mx.concatenate([self.initial_tokens, *self.new_tokens]), logits[:])
                 _check_logits(result, logits.shape)
                 result = mx.minimum(result.astype(mx.float32), _LARGEST_LOGIT)
                 mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
@@ -609,7 +616,7 @@ class _ProcessedRow:
                 if is_memory_refusal(error):
                     raise
                 raise LogitsProcessorError(
-                    f"logits processor {name} failed after {before} tokens: {type(error).__name__}: {error}"
+                    f"logits processor {name} failed after {token_count} tokens: {type(error).__name__}: {error}"
                 ) from error
             logits = result
         return logits
@@ -628,9 +635,9 @@ def _drop_frames(error: LogitsProcessorError) -> LogitsProcessorError:
 
 def _check_logits(result: object, shape: tuple[int, ...]) -> None:
     """Raise TypeError or ValueError unless a processor returned float logits of this shape."""
-    wanted = f"it must return float logits of shape {list(shape)}, as it was given"
+    requirement = f"it must return float logits of shape {list(shape)}, as it was given"
     if not isinstance(result, mx.array):
-        raise TypeError(f"{wanted}, but returned {type(result).__name__}")
+        raise TypeError(f"{requirement}, but returned {type(result).__name__}")
     if result.shape != shape or not mx.issubdtype(result.dtype, mx.floating):
         kind = dtype_name(result.dtype)
-        raise ValueError(f"{wanted}, but returned {kind} of shape {list(result.shape)}")
+        raise ValueError(f"{requirement}, but returned {kind} of shape {list(result.shape)}")

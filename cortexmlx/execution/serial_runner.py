@@ -79,7 +79,7 @@ class SerialRunner:
         self._logits: mx.array | None = None
         self._scores: TokenScores | None = None
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
-        self._newest: SampledTokens | None = None
+        self._last_sampled: SampledTokens | None = None
 
     def close(self) -> None:
         """Free the model and the caches. The runner cannot be used afterwards. Safe to call again."""
@@ -97,8 +97,8 @@ class SerialRunner:
     @property
     def bytes(self) -> MemoryInUse:
         """The bytes in use now. The whole row counts as tail, since nothing is in blocks."""
-        kept = self.arena.nbytes
-        return MemoryInUse(kept, kept, 0, mx.get_active_memory(), mx.get_peak_memory())
+        cache_bytes = self.arena.nbytes
+        return MemoryInUse(cache_bytes, cache_bytes, 0, mx.get_active_memory(), mx.get_peak_memory())
 
     @property
     def command_buffers(self) -> None:
@@ -182,23 +182,21 @@ class SerialRunner:
         """Build the choice of the step's token as a graph. The step is in flight from now on."""
         plan, logits, scores = self._plan, self._logits, self._scores
         assert plan is not None
-        sampled = None
+        sampled_tokens = None
         if plan.sampling:
             self._sampler = BatchSampler(plan.sampling, self._vocab_size, self.processors)
         if logits is not None:
             assert self._sampler is not None
-            sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
-        self._newest, self._logits, self._scores = sampled, None, None
-        pending = PendingStep(sampled, self._started, None if scores is None else lambda: PromptResults(scores))
+            sampled_tokens = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
+        self._last_sampled, self._logits, self._scores = sampled_tokens, None, None
+        pending = PendingStep(sampled_tokens, self._started, None if scores is None else lambda: PromptResults(scores))
         self._in_flight.append((plan, pending))
-        return [] if sampled is None else sampled.arrays()
+        return [] if sampled_tokens is None else sampled_tokens.arrays()
 
     @return_refusals
     @_empty_caches_on_failure
     def collect(self) -> StepResult:
-        """Wait for the oldest step in flight, and bring its results to the host. If it failed, the caches are
-        emptied.
-        """
+        """Wait for the oldest step in flight, and bring its results to the host. If it failed, empty the caches."""
         started = time.perf_counter()
         plan, pending = self._in_flight.popleft()
         if plan.kind is StepKind.MIXED:
@@ -211,7 +209,7 @@ class SerialRunner:
 
     def reset(self) -> None:
         """Drop the data of the last step. The caches keep their content, since the next prompt may begin with it."""
-        self._newest = self._sampler = self._plan = self._logits = self._scores = None
+        self._last_sampled = self._sampler = self._plan = self._logits = self._scores = None
 
     def forget(self) -> None:
         """Drop everything after a step that failed, the content of the caches included."""
@@ -224,9 +222,7 @@ class SerialRunner:
         self.reset()
 
     def _forward(self, plan: StepPlan, segment: Segment) -> tuple[mx.array | None, TokenScores | None]:
-        """Compute a segment. Return the logits `[1, vocab]` of its last token, if they are wanted, and the scores of
-        its tokens, if there are any.
-        """
+        """Compute a segment. Return its last token's logits `[1, vocab]` if wanted, and its tokens' scores if any."""
         if segment.first != self.arena.length:
             raise KVBlockError(
                 f"a step begins at token {segment.first}, but the caches have {self.arena.length}: this is a fault of "
@@ -235,13 +231,13 @@ class SerialRunner:
         tokens = self._input_tokens(plan)[None]
         if plan.scoring is None:
             return self._run_tokens(tokens, bool(segment.logits)), None
-        before, end = int(plan.scoring.rows[0]), int(plan.scoring.rows[-1]) + 1
-        if before:
-            self.arena.run(tokens[:, :before])
+        start, end = int(plan.scoring.rows[0]), int(plan.scoring.rows[-1]) + 1
+        if start:
+            self.arena.run(tokens[:, :start])
         logits: list[mx.array] = []
 
         def compute(part: slice) -> mx.array:
-            logits[:] = [self.arena.run(tokens[:, before:end][:, part])]
+            logits[:] = [self.arena.run(tokens[:, start:end][:, part])]
             return logits[0][0]
 
         scores = score_tokens(compute, plan.scoring.tokens, plan.scoring.top, rows_at_once(self._vocab_size))
@@ -262,8 +258,8 @@ class SerialRunner:
         """Return a step's input tokens: those of the plan, or the newest sampled one."""
         if plan.tokens is not None:
             return mx.array(plan.tokens)
-        assert self._newest is not None
-        return self._newest.tokens
+        assert self._last_sampled is not None
+        return self._last_sampled.tokens
 
 
 # mlx-lm's own caches in place of an arena: their size, and how far they can be cut back.
@@ -304,9 +300,7 @@ class SequenceCaches:
         self._caches: list[Any] = make_prompt_cache(model)
 
     def run(self, tokens: mx.array) -> mx.array:
-        """Run the model over the next tokens `[1, count]`, which the caches keep from now on. Return the logits `[1,
-        count, vocab]`.
-        """
+        """Run the model over the next tokens `[1, count]`, which the caches keep. Return logits `[1, count, vocab]`."""
         logits: mx.array = self._model(tokens, cache=self._caches)
         self.length += tokens.shape[1]
         return logits
@@ -339,8 +333,8 @@ class SequenceCaches:
 
     def can_resize(self, blocks: GroupCounts) -> bool:
         """Return whether the system would give the memory now that a sequence of `blocks` blocks lacks."""
-        wanted = sequence_bytes(self.groups, blocks[0] * self.block_size)
-        return can_allocate(max(wanted - self.nbytes, 0) + _SPARE_BYTES)
+        required_bytes = sequence_bytes(self.groups, blocks[0] * self.block_size)
+        return can_allocate(max(required_bytes - self.nbytes, 0) + _SPARE_BYTES)
 
     def resize(self, blocks: GroupCounts) -> None:
         """Let the caches fill up to `blocks` blocks. A longer sequence is dropped."""
@@ -355,19 +349,20 @@ class SequenceCaches:
 
 
 def find_own_groups(model: nn.Module) -> tuple[LayerGroup, ...]:
-    """Return the layer groups of mlx-lm's own caches of a model, found by forward passes that are never evaluated.
-    Raises whatever the model's code raises.
-    """
+    """Return the layer groups of mlx-lm's own caches, by unevaluated passes. Raises what the model's code raises."""
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
     specs = [_cache_spec(leaf) for leaf in flatten_caches(caches)]
     if None in specs:
-        before = [_cache_bytes(leaf) for leaf in flatten_caches(caches)]
+        initial_sizes = [_cache_bytes(leaf) for leaf in flatten_caches(caches)]
         model(mx.zeros((1, _GROWTH_TOKENS), mx.int32), cache=caches)
-        measured = (
-            _spec_by_growth(size, _cache_bytes(leaf)) for size, leaf in zip(before, flatten_caches(caches), strict=True)
+        measured_specs = (
+            _spec_by_growth(size, _cache_bytes(leaf))
+            for size, leaf in zip(initial_sizes, flatten_caches(caches), strict=True)
         )
-        return group_layers([known or grown for known, grown in zip(specs, measured, strict=True)])
+        return group_layers(
+            [known_spec or measured_spec for known_spec, measured_spec in zip(specs, measured_specs, strict=True)]
+        )
     return group_layers([spec for spec in specs if spec is not None])
 
 
@@ -379,23 +374,26 @@ def sees_later_tokens(model: nn.Module) -> bool:
     token's logits.
     """
     tokens = mx.arange(_PROBE_TOKENS)[None]
-    crowd, alone = (model(t, cache=make_prompt_cache(model))[0, 0].astype(mx.float32) for t in (tokens, tokens[:, :1]))
-    some = mx.isfinite(crowd) & mx.isfinite(alone)
-    crowd, alone = (mx.where(some, logits, 0.0) for logits in (crowd, alone))
-    return bool((mx.linalg.norm(crowd - alone) > _MAX_ROUNDING * mx.linalg.norm(alone - mx.mean(alone))).item())
+    full_logits, single_logits = (
+        model(t, cache=make_prompt_cache(model))[0, 0].astype(mx.float32) for t in (tokens, tokens[:, :1])
+    )
+    is_finite = mx.isfinite(full_logits) & mx.isfinite(single_logits)
+    full_logits, single_logits = (mx.where(is_finite, logits, 0.0) for logits in (full_logits, single_logits))
+    return bool(
+        (
+            mx.linalg.norm(full_logits - single_logits)
+            > _MAX_ROUNDING * mx.linalg.norm(single_logits - mx.mean(single_logits))
+        ).item()
+    )
 
 
 def untrimmable_caches(model: nn.Module) -> list[str]:
-    """Return the class names of a model's caches that cannot always be cut back to fewer tokens. Some cannot once a
-    window is full.
-    """
+    """Return the class names of a model's caches that cannot always be cut back: some cannot once a window is full."""
     return sorted({type(leaf).__name__ for leaf in make_mlx_lm_caches(model) if type(leaf) is not PlainCache})
 
 
 def _cache_spec(leaf: Any) -> KVSpec | None:
-    """Return the spec of a cache with keys and values `[1, heads, tokens, dim]`, or with arrays that do not grow; None
-    for any other.
-    """
+    """Return a cache's spec if it has keys and values `[1, heads, tokens, dim]` or arrays of fixed size; else None."""
     if isinstance(leaf, ArraysCache):
         return KVSpec(0, 0, 0, "float32", row_bytes=_cache_bytes(leaf))
     keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
@@ -405,12 +403,10 @@ def _cache_spec(leaf: Any) -> KVSpec | None:
     return KVSpec(keys.shape[1], keys.shape[-1], values.shape[-1], dtype, getattr(leaf, "max_size", None))
 
 
-def _spec_by_growth(before: int, after: int) -> KVSpec:
-    """Return the spec of a cache of unknown kind, from its bytes with one token and with `_GROWTH_TOKENS` more. It
-    counts numbers of two bytes.
-    """
-    numbers = -(-(after - before) // (2 * _GROWTH_TOKENS))
-    return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(before - 2 * numbers, 0))
+def _spec_by_growth(initial_size: int, grown_size: int) -> KVSpec:
+    """Return an unknown cache's spec from its bytes at one token and at `_GROWTH_TOKENS` more, as two-byte numbers."""
+    numbers = -(-(grown_size - initial_size) // (2 * _GROWTH_TOKENS))
+    return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(initial_size - 2 * numbers, 0))
 
 
 def _can_trim(leaf: Any) -> bool:
@@ -441,14 +437,14 @@ class SingleSequenceCache(KVCache):
 
     Only the last sequence is kept, and a new one that begins like it takes it over. `rewind(tokens)` cuts mlx-lm's
     caches back to the first `tokens` tokens, or returns False if they cannot be cut. Then the new sequence begins
-    empty. `rewind(0)` empties the caches. `kept` is what the model's layers keep, and `pools` have the group
+    empty. `rewind(0)` empties the caches. `layer_groups` is what the model's layers keep, and `pools` have the group
     `COUNTING_GROUPS`.
     """
 
-    def __init__(self, kept: Sequence[LayerGroup], pools: BlockPools, rewind: Callable[[int], bool]) -> None:
+    def __init__(self, layer_groups: Sequence[LayerGroup], pools: BlockPools, rewind: Callable[[int], bool]) -> None:
         super().__init__(pools)
         self.needs_ends = True  # not all caches can be cut back
-        self._kept = tuple(kept)
+        self._layer_groups = tuple(layer_groups)
         self._rewind = rewind
 
     @property
@@ -459,7 +455,7 @@ class SingleSequenceCache(KVCache):
     @property
     def bytes_limit(self) -> int:
         """Bytes of the longest sequence."""
-        return sequence_bytes(self._kept, self.tables.capacity_tokens)
+        return sequence_bytes(self._layer_groups, self.tables.capacity_tokens)
 
     def allocate_for(
         self,

@@ -20,9 +20,7 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class SharedSamplerFactory:
-    """Makes the samplers of one rank of a group, of which rank 0 chooses for all. Every rank must call its sampler in
-    every step that has logits.
-    """
+    """Makes a rank's samplers; rank 0 chooses for all. Every rank must call its sampler in every step with logits."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self._group = group
@@ -49,11 +47,11 @@ class _LeaderSampler:
         self,
         logits: mx.array,
         token_index: TokenIndex,
-        live: Sequence[bool] | None = None,
+        live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
-        sampled = self._sampler(logits, token_index, live, mask)
-        return replace(sampled, tokens=mx.distributed.all_sum(sampled.tokens, group=self._group))
+        sampled_tokens = self._sampler(logits, token_index, live_flags, mask)
+        return replace(sampled_tokens, tokens=mx.distributed.all_sum(sampled_tokens.tokens, group=self._group))
 
 
 class _FollowerSampler:
@@ -68,7 +66,7 @@ class _FollowerSampler:
         self,
         logits: mx.array,
         token_index: TokenIndex,
-        live: Sequence[bool] | None = None,
+        live_flags: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> SampledTokens:
         nothing = mx.depends(mx.zeros(logits.shape[:1], mx.int32), logits)

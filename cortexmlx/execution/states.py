@@ -69,7 +69,7 @@ class StateStore:
 
     def forget_rows(self) -> None:
         """Drop the rows' states, but not the snapshots."""
-        self._newest: dict[Row, StatePlace] = {}
+        self._current_places: dict[Row, StatePlace] = {}
         self._step: SpanStep | None = None
         self._batch: StateBatch | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -88,15 +88,11 @@ class StateStore:
         return self._step if self.leaves else None
 
     def snapshot(self, name: int) -> StateBatch | None:
-        """Return the state of a snapshot; None if it does not exist. Without recurrent layers every snapshot exists,
-        without arrays.
-        """
+        """Return a snapshot's state; None if it does not exist. Without recurrent layers all exist, without arrays."""
         return self._snapshots.get(name) if self.leaves else StateBatch((), 1)
 
     def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:
-        """Set a snapshot from arrays `[1, ...]`, one for each slot of each leaf in order, with None for an empty
-        slot.
-        """
+        """Set a snapshot from arrays `[1, ...]`, one for each slot of each leaf in order; None for an empty slot."""
         if not self.leaves:
             return
         rest = iter(arrays)
@@ -109,15 +105,13 @@ class StateStore:
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays of all states and snapshots, for evaluation."""
-        batches = {id(b): b for b in (*(p.batch for p in self._newest.values()), *self._snapshots.values())}
+        batches = {id(b): b for b in (*(p.batch for p in self._current_places.values()), *self._snapshots.values())}
         return [array for batch in batches.values() for array in batch.arrays()]
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Give the model's leaves the states with which a step begins. Raises KVBlockError for a state that does not
-        exist.
-        """
+        """Give the model's leaves the states with which a step begins. Raises KVBlockError if one does not exist."""
         self.carry_out(plan.states)
         self._cuts = {}
         for cut in plan.states.cuts:
@@ -136,43 +130,43 @@ class StateStore:
         self._batch = None
         for segment in plan.segments:
             if segment.live:
-                self._newest.pop((segment.job, segment.generation), None)
+                self._current_places.pop((segment.job, segment.generation), None)
 
     def end_step(self) -> list[mx.array]:
         """Take the new states from the model's leaves after a step. Return the arrays to evaluate."""
         assert self._step is not None
         by_leaf = [leaf.end() for leaf in self.leaves.values()]
         parts = self._step.parts
-        after = [
-            StateBatch(tuple(tuple(leaf[i]) for leaf in by_leaf), 1 if part.piece else len(part.tokens))
+        batches = [
+            StateBatch(tuple(tuple(leaf[i]) for leaf in by_leaf), 1 if part.is_piece else len(part.tokens))
             for i, part in enumerate(parts)
         ]
-        self._batch = after[0] if len(after) == 1 and not parts[0].piece else None
-        place_of = {int(t): (b, row) for p, b in zip(parts, after, strict=True) for row, t in _last_tokens(p)}
+        self._batch = batches[0] if len(batches) == 1 and not parts[0].is_piece else None
+        place_of = {int(t): (b, row) for p, b in zip(parts, batches, strict=True) for row, t in _last_tokens(p)}
         # Single tokens of all rows: the next step computes what these states lack when it takes them. MLX would make
         # the ones after in fresh memory, had these been evaluated for themselves.
-        kept = [] if self._batch is not None else [array for batch in after for array in batch.arrays()]
+        pending_arrays = [] if self._batch is not None else [array for batch in batches for array in batch.arrays()]
         end = 0
         for segment in self._segments:
             begin, end = end, end + segment.count
             row = (segment.job, segment.generation)
             for cut in self._cuts.get(row, ()):
                 batch, index = place_of[begin + cut.tokens - segment.first - 1]
-                kept += self._make_snapshot(cut.snapshot, StatePlace(batch, index, cut.tokens))
+                pending_arrays += self._make_snapshot(cut.snapshot, StatePlace(batch, index, cut.tokens))
             if segment.live:
-                self._newest[row] = StatePlace(*place_of[end - 1], segment.first + segment.count)
-        return kept
+                self._current_places[row] = StatePlace(*place_of[end - 1], segment.first + segment.count)
+        return pending_arrays
 
     def _single_token_parts(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, StateBatch | None]]:
         """Yield the single tokens of a step with their states, grouped by the shapes of the states."""
-        alike: dict[object, list[tuple[int, StatePlace | None]]] = {}
+        members_by_shape: dict[object, list[tuple[int, StatePlace | None]]] = {}
         for token, segment in enumerate(segments):
             if segment.count == 1:
-                place = self._newest.get((segment.job, segment.generation))
-                alike.setdefault(place and place.batch.shapes, []).append((token, place))
-        for members in alike.values():
+                place = self._current_places.get((segment.job, segment.generation))
+                members_by_shape.setdefault(place and place.batch.shapes, []).append((token, place))
+        for members in members_by_shape.values():
             tokens = np.array([token for token, _ in members], np.int32)
-            yield TokenSpan(tokens, piece=False), _join_states([place for _, place in members if place is not None])
+            yield TokenSpan(tokens, is_piece=False), _join_states([place for _, place in members if place is not None])
 
     def _piece_parts(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, StateBatch | None]]:
         """Yield the pieces of a step with their states, cut where a state is to be kept."""
@@ -182,11 +176,11 @@ class StateStore:
             if segment.count == 1:
                 continue
             row = (segment.job, segment.generation)
-            inner = sorted(begin + cut.tokens - segment.first for cut in self._cuts.get(row, ()))
-            borders = [begin, *(border for border in inner if border < end), end]
-            place = self._newest.get(row)
+            inner_borders = sorted(begin + cut.tokens - segment.first for cut in self._cuts.get(row, ()))
+            borders = [begin, *(border for border in inner_borders if border < end), end]
+            place = self._current_places.get(row)
             for first, last in pairwise(borders):
-                part = TokenSpan(np.arange(first, last, dtype=np.int32), piece=True, goes_on=first > begin)
+                part = TokenSpan(np.arange(first, last, dtype=np.int32), is_piece=True, goes_on=first > begin)
                 yield part, _join_states([place]) if place is not None and first == begin else None
 
     # -- what is kept -------------------------------------------------------------------------------------------------
@@ -198,19 +192,23 @@ class StateStore:
         """
         if not self.leaves:
             return
-        saved = [array for save in ops.saves for array in self._make_snapshot(save.snapshot, self._find_place(save))]
-        for begin in ops.begins:
-            self._newest[begin.row] = StatePlace(self._snapshots[begin.snapshot], 0, begin.tokens)
+        saved_arrays = [
+            array for save in ops.saves for array in self._make_snapshot(save.snapshot, self._find_place(save))
+        ]
+        for row_snapshot in ops.begins:
+            self._current_places[row_snapshot.row] = StatePlace(
+                self._snapshots[row_snapshot.snapshot], 0, row_snapshot.tokens
+            )
         for snapshot in ops.drops:
             self._snapshots.pop(snapshot, None)
         for row in ops.ends:
-            self._newest.pop(row, None)
-        if saved:
-            mx.async_eval(saved)  # type: ignore[no-untyped-call]
+            self._current_places.pop(row, None)
+        if saved_arrays:
+            mx.async_eval(saved_arrays)  # type: ignore[no-untyped-call]
 
     def _find_place(self, save: RowSnapshot) -> StatePlace:
         """Return where the state to save is. Raises KVBlockError if it does not exist."""
-        place = self._newest.get(save.row)
+        place = self._current_places.get(save.row)
         if place is not None and place.tokens == save.tokens:
             return place
         raise KVBlockError(
@@ -219,16 +217,14 @@ class StateStore:
         )
 
     def _make_snapshot(self, snapshot: int, place: StatePlace) -> list[mx.array]:
-        """Make a snapshot of one row's state, as a copy, and return its arrays. A slice would hold the memory of the
-        whole batch.
-        """
+        """Snapshot one row's state as a copy, and return its arrays. A slice would hold the whole batch's memory."""
         batch = self._snapshots[snapshot] = place.batch.take_rows([place.row])
         return list(batch.arrays())
 
 
 def _last_tokens(part: TokenSpan) -> Iterator[tuple[int, int]]:
     """Yield each row of a part's batch with its last flat token."""
-    return enumerate(part.tokens[-1:] if part.piece else part.tokens)
+    return enumerate(part.tokens[-1:] if part.is_piece else part.tokens)
 
 
 def _join_states(places: Sequence[StatePlace]) -> StateBatch | None:
@@ -240,9 +236,11 @@ def _join_states(places: Sequence[StatePlace]) -> StateBatch | None:
         if not runs or runs[-1][0] is not place.batch:
             runs.append((place.batch, []))
         runs[-1][1].append(place.row)
-    taken = [batch if rows == list(range(batch.rows)) else batch.take_rows(rows) for batch, rows in runs]
+    batches = [batch if rows == list(range(batch.rows)) else batch.take_rows(rows) for batch, rows in runs]
     return (
-        taken[0] if len(taken) == 1 else StateBatch(_map_slots([b.states for b in taken], mx.concatenate), len(places))
+        batches[0]
+        if len(batches) == 1
+        else StateBatch(_map_slots([b.states for b in batches], mx.concatenate), len(places))
     )
 
 

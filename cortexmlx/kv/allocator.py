@@ -72,9 +72,7 @@ class KVBlockAllocator:
 
     @property
     def largest_free_run(self) -> int:
-        """The length of the longest free run, which is the largest n for which `allocate(n)` succeeds; 0 if nothing is
-        free.
-        """
+        """The length of the longest free run, the largest n for which `allocate(n)` succeeds; 0 if nothing is free."""
         with self._lock:
             return self._free_runs.longest_length()
 
@@ -141,11 +139,11 @@ class KVBlockAllocator:
         """Add n free blocks at the end. Raises KVBlockError when n is less than one."""
         n = _require_positive(n, "add")
         with self._lock:
-            old = self._total_blocks
-            self._free_runs.resize(old + n)
-            self._flags[old:old] = _USED_FLAG * n
-            self._total_blocks = old + n
-            self._mark_free(old, old + n)
+            old_total = self._total_blocks
+            self._free_runs.resize(old_total + n)
+            self._flags[old_total:old_total] = _USED_FLAG * n
+            self._total_blocks = old_total + n
+            self._mark_free(old_total, old_total + n)
 
     def shrink(self, n: int) -> None:
         """Drop the last n blocks; at least one block stays.
@@ -156,23 +154,21 @@ class KVBlockAllocator:
         with self._lock:
             if n >= self._total_blocks:
                 raise KVBlockError(f"cannot drop {n} of {self._total_blocks} blocks: at least one has to stay")
-            tail = self._free_at_end()
-            if n > tail:
+            free_tail = self._free_at_end()
+            if n > free_tail:
                 raise KVBlockError(
-                    f"cannot drop the last {n} of {self._total_blocks} blocks: only the last {tail} are free, "
+                    f"cannot drop the last {n} of {self._total_blocks} blocks: only the last {free_tail} are free, "
                     f"drop at most those or free the others first"
                 )
             total = self._total_blocks - n
-            self._mark_used(self._total_blocks - tail, tail)
+            self._mark_used(self._total_blocks - free_tail, free_tail)
             del self._flags[total : self._total_blocks]
             self._free_runs.resize(total)
             self._total_blocks = total
-            self._mark_free(total - (tail - n), total)
+            self._mark_free(total - (free_tail - n), total)
 
     def fragmentation(self) -> float:
-        """Return `1 - largest_free_run / free_blocks`: 0.0 if the free blocks are one run or none is free, near 1.0 if
-        they are scattered.
-        """
+        """Return `1 - largest_free_run / free_blocks`: 0.0 for one run or no free block, near 1.0 if scattered."""
         with self._lock:
             return 1.0 - self._free_runs.longest_length() / self._free_blocks if self._free_blocks else 0.0
 
@@ -188,12 +184,10 @@ class KVBlockAllocator:
         if width is None:
             return text
         width = _require_positive(width, "draw")
-        return "\n".join(text[at : at + width] for at in range(0, len(text), width))
+        return "\n".join(text[start : start + width] for start in range(0, len(text), width))
 
     def free_runs(self) -> list[KVHandle]:
-        """Return all free runs in the order of their blocks, for statistics and debugging (costs a pass over the
-        arena).
-        """
+        """Return all free runs in block order, for statistics and debugging (costs a pass over the arena)."""
         with self._lock:
             return self._scan_free_runs()
 
@@ -381,16 +375,19 @@ class FreeRunIndex:
         """Raise AssertionError unless lists, lengths and bitmaps agree with the expected runs (start -> length)."""
         sizes = {len(per_block) for per_block in (self._next, self._previous, self._length)}
         require(sizes == {total_blocks}, f"links and tags for {sizes} blocks, the arena has {total_blocks}")
-        found: dict[int, int] = {}
+        listed_runs: dict[int, int] = {}
         for length, first in self._first.items():
             newer, run = NO_RUN, first
             while run != NO_RUN:
-                require(run not in found, f"the free run at {run} is listed twice")
+                require(run not in listed_runs, f"the free run at {run} is listed twice")
                 require(self._previous[run] == newer, f"the free run at {run} does not link back to {newer}")
-                found[run] = length
+                listed_runs[run] = length
                 newer, run = run, self._next[run]
-        odd = sorted(found.items() ^ expected.items())
-        require(not odd, f"{len(odd)} free runs are only listed or only in the flags, (start, blocks) {odd[:8]}")
+        mismatches = sorted(listed_runs.items() ^ expected.items())
+        require(
+            not mismatches,
+            f"{len(mismatches)} free runs are only listed or only in the flags, (start, blocks) {mismatches[:8]}",
+        )
         for start, length in expected.items():
             tags = (self._length[start], self._length[start + length - 1])
             require(tags == (length, length), f"the free run at {start} of {length} blocks is tagged {tags}")
@@ -407,7 +404,7 @@ def _lowest_bit(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def require(holds: bool, problem: str) -> None:
-    """Raise AssertionError with `problem` unless `holds`, also when Python runs with -O."""
-    if not holds:
+def require(condition: bool, problem: str) -> None:
+    """Raise AssertionError with `problem` unless `condition`, also when Python runs with -O."""
+    if not condition:
         raise AssertionError(problem)

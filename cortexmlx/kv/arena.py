@@ -51,9 +51,7 @@ class Quantization:
         return tuple(part for array in numbers for part in mx.quantize(array, group_size=self.group, bits=self.bits))
 
     def dequantize(self, parts: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """Return the dequantized numbers `[..., dim]` of arrays that `quantize` returned, in the dtype of the
-        scales.
-        """
+        """Return the dequantized numbers `[..., dim]` of arrays that `quantize` returned, in the scales' dtype."""
         each = zip(parts[::QUANTIZED_PARTS], parts[1::QUANTIZED_PARTS], parts[2::QUANTIZED_PARTS], strict=True)
         return tuple(mx.dequantize(c, s, b, group_size=self.group, bits=self.bits) for c, s, b in each)
 
@@ -149,9 +147,7 @@ class KVArena:
         return tuple([a[:, start : start + tokens] for a in self._slabs[layer]])
 
     def slab_as_blocks(self, layer: int) -> Slab:
-        """Return a layer's slab as matrices for `gather_mm`, `[kv_heads * all blocks, block_size, dim]`. Block b of
-        head h is matrix `h * all blocks + b`.
-        """
+        """Return a slab as `gather_mm` matrices, head by head: `[kv_heads * all blocks, block_size, dim]`."""
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
     def check_slots(self, group: int, slots: np.ndarray) -> None:
@@ -181,23 +177,19 @@ class KVArena:
             array[:, slots] = value
 
     def write_scratch(self) -> None:
-        """Write zeros to the last slot of every slab, which belongs to no token. It is lazy, and nothing else may be
-        in flight.
-        """
+        """Write zeros to each slab's last slot, which belongs to no token. Lazy; nothing else may be in flight."""
         for slab in self._slabs.values():
             for array in slab:
                 array[:, -1:] = 0
 
     def can_resize(self, blocks: int | Sequence[int]) -> bool:
-        """Return whether the system has enough memory now to resize the arena to `blocks` blocks, including the
-        temporary copy.
-        """
-        wanted = blocks_per_group(self.groups, blocks)
-        if wanted == self.blocks:
+        """Return whether the system has memory now to resize to `blocks` blocks, including the temporary copy."""
+        target_blocks = blocks_per_group(self.groups, blocks)
+        if target_blocks == self.blocks:
             return True
-        slots = [(min(pair) + 2) * self.block_size for pair in zip(wanted, self.blocks, strict=True)]
+        slots = [(min(pair) + 2) * self.block_size for pair in zip(target_blocks, self.blocks, strict=True)]
         slab = max(g.spec.bytes_per_token * n for g, n in zip(self.groups, slots, strict=True))
-        growth = self._growth_bytes(wanted)
+        growth = self._growth_bytes(target_blocks)
         return can_allocate(slab + growth + min(growth, _STEP_RESERVE_BYTES))
 
     def resize(self, blocks: int | Sequence[int]) -> None:
@@ -209,23 +201,21 @@ class KVArena:
         given all bytes back, as after `release`: there are never layers of different sizes. That is also its last
         resort if the memory for the old sizes is refused.
         """
-        wanted = blocks_per_group(self.groups, blocks)
+        target_blocks = blocks_per_group(self.groups, blocks)
         mx.synchronize()
-        if not self.can_resize(wanted):
-            raise self._resize_error(wanted)
+        if not self.can_resize(target_blocks):
+            raise self._resize_error(target_blocks)
         try:
-            self._resize_slabs(wanted)
+            self._resize_slabs(target_blocks)
         except BaseException as error:
             if not (is_memory_refusal(error) and self._restore_slab_sizes()):
                 self.release()
                 raise
-            raise self._resize_error(wanted) from error
-        self.blocks = wanted
+            raise self._resize_error(target_blocks) from error
+        self.blocks = target_blocks
 
     def release(self) -> None:
-        """Free all memory, and with it all content, also after a failed write. The arena has no blocks until
-        `resize`.
-        """
+        """Free all memory, and so all content, also after a failed write. The arena has no blocks until `resize`."""
         self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 
@@ -243,9 +233,9 @@ class KVArena:
         """
         for layer, slab in self._slabs.items():
             mx.clear_cache()
-            slots, others = (blocks[self.group_of[layer]] + 2) * self.block_size, 2 * self.block_size
+            slots, extra_slots = (blocks[self.group_of[layer]] + 2) * self.block_size, 2 * self.block_size
             self._slabs[layer] = tuple(
-                a if a.shape[1] == slots else _resize_array(a, slots, max(0, min(slots, a.shape[1]) - others))
+                a if a.shape[1] == slots else _resize_array(a, slots, max(0, min(slots, a.shape[1]) - extra_slots))
                 for a in slab
             )
         for layer, slab in self._slabs.items():
@@ -262,8 +252,11 @@ class KVArena:
 
     def _growth_bytes(self, blocks: Sequence[int]) -> int:
         """Return how many bytes more than now `blocks` blocks take, at least 0."""
-        more = [max(wanted - have, 0) for wanted, have in zip(blocks, self.blocks, strict=True)]
-        return sum(n * self.block_size * g.bytes_per_token for n, g in zip(more, self.groups, strict=True))
+        added_blocks = [
+            max(target_count - current_count, 0)
+            for target_count, current_count in zip(blocks, self.blocks, strict=True)
+        ]
+        return sum(n * self.block_size * g.bytes_per_token for n, g in zip(added_blocks, self.groups, strict=True))
 
     def _resize_error(self, blocks: Sequence[int]) -> MemoryRefused:
         """Return the error for a resize that the system refuses."""
@@ -293,10 +286,10 @@ class KVArena:
         """Set every number of `slots` (`[n]` int) to `value`, so that the debug mode notices reads of unused memory."""
         if not slots.size:
             return
-        where = mx.array(slots.astype(np.int32))
+        slot_index = mx.array(slots.astype(np.int32))
         for layer in self.groups[group].layers:
             for array in self._slabs[layer]:
-                array[:, where] = mx.array(value, array.dtype)
+                array[:, slot_index] = mx.array(value, array.dtype)
         mx.eval(self.arrays())
 
     def _block_slots(self, blocks: np.ndarray) -> mx.array:
@@ -314,6 +307,6 @@ def _resize_array(array: mx.array, slots: int, keep: int) -> mx.array:
     return copy
 
 
-def _memory_refused_error(size: int, then: str) -> MemoryRefused:
+def _memory_refused_error(size: int, advice: str) -> MemoryRefused:
     """Return the error for a refused allocation of `size` bytes."""
-    return MemoryRefused(f"the system refuses {format_bytes(size)} for the KV cache: {then}")
+    return MemoryRefused(f"the system refuses {format_bytes(size)} for the KV cache: {advice}")

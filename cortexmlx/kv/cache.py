@@ -47,9 +47,7 @@ class CacheStats:
 
 
 class KVCache:
-    """Allocates, shares and frees the KV blocks of all sequences, in all layer groups at once. The caller chooses the
-    number of a sequence.
-    """
+    """Allocates, shares and frees sequences' KV blocks in all layer groups at once. Callers choose sequence numbers."""
 
     def __init__(self, pools: BlockPools) -> None:
         self.pools = pools
@@ -86,7 +84,7 @@ class KVCache:
         """Return the index of a block of a match that the token after its first `tokens` tokens sees but that is no
         longer cached, the last such block of its group; None if all are cached.
         """
-        for group in self.tables.windowed:
+        for group in self.tables.windowed_groups:
             for index in range(
                 self.tables.blocks_for(tokens) - 1, self.tables.first_visible_block(group, tokens) - 1, -1
             ):
@@ -95,17 +93,15 @@ class KVCache:
         return None
 
     def blocks_needed(self, tokens: int, match: PrefixMatch | None) -> list[int]:
-        """Return how many blocks of each group a sequence of `tokens` tokens takes that begins with `match`. Blocks
-        that a running sequence shares are not counted.
-        """
-        matched, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
-        needed = []
-        for group, (pool, most) in enumerate(zip(self.pools, self.tables.most_blocks, strict=True)):
-            front = self.tables.first_visible_block(group, matched)
+        """Count blocks per group for `tokens` tokens that begin with `match`, except those running sequences share."""
+        matched_tokens, entries = (0, ()) if match is None else (match.matched_tokens(self.block_size), match.entries)
+        needed_counts = []
+        for group, (pool, limit) in enumerate(zip(self.pools, self.tables.max_blocks, strict=True)):
+            front = self.tables.first_visible_block(group, matched_tokens)
             count = self.tables.blocks_for(tokens) - front
             shared = sum(bool(pool.ref_counts[entry.blocks[group]]) for entry in entries[front:])
-            needed.append((count if most is None else min(count, most)) - shared)
-        return needed
+            needed_counts.append((count if limit is None else min(count, limit)) - shared)
+        return needed_counts
 
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
@@ -137,30 +133,30 @@ class KVCache:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
         sequence.transient = transient
-        copied, taken_over = (None, None) if match is None else self._share_matched_blocks(sequence, match, load)
-        sources = () if copied is None else zip(self.pools, copied.blocks, strict=True)
-        held = [(pool, block) for pool, block in sources if pool.hold_copy_source(block)]
+        copied_entry, taken_entry = (None, None) if match is None else self._share_matched_blocks(sequence, match, load)
+        sources = () if copied_entry is None else zip(self.pools, copied_entry.blocks, strict=True)
+        held_sources = [(pool, block) for pool, block in sources if pool.hold_copy_source(block)]
         try:
             counts = (self.tables.blocks_for(max(tokens, sequence.length)), self.tables.blocks_for(tokens + headroom))
-            need, want = (self.tables.table_ends(sequence, count) for count in counts)
-            self._extend_tables(sequence, need, want)
+            required_ends, preferred_ends = (self.tables.table_ends(sequence, count) for count in counts)
+            self._extend_tables(sequence, required_ends, preferred_ends)
         except KVCacheFull:
-            self.free(seq, again=True)
-            for pool, block in held:
+            self.free(seq, will_retry=True)
+            for pool, block in held_sources:
                 pool.release_copy_source(block)
-            if copied is None or match is None:
+            if copied_entry is None or match is None:
                 self.pools.evict_for_transient()
                 raise
             # There is no room for both the partial block and its copy.
             without_partial = self.states.longest_resumable_blocks(match, self.last_missing_block)
             return self.allocate_for(seq, tokens, headroom, without_partial, transient=transient)
-        self.states.begin(sequence, match, taken_over)
-        if taken_over is not None:
-            self.pools.remove(taken_over)
-        if copied is None:
+        self.states.begin(sequence, match, taken_entry)
+        if taken_entry is not None:
+            self.pools.remove(taken_entry)
+        if copied_entry is None:
             return ()
         full = sequence.length // self.block_size
-        return tuple(BlockCopy(g, copied.blocks[g], t.block_at(full)) for g, t in enumerate(sequence.tables))
+        return tuple(BlockCopy(g, copied_entry.blocks[g], t.block_at(full)) for g, t in enumerate(sequence.tables))
 
     def _share_matched_blocks(
         self, sequence: SequenceBlocks, match: PrefixMatch, load: DiskLoad | None
@@ -187,9 +183,7 @@ class KVCache:
         return (None, partial) if takes_over else (partial, None)
 
     def release_copy_sources(self) -> None:
-        """Make the source blocks of all planned copies evictable again, since what is planned from now on runs after
-        the copies.
-        """
+        """Make the sources of all planned copies evictable again: what is planned from now on runs after the copies."""
         for pool in self.pools:
             for block in list(pool.sources):
                 pool.release_copy_source(block)
@@ -226,14 +220,14 @@ class KVCache:
             entry = entry.parent
         return tuple(loads)
 
-    def register(self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = ()) -> None:
-        """Add a sequence's full blocks, among its first `stored` tokens, to the prefix cache, so that others can share
-        them.
+    def register(self, seq: int, tokens: Sequence[int], stored_count: int, keys: Sequence[Key] = ()) -> None:
+        """Add a sequence's full blocks, among its first `stored_count` tokens, to the prefix cache, so that others can
+        share them.
 
         These tokens are in the arena, or will be before anyone reads them. `keys` are the known keys of its blocks.
         """
         sequence = self._sequences[seq]
-        for index in range(sequence.registered, stored // self.block_size):
+        for index in range(sequence.registered, stored_count // self.block_size):
             content = tokens[index * self.block_size : (index + 1) * self.block_size]
             cached = self._cache_block(sequence, index, content, keys[index] if index < len(keys) else None)
             if cached is None:
@@ -268,35 +262,35 @@ class KVCache:
         if entry is not None and not sequence.transient:
             self.pools.clear_transient(entry)
         if entry is not None and GONE in entry.blocks:
-            filled = list(entry.blocks)
+            filled_blocks = list(entry.blocks)
             for group, (pool, block) in enumerate(pairs):
-                if filled[group] == GONE and block != GONE and block not in pool.cached:
-                    filled[group] = block
+                if filled_blocks[group] == GONE and block != GONE and block not in pool.cached:
+                    filled_blocks[group] = block
                     pool.cached[block] = entry
-            entry.blocks = tuple(filled)
+            entry.blocks = tuple(filled_blocks)
         return entry
 
     def cache_and_free(
-        self, seq: int, tokens: Sequence[int], stored: int, keys: Sequence[Key] = (), passed: bool = False
+        self, seq: int, tokens: Sequence[int], stored_count: int, keys: Sequence[Key] = (), evict_first: bool = False
     ) -> None:
-        """Cache all blocks of a sequence's first `stored` tokens, the partial one too, then free the sequence."""
-        self.register(seq, tokens, stored, keys)
+        """Cache all blocks of a sequence's first `stored_count` tokens, the partial one too, then free the sequence."""
+        self.register(seq, tokens, stored_count, keys)
         sequence = self._sequences[seq]
-        full = stored // self.block_size
-        rest = tokens[full * self.block_size : stored]
+        full = stored_count // self.block_size
+        rest = tokens[full * self.block_size : stored_count]
         last: PrefixNode | None = sequence.parent
         if rest and sequence.registered == full:
             last = self._cache_block(sequence, full, rest, None)
             self.states.move_to_entry(sequence, last if isinstance(last, PrefixEntry) else None, full)
-        if passed:
+        if evict_first:
             self._discard_window_points(sequence)
         elif last is not None and sequence.registered == full:
-            self.pools.points.add(last, stored)
-        self.free(seq, passed)
+            self.pools.points.add(last, stored_count)
+        self.free(seq, evict_first)
 
     def _discard_window_points(self, sequence: SequenceBlocks) -> None:
         """Discard the resume points at the blocks that a sequence has in its windows."""
-        fronts = [sequence.tables[group].first for group in self.tables.windowed]
+        fronts = [sequence.tables[group].first for group in self.tables.windowed_groups]
         node = sequence.parent
         for _ in range(sequence.registered - min(fronts, default=sequence.registered)):
             assert isinstance(node, PrefixEntry)
@@ -310,7 +304,7 @@ class KVCache:
         that windows see there. A `spare` one is given up early.
         """
         sequence, index = self._sequences[seq], tokens // self.block_size
-        if self.tables.windowed and 0 < index <= sequence.registered:
+        if self.tables.windowed_groups and 0 < index <= sequence.registered:
             last = predecessor(sequence.parent, sequence.registered - index)
             self.pools.points.add(last, index * self.block_size, spare)
 
@@ -318,11 +312,11 @@ class KVCache:
         """Reorder the resume points of a text that continues after a match, so that older ones are given up first: see
         `ResumePointOrder.supersede_older`. The next turn is expected to continue after `anchor` tokens.
         """
-        if self.states.has_states or self.tables.windowed:
-            parted = first_branching_entry(match, self.block_size)
-            self.states.supersede_older(match, (anchor, anchor - 1), parted)
-            ends = [place // self.block_size * self.block_size for place in (anchor, anchor - 1)]
-            self.pools.points.supersede_older(match, ends, parted)
+        if self.states.has_states or self.tables.windowed_groups:
+            branching_entry = first_branching_entry(match, self.block_size)
+            self.states.supersede_older(match, (anchor, anchor - 1), branching_entry)
+            kept_positions = [position // self.block_size * self.block_size for position in (anchor, anchor - 1)]
+            self.pools.points.supersede_older(match, kept_positions, branching_entry)
 
     # -- room for a sequence ------------------------------------------------------------------------------------------
 
@@ -362,14 +356,14 @@ class KVCache:
 
     def _free_passed_blocks(self, sequence: SequenceBlocks) -> None:
         """Give up the blocks that no later token of the sequence sees, because its windows have passed them."""
-        for group in self.tables.windowed:
-            passed = sequence.tables[group].remove_before(self.tables.first_visible_block(group, sequence.length))
-            self.pools[group].drop_owner(passed, passed=True)
+        for group in self.tables.windowed_groups:
+            passed_blocks = sequence.tables[group].remove_before(
+                self.tables.first_visible_block(group, sequence.length)
+            )
+            self.pools[group].drop_owner(passed_blocks, evict_first=True)
 
     def free_spare_blocks(self, seq: int, tokens: int = 0) -> int:
-        """Free a sequence's blocks beyond its length, or beyond `tokens` tokens if that is more. Return how many
-        blocks became free.
-        """
+        """Free a sequence's blocks beyond its length, or `tokens` if that is more. Return how many became free."""
         sequence = self._sequences[seq]
         keep = self.tables.blocks_for(max(sequence.length, tokens))
         return sum(p.drop_owner(table.remove_from(keep)) for p, table in zip(self.pools, sequence.tables, strict=True))
@@ -413,20 +407,21 @@ class KVCache:
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return make_copies([{old: new} for old, new in pairs])
 
-    def free(self, seq: int, passed: bool = False, again: bool = False) -> None:
+    def free(self, seq: int, evict_first: bool = False, will_retry: bool = False) -> None:
         """End a sequence, and take one owner from each of its blocks. A block without owners stays cached until it is
         evicted, or becomes free if it is not cached.
 
-        With `passed`, its text continues elsewhere without these tokens. Then its cached blocks are evicted before all
-        others, and before the arena grows, the last block first. `again`: it begins again with the same match at once.
+        With `evict_first`, its text continues elsewhere without these tokens. Then its cached blocks are evicted before
+        all others, and before the arena grows, the last block first. `will_retry`: it begins again with the same match
+        at once.
         """
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.drop_owner(table.blocks[::-1] if passed else table.blocks, passed)
-            if passed and self.disk_tier is not None:
+            pool.drop_owner(table.blocks[::-1] if evict_first else table.blocks, evict_first)
+            if evict_first and self.disk_tier is not None:
                 self.disk_tier.remove_queued(pool.passed[block] for block in table.blocks if block in pool.passed)
-        if not again:
+        if not will_retry:
             self.pools.evict_for_transient()
 
     def compact(self) -> tuple[BlockCopy, ...]:
@@ -435,25 +430,25 @@ class KVCache:
         Return the copies that the caller must make in the arena before the next step, in this order. No copy moves a
         block to a higher number.
         """
-        moved = [pool.compact() for pool in self.pools]
+        block_maps = [pool.compact() for pool in self.pools]
         for sequence in self._sequences.values():
-            for table, new_numbers in zip(sequence.tables, moved, strict=True):
+            for table, new_numbers in zip(sequence.tables, block_maps, strict=True):
                 table.blocks = [new_numbers[b] for b in table.blocks]
-        self.prefix.renumber_blocks(moved)
-        return make_copies(moved)
+        self.prefix.renumber_blocks(block_maps)
+        return make_copies(block_maps)
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
         """Return the counts of blocks and sequences over all groups."""
         sequences = self._sequences.values()
-        used, total = sum(p.owned for p in self.pools), sum(p.allocator.total_blocks for p in self.pools)
+        used_blocks, total_blocks = sum(p.owned for p in self.pools), sum(p.allocator.total_blocks for p in self.pools)
         return CacheStats(
-            total_blocks=total,
-            used_blocks=used,
+            total_blocks=total_blocks,
+            used_blocks=used_blocks,
             shared_blocks=sum(int((p.ref_counts > 1).sum()) for p in self.pools),
             cached_blocks=sum(p.evictable for p in self.pools),
-            free_blocks=total - used,
+            free_blocks=total_blocks - used_blocks,
             sequences=len(sequences),
             tokens=sum(sequence.length for sequence in sequences),
             single_run_sequences=sum(sequence.is_single_run() for sequence in sequences),
@@ -472,21 +467,21 @@ class KVCache:
         end = -(-tokens // self.block_size)
         for table in sequence.tables:
             if table.first + len(table.blocks) < end:  # `table.end` without a call: this runs for each row in each step
-                self._extend_tables(sequence, need := [end] * len(self.groups), need)
+                self._extend_tables(sequence, required_ends := [end] * len(self.groups), required_ends)
                 return
 
-    def _extend_tables(self, sequence: SequenceBlocks, need: Sequence[int], want: Sequence[int]) -> None:
-        """Extend a sequence's table in each group to the end `need`, or to `want` if one run holds all of it: in all
-        groups or in none.
-        """
-        before = [table.end for table in sequence.tables]
+    def _extend_tables(
+        self, sequence: SequenceBlocks, required_ends: Sequence[int], preferred_ends: Sequence[int]
+    ) -> None:
+        """Extend every group's table, or none, to `required_ends`, or to `preferred_ends` if one run holds that."""
+        previous_ends = [table.end for table in sequence.tables]
         try:
             for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
-                if need[group] > table.end:
-                    self.pools.make_room(group, need[group] - table.end, sequence.transient)
-                    pool.extend_table(table, need[group], max(need[group], want[group]))
+                if required_ends[group] > table.end:
+                    self.pools.make_room(group, required_ends[group] - table.end, sequence.transient)
+                    pool.extend_table(table, required_ends[group], max(required_ends[group], preferred_ends[group]))
         except KVCacheFull:
-            for pool, table, end in zip(self.pools, sequence.tables, before, strict=True):
+            for pool, table, end in zip(self.pools, sequence.tables, previous_ends, strict=True):
                 pool.drop_owner(table.remove_from(end))
             raise
 
@@ -510,9 +505,9 @@ class SequenceTables:
         self._block_size = pools.block_size
         self.sequences: dict[int, SequenceBlocks] = {}
         """The tables of each sequence, by its number."""
-        self.most_blocks = [max_row_blocks(group.spec.attention_window, self._block_size) for group in pools.groups]
+        self.max_blocks = [max_row_blocks(group.spec.attention_window, self._block_size) for group in pools.groups]
         """How many blocks of each group a sequence can have; None in a group that sees all tokens."""
-        self.windowed = [group for group, most in enumerate(self.most_blocks) if most is not None]
+        self.windowed_groups = [group for group, limit in enumerate(self.max_blocks) if limit is not None]
         """The groups that see a window of the tokens."""
 
     def blocks_for(self, tokens: int) -> int:
@@ -533,19 +528,19 @@ class SequenceTables:
         """Return a sequence's blocks in token order, `[blocks]` int32. A windowed group has given up the first ones."""
         return self.sequences[seq].tables[group].to_array()
 
-    def table_row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
-        """Return the blocks of tokens `begin .. tokens`, `[blocks]` int32, with the null block for each block that was
-        given up. `begin` is the first token of a block.
+    def table_row(self, seq: int, group: int, tokens: int, first_token: int = 0) -> IntArray:
+        """Return the blocks of tokens `first_token .. tokens`, `[blocks]` int32, with the null block for each block
+        that was given up. `first_token` is the first token of a block.
         """
         table = self.sequences[seq].tables[group]
-        return table.table_row(begin // self._block_size, self.blocks_for(tokens), self._pools.null_block(group))
+        return table.table_row(first_token // self._block_size, self.blocks_for(tokens), self._pools.null_block(group))
 
-    def find_run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
-        """Return the run that holds tokens `begin .. tokens`, or None if they are in several runs.
+    def find_run(self, seq: int, group: int, tokens: int, first_token: int = 0) -> KVHandle | None:
+        """Return the run that holds tokens `first_token .. tokens`, or None if they are in several runs.
 
         A run may begin with blocks that the sequence has given up. They belong to others, and must not be read.
         """
-        return self.sequences[seq].tables[group].find_run(begin // self._block_size, self.blocks_for(tokens))
+        return self.sequences[seq].tables[group].find_run(first_token // self._block_size, self.blocks_for(tokens))
 
     def slots(self, seq: int, group: int, start: int, count: int) -> IntArray:
         """Return the arena slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32. A
@@ -557,14 +552,12 @@ class SequenceTables:
     def has_passed(self, seq: int, tokens: int) -> bool:
         """Return whether a window has given up blocks that the token after a sequence's first `tokens` tokens sees."""
         tables = self.sequences[seq].tables
-        return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed)
+        return any(tables[group].first > self.first_visible_block(group, tokens) for group in self.windowed_groups)
 
     def table_ends(self, sequence: SequenceBlocks, end: int) -> list[int]:
-        """Return the end of each group's table for a sequence of `end` blocks: less in a windowed group, since no
-        sequence has more than `most_blocks` there.
-        """
-        pairs = zip(sequence.tables, self.most_blocks, strict=True)
-        return [end if most is None else min(end, table.first + most) for table, most in pairs]
+        """Return each group's table end for `end` blocks: less in windowed groups, with at most `max_blocks` each."""
+        pairs = zip(sequence.tables, self.max_blocks, strict=True)
+        return [end if limit is None else min(end, table.first + limit) for table, limit in pairs]
 
     def describe(self, seq: int) -> str:
         """Return a sequence's blocks as text: its runs as `start+count`, with a bar between groups."""
@@ -573,33 +566,29 @@ class SequenceTables:
     # -- room for others ----------------------------------------------------------------------------------------------
 
     def can_obtain(
-        self, blocks: Sequence[int], promised: Mapping[int, int] | None = None, transient: bool = False
+        self, blocks: Sequence[int], reserved_tokens: Mapping[int, int] | None = None, transient: bool = False
     ) -> bool:
-        """Return whether a new sequence can get `blocks` blocks of each group. The parameters are those of
-        `obtainable_blocks`.
-        """
-        counts = self.obtainable_blocks(promised or {}, transient)
-        return all(needed <= n for needed, n in zip(blocks, counts, strict=True))
+        """Return whether a new sequence can get `blocks` blocks of each group. Parameters as in `obtainable_blocks`."""
+        counts = self.obtainable_blocks(reserved_tokens or {}, transient)
+        return all(needed_count <= n for needed_count, n in zip(blocks, counts, strict=True))
 
-    def obtainable_blocks(self, promised: Mapping[int, int], transient: bool = False) -> list[int]:
+    def obtainable_blocks(self, reserved_tokens: Mapping[int, int], transient: bool = False) -> list[int]:
         """Return how many blocks of each group a new sequence can get if the others give back spare blocks.
 
-        A `transient` one evicts nothing that others have cached. `promised` has the tokens for which a sequence keeps
-        room. It gives back the blocks beyond these tokens and beyond its length.
+        A `transient` one evicts nothing that others have cached. `reserved_tokens` has the tokens for which a sequence
+        keeps room. It gives back the blocks beyond these tokens and beyond its length.
         """
-        kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
+        kept_ends = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in reserved_tokens.items()}
         counts = []
         for group in range(len(self._pools.groups)):
-            tables = ((self.sequences[seq].tables[group], end) for seq, end in kept.items())
+            tables = ((self.sequences[seq].tables[group], end) for seq, end in kept_ends.items())
             spare = sum(min(max(0, table.end - end), len(table.blocks)) for table, end in tables)
             counts.append(self._pools.obtainable_blocks(group, transient) + spare)
         return counts
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens that one sequence alone could have now. The system may refuse the cache more memory for a
-        while.
-        """
+        """The most tokens that one sequence alone could have now. The system may refuse more memory for a while."""
         return self._capacity_of(self._pools.max_blocks)
 
     @property
@@ -609,6 +598,6 @@ class SequenceTables:
 
     def _capacity_of(self, blocks: GroupCounts) -> int:
         """Return the most tokens that one sequence can have in `blocks` blocks of each group."""
-        pairs = zip(blocks, self.most_blocks, strict=True)
-        counts = (_UNLIMITED if most is not None and most <= n else n * self._block_size for n, most in pairs)
+        pairs = zip(blocks, self.max_blocks, strict=True)
+        counts = (_UNLIMITED if limit is not None and limit <= n else n * self._block_size for n, limit in pairs)
         return min(counts)

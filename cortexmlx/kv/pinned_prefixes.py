@@ -27,9 +27,7 @@ class PinnedKeys:
 
 
 class PinnedPrefixes:
-    """The pinned texts of a cache. A pin names blocks by their keys, so it also holds blocks that are computed later,
-    or again after they were evicted.
-    """
+    """The pinned texts of a cache. Pins name blocks by key, so they cover blocks computed later or after eviction."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -66,20 +64,22 @@ class PinnedPrefixes:
         """Raise PinRefused if the pins would exceed their share of blocks or snapshots with this one."""
         cache = self._cache
         for group, keys in enumerate(chain.group_keys):
-            have, of_group = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]
-            most = int(of_group * MAX_PINNED_SHARE)
+            have, group_blocks = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]
+            max_pinned = int(group_blocks * MAX_PINNED_SHARE)
             new = len(set(keys) - have)
-            if new and len(have) + new > most:
+            if new and len(have) + new > max_pinned:
                 raise PinRefused(
                     f"the pin takes {new} blocks of {cache.block_size} tokens beside {len(have)} that are pinned, and "
-                    f"pins may have {most} of {of_group}: unpin something, or raise the KV memory "
+                    f"pins may have {max_pinned} of {group_blocks}: unpin something, or raise the KV memory "
                     "(--kv-memory)"
                 )
         snapshots = cache.states.snapshots
-        if snapshots is not None and len(self._chains) >= (most := int(snapshots.most * MAX_PINNED_SHARE)):
+        if snapshots is not None and len(self._chains) >= (
+            max_pinned := int(snapshots.max_snapshots * MAX_PINNED_SHARE)
+        ):
             raise PinRefused(
-                f"{len(self._chains)} texts are pinned, and the memory for recurrent states has room for {most}: unpin "
-                "something, or raise the KV memory (--kv-memory)"
+                f"{len(self._chains)} texts are pinned, and the memory for recurrent states has room for {max_pinned}: "
+                "unpin something, or raise the KV memory (--kv-memory)"
             )
 
     def _pin_blocks(self, number: int, chain: PinnedKeys) -> None:
@@ -100,9 +100,9 @@ class PinnedPrefixes:
         """Pin the recurrent states that were dropped and have been computed again."""
         snapshots = self._cache.states.snapshots
         if snapshots is not None and self._chains:
-            there = snapshots.numbers()
+            existing_numbers = snapshots.numbers()
             for number in self._chains:
-                if self._snapshots.get(number) not in there:
+                if self._snapshots.get(number) not in existing_numbers:
                     self.pin_state(number)
 
     def remove(self, number: int) -> None:

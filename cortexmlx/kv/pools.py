@@ -55,13 +55,15 @@ class BlockPools:
         self.snapshots = snapshots
         self.spare: GroupCounts = tuple(0 for _ in groups)
         """Blocks of each group, within its limit, in which nothing is kept for chats: see `evict_for_transient`."""
-        self._given_back: GroupCounts = tuple(0 for _ in groups)
+        self._released_blocks: GroupCounts = tuple(0 for _ in groups)
         self._look_suffices = True
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
         self.points = WindowResumePoints(groups, self._pools, block_size)
         windows = [group.spec.attention_window for group in groups]
-        self._alike = [{g for g, other in enumerate(windows) if other == window} for window in windows]
+        self._same_window_groups = [
+            {g for g, other_window in enumerate(windows) if other_window == window} for window in windows
+        ]
         self._widest = max(range(len(groups)), key=lambda g: windows[g].tokens or float("inf"))
 
     def __iter__(self) -> Iterator[BlockPool]:
@@ -72,17 +74,15 @@ class BlockPools:
 
     @property
     def unused_entries(self) -> int:
-        """The number of cached entries that no sequence uses and no pin names, counted in the group that sees the most
-        tokens.
-        """
+        """The number of cached entries neither used by a sequence nor pinned, in the group that sees most tokens."""
         pool = self._pools[self._widest]
         return pool.evictable - len(pool.pinned)
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
         """The used, cached and free blocks as in `CacheStats`, in constant time."""
-        used = sum(pool.owned for pool in self._pools)
-        return used, sum(pool.evictable for pool in self._pools), sum(self.blocks) - used
+        used_blocks = sum(pool.owned for pool in self._pools)
+        return used_blocks, sum(pool.evictable for pool in self._pools), sum(self.blocks) - used_blocks
 
     @property
     def bytes_in_use(self) -> int:
@@ -105,15 +105,13 @@ class BlockPools:
         return self.blocks[group]
 
     def block_map(self) -> BlockMap:
-        """Return the state of every block (free, cached, stored, used or shared). Costs a pass over all counts and all
-        cached blocks.
-        """
+        """Return every block's state (free, cached, stored, used or shared). Scans all counts and cached blocks."""
         pictures = []
         for group, (layers, pool, limit) in enumerate(zip(self.groups, self._pools, self.max_blocks, strict=True)):
             states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
-            for waiting in pool.queues:
-                blocks = np.fromiter(waiting, np.intp, len(waiting))
-                on_disk = np.fromiter((group in entry.on_disk for entry in waiting.values()), bool, len(waiting))
+            for queue in pool.queues:
+                blocks = np.fromiter(queue, np.intp, len(queue))
+                on_disk = np.fromiter((group in entry.on_disk for entry in queue.values()), bool, len(queue))
                 states[blocks] = np.where(on_disk, BlockState.STORED, BlockState.CACHED)
             bytes_each = self.block_size * layers.bytes_per_token
             pictures.append(GroupBlocks(len(layers.layers), layers.spec.window, bytes_each, limit, states.tobytes()))
@@ -128,24 +126,24 @@ class BlockPools:
                 pool.grow(count - have)
         self._update_counts()
 
-    def shrink(self, least: int | Sequence[int]) -> int:
-        """Drop free blocks at the end of each group, down to `least` blocks. Return how many were dropped in all.
+    def shrink(self, min_blocks: int | Sequence[int]) -> int:
+        """Drop free blocks at the end of each group, down to `min_blocks` blocks. Return how many were dropped in all.
 
         The arena must be resized before the next step.
         """
-        floors = blocks_per_group(self.groups, least)
-        ends = [pool.allocator.free_blocks_at_end for pool in self._pools]
-        spare = [min(have - n, end) for have, n, end in zip(self.blocks, floors, ends, strict=True)]
-        less = [max(0, min(spare[g] for g in alike)) for alike in self._alike]
-        if not any(less) or not self._may_resize(tuple(b - n for b, n in zip(self.blocks, less, strict=True))):
+        floors = blocks_per_group(self.groups, min_blocks)
+        free_at_end = [pool.allocator.free_blocks_at_end for pool in self._pools]
+        spare = [min(have - n, end) for have, n, end in zip(self.blocks, floors, free_at_end, strict=True)]
+        dropped_counts = [max(0, min(spare[g] for g in group_set)) for group_set in self._same_window_groups]
+        if not any(dropped_counts) or not self._may_resize(
+            tuple(b - n for b, n in zip(self.blocks, dropped_counts, strict=True))
+        ):
             return 0
-        self._drop_end_blocks(less)
-        return sum(less)
+        self._drop_end_blocks(dropped_counts)
+        return sum(dropped_counts)
 
     def cap_at(self, blocks: Sequence[int]) -> None:
-        """Set the pools, and their limits, to the arena's `blocks` blocks, because the arena could not grow. No
-        sequence may have blocks.
-        """
+        """Set pools and limits to the arena's `blocks` blocks, as it could not grow. No sequence may have blocks."""
         self.grow(blocks)
         self._drop_end_blocks([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
@@ -157,35 +155,30 @@ class BlockPools:
         self._drop_end_blocks([have - 1 for have in self.blocks])
 
     def record_release(self) -> None:
-        """Record the current size before the arena releases memory because the system is short of it, so that growing
-        back is recognized.
-        """
-        self._given_back = tuple(map(max, self._given_back, self.blocks))
+        """Record the size before the arena releases memory to a system short of it, so that regrowth is recognized."""
+        self._released_blocks = tuple(map(max, self._released_blocks, self.blocks))
 
     @property
     def is_growing_back(self) -> bool:
-        """Whether the pools are no larger than before memory was released, so that the arena once had as many
-        blocks.
-        """
-        return all(have <= given for have, given in zip(self.blocks, self._given_back, strict=True))
+        """Whether the pools are no larger than before memory was released, so the arena once had as many blocks."""
+        return all(
+            current_count <= released_count
+            for current_count, released_count in zip(self.blocks, self._released_blocks, strict=True)
+        )
 
     def reset_limits(self) -> None:
-        """Allow growth to the configured blocks again, although the system has refused it: memory may be free by
-        now.
-        """
+        """Allow growth to the configured blocks again, although the system refused it: memory may be free by now."""
         self.max_blocks = self.configured_blocks
         self._look_suffices = True
 
     def reset_limits_if_cheap(self) -> None:
-        """Allow growth again if a new refusal would cost nothing: `may_resize` has known of each refusal in advance
-        since the last time.
-        """
+        """Allow growth again if a refusal would cost nothing: `may_resize` foresaw each refusal since the last time."""
         if self._look_suffices:
             self.reset_limits()
 
-    def _drop_end_blocks(self, less: Sequence[int]) -> None:
-        """Drop `less` blocks from the end of each group. All of them must be free."""
-        for pool, count in zip(self._pools, less, strict=True):
+    def _drop_end_blocks(self, dropped_counts: Sequence[int]) -> None:
+        """Drop `dropped_counts` blocks from the end of each group. All of them must be free."""
+        for pool, count in zip(self._pools, dropped_counts, strict=True):
             if count:
                 pool.shrink(count)
         self._update_counts()
@@ -264,13 +257,13 @@ class BlockPools:
         `entries` is the most blocks to evict in the group that sees the most tokens. Blocks of the same tokens in other
         groups go with them. None evicts all unused blocks of all groups.
         """
-        dropped = 0
-        while (entries is None or dropped < entries) and self._evict(self._widest):
-            dropped += 1
+        evicted_count = 0
+        while (entries is None or evicted_count < entries) and self._evict(self._widest):
+            evicted_count += 1
         for group in range(len(self._pools)) if entries is None else ():
             while self._evict(group):
-                dropped += 1
-        return dropped
+                evicted_count += 1
+        return evicted_count
 
     def make_room(self, group: int, blocks: int, transient: bool = False) -> None:
         """Make `blocks` blocks of a group free: evict blocks that windows have passed, then grow towards the limit,
@@ -291,18 +284,23 @@ class BlockPools:
         if allocator.free_blocks < blocks:
             raise pool.cache_full_error(blocks, self.block_size)
 
-    def _try_grow(self, group: int, least: int) -> None:
-        """Grow a group to twice its size, or else by `least` blocks, within the limit.
+    def _try_grow(self, group: int, min_added: int) -> None:
+        """Grow a group to twice its size, or else by `min_added` blocks, within the limit.
 
         If the system refuses both, lower the limit to what the group has.
         """
-        have, limit = self.blocks[group], self.max_blocks[group]
-        for wanted in (max(2 * have, have + least), have + least):
-            grown = tuple(min(wanted, limit) if g in self._alike[group] else n for g, n in enumerate(self.blocks))
-            if min(wanted, limit) > have and self._may_resize(grown):
-                self.grow(grown)
+        current_count, limit = self.blocks[group], self.max_blocks[group]
+        for target_count in (max(2 * current_count, current_count + min_added), current_count + min_added):
+            target_blocks = tuple(
+                min(target_count, limit) if g in self._same_window_groups[group] else n
+                for g, n in enumerate(self.blocks)
+            )
+            if min(target_count, limit) > current_count and self._may_resize(target_blocks):
+                self.grow(target_blocks)
                 return
-        self.max_blocks = tuple(have if g in self._alike[group] else n for g, n in enumerate(self.max_blocks))
+        self.max_blocks = tuple(
+            current_count if g in self._same_window_groups[group] else n for g, n in enumerate(self.max_blocks)
+        )
 
     def _evict(self, group: int, transient: bool = False) -> bool:
         """Evict the least recently used cached block of a group; with `transient`, only one that transient sequences
@@ -340,7 +338,7 @@ class BlockPools:
 
     def _prune(self, node: PrefixNode) -> None:
         """Remove the entries at the end of a chain that have no blocks in any group."""
-        while isinstance(node, PrefixEntry) and set(node.blocks) == {GONE} and not (node.children or node.forgotten):
+        while isinstance(node, PrefixEntry) and set(node.blocks) == {GONE} and not (node.children or node.is_removed):
             self._remove_entry(node)
             node = node.parent
 
@@ -352,9 +350,7 @@ class BlockPools:
             self.snapshots.drop_all(entry.states)
 
     def check_invariants(self, sequences: Mapping[int, SequenceBlocks]) -> None:
-        """Raise AssertionError if counts, tables, allocators, prefix cache and resume points disagree. For tests and
-        debug runs.
-        """
+        """Raise AssertionError if counts, tables, allocators, cache or points disagree. For tests and debug runs."""
         for group, pool in enumerate(self._pools):
             attention_window = self.groups[group].spec.attention_window
             owners = np.zeros(len(pool.ref_counts), np.int32)
@@ -367,32 +363,38 @@ class BlockPools:
                 )
                 owners[table.blocks] += 1
             assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
-            free, waiting = pool.free_block_numbers(), [block for queue in pool.queues for block in queue]
+            free, queued_blocks = pool.free_block_numbers(), [block for queue in pool.queues for block in queue]
             uses = pool.ref_counts.copy()
             uses[free] += 1
-            uses[waiting] += 1
+            uses[queued_blocks] += 1
             uses[list(pool.sources)] += 1
             assert (uses > 0).all(), f"group {group}: blocks {np.flatnonzero(uses == 0)} are lost"
-            assert not (pool.ref_counts[free].any() or pool.ref_counts[waiting].any()), (
+            assert not (pool.ref_counts[free].any() or pool.ref_counts[queued_blocks].any()), (
                 f"group {group}: a block in use may be taken"
             )
-            assert not pool.sources.keys() & {*free, *waiting}, f"group {group}: the source of a copy may be taken"
-            assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
+            assert not pool.sources.keys() & {*free, *queued_blocks}, (
+                f"group {group}: the source of a copy may be taken"
+            )
+            assert len({*free, *queued_blocks}) == len(free) + len(queued_blocks), (
+                f"group {group}: a cached block is free"
+            )
             assert all(pool.cached.get(b) is e for queue in pool.queues for b, e in queue.items()), (
                 f"group {group}: what is gone waits to go"
             )
             assert all(entry.transient for entry in pool.transient.values()), f"group {group}: a block goes too early"
-            last = {block for block in waiting if pool.cached[block].key in pool.pins}
+            last = {block for block in queued_blocks if pool.cached[block].key in pool.pins}
             assert last == set(pool.pinned), f"group {group}: what is pinned does not go last"
-            held = {entry.blocks[group]: entry for entry in self.prefix.entries if entry.blocks[group] != GONE}
-            assert len(held) == sum(entry.blocks[group] != GONE for entry in self.prefix.entries), (
+            entry_by_block = {
+                entry.blocks[group]: entry for entry in self.prefix.entries if entry.blocks[group] != GONE
+            }
+            assert len(entry_by_block) == sum(entry.blocks[group] != GONE for entry in self.prefix.entries), (
                 "a block has two entries"
             )
-            assert pool.cached == held, f"group {group}: a cached block does not lead to its entry"
+            assert pool.cached == entry_by_block, f"group {group}: a cached block does not lead to its entry"
             if attention_window.tokens is None:
-                assert len(held) == len(self.prefix), f"group {group}: an entry has no block"
-        hollow = [entry for entry in self.prefix.entries if set(entry.blocks) == {GONE}]
-        assert all(entry.children for entry in hollow), "an entry without blocks leads nowhere"
+                assert len(entry_by_block) == len(self.prefix), f"group {group}: an entry has no block"
+        empty_entries = [entry for entry in self.prefix.entries if set(entry.blocks) == {GONE}]
+        assert all(entry.children for entry in empty_entries), "an entry without blocks leads nowhere"
         self.prefix.check_invariants()
         self.points.check_invariants()
 
@@ -467,19 +469,17 @@ class BlockPool:
 
     def hold(self, block: int) -> bool:
         """Take a cached block out of its eviction queue. Return whether it was in `passed`."""
-        for waiting in (self.unused, self.needed, self.pinned, self.transient):
-            waiting.pop(block, None)
+        for queue in (self.unused, self.needed, self.pinned, self.transient):
+            queue.pop(block, None)
         return self.passed.pop(block, None) is not None
 
-    def make_evictable(self, block: int, passed: bool = False) -> None:
+    def make_evictable(self, block: int, evict_first: bool = False) -> None:
         """Put a held block at the end of its eviction queue, if it has no owner."""
         if not self.ref_counts[block]:
-            self._enqueue(block, self.passed if passed else self.unused)
+            self._enqueue(block, self.passed if evict_first else self.unused)
 
     def hold_copy_source(self, block: int) -> bool:
-        """Keep a cached block unchanged until it has been copied, also when its owners give it up. Return False if it
-        is held already.
-        """
+        """Keep a cached block unchanged until copied, even if its owners give it up. Return False if held already."""
         if block in self.sources:
             return False
         self.sources[block] = self.hold(block)
@@ -489,20 +489,18 @@ class BlockPool:
         """Make the source block of a copy evictable again, after the copy."""
         self.make_evictable(block, self.sources.pop(block))
 
-    def _enqueue(self, block: int, waiting: OrderedDict[int, PrefixEntry]) -> None:
-        """Put an unowned cached block into its eviction queue: `waiting`, unless the entry is pinned, transient, or
-        needed by a resume point.
-        """
+    def _enqueue(self, block: int, queue: OrderedDict[int, PrefixEntry]) -> None:
+        """Queue an unowned cached block for eviction, in `queue` or in that of pinned, transient or needed entries."""
         if block in self.sources:
             return
         entry = self.cached[block]
         if entry.key in self.pins:
-            waiting = self.pinned
+            queue = self.pinned
         elif entry.transient:
-            waiting = self.transient
+            queue = self.transient
         elif entry in self.points:
-            waiting = self.needed
-        waiting[block] = entry
+            queue = self.needed
+        queue[block] = entry
 
     def hold_for_point(self, entry: PrefixEntry, block: int) -> None:
         """Count one more resume point that needs an entry's block."""
@@ -512,9 +510,7 @@ class BlockPool:
             self.make_evictable(block)
 
     def release_from_point(self, entry: PrefixEntry, block: int) -> None:
-        """Count one resume point less that needs an entry's block. If no other needs it, it is evicted before all
-        others.
-        """
+        """Count one resume point less that needs an entry's block. If none is left, it is evicted before all others."""
         self.points[entry] -= 1
         if not self.points[entry]:
             del self.points[entry]
@@ -522,36 +518,36 @@ class BlockPool:
                 del self.needed[block]
                 self.passed[block] = entry
 
-    def extend_table(self, table: BlockTable, need: int, want: int) -> None:
-        """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,
-        too.
+    def extend_table(self, table: BlockTable, required_end: int, preferred_end: int) -> None:
+        """Extend a table to the end `required_end`, or to `preferred_end` if the run that holds the last needed block
+        holds the others, too.
 
-        The table's last run grows in place where it can; otherwise runs are added. `need` blocks more than the table
-        has must be free.
+        The table's last run grows in place where it can; otherwise runs are added. `required_end` blocks more than the
+        table has must be free.
         """
-        have = table.end
-        while have < need:
-            added: KVHandle | None = None
-            counts = tuple(dict.fromkeys((want - have, need - have)))
+        table_end = table.end
+        while table_end < required_end:
+            added_run: KVHandle | None = None
+            counts = tuple(dict.fromkeys((preferred_end - table_end, required_end - table_end)))
             for count in counts if table.blocks else ():
-                grown = self.allocator.extend(KVHandle(table.blocks[-1], 1), count)
-                if grown is not None:
-                    added = KVHandle(grown.start + 1, count)
+                extended_run = self.allocator.extend(KVHandle(table.blocks[-1], 1), count)
+                if extended_run is not None:
+                    added_run = KVHandle(extended_run.start + 1, count)
                     break
-            if added is None:
-                longest = self.allocator.largest_free_run
-                added = self.allocator.allocate(next((c for c in counts if c <= longest), longest))
-            self.ref_counts[added.start : added.start + added.count] = 1
-            table.blocks.extend(range(added.start, added.start + added.count))
-            have = table.end
+            if added_run is None:
+                longest_run = self.allocator.largest_free_run
+                added_run = self.allocator.allocate(next((c for c in counts if c <= longest_run), longest_run))
+            self.ref_counts[added_run.start : added_run.start + added_run.count] = 1
+            table.blocks.extend(range(added_run.start, added_run.start + added_run.count))
+            table_end = table.end
 
-    def drop_owner(self, blocks: list[int], passed: bool = False) -> int:
+    def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
         """Take one owner from each of `blocks`, which are a sequence's blocks in its order. Return how many blocks
         became free.
 
         A block without owners is free, or waits to be evicted if it is cached. The last block waits first, so that ends
-        of texts are evicted before beginnings. `passed` says that the sequence continues without these blocks; then the
-        first one waits first.
+        of texts are evicted before beginnings. `evict_first` says that the sequence continues without these blocks;
+        then the first one waits first.
         """
         if not blocks:
             return 0
@@ -560,10 +556,10 @@ class BlockPool:
         free = [b for b in orphans if b not in self.cached]
         for run in split_into_runs(free):
             self.allocator.free(run)
-        waiting = self.passed if passed else self.unused
-        for block in orphans if passed else reversed(orphans):
+        queue = self.passed if evict_first else self.unused
+        for block in orphans if evict_first else reversed(orphans):
             if block in self.cached:
-                self._enqueue(block, waiting)
+                self._enqueue(block, queue)
         return len(free)
 
     def uncache(self, block: int) -> None:
@@ -581,15 +577,15 @@ class BlockPool:
             "raise the KV memory (--kv-memory) or run fewer requests at once"
         )
 
-    def grow(self, more: int) -> None:
-        """Add `more` free blocks at the end."""
-        self.allocator.grow(more)
-        self.ref_counts = np.concatenate([self.ref_counts, np.zeros(more, np.int32)])
+    def grow(self, count: int) -> None:
+        """Add `count` free blocks at the end."""
+        self.allocator.grow(count)
+        self.ref_counts = np.concatenate([self.ref_counts, np.zeros(count, np.int32)])
 
-    def shrink(self, less: int) -> None:
-        """Drop the last `less` blocks, which must be free."""
-        self.allocator.shrink(less)
-        self.ref_counts = self.ref_counts[:-less].copy()
+    def shrink(self, count: int) -> None:
+        """Drop the last `count` blocks, which must be free."""
+        self.allocator.shrink(count)
+        self.ref_counts = self.ref_counts[:-count].copy()
 
     def free_block_numbers(self) -> list[int]:
         """Return the numbers of the free blocks."""
@@ -598,19 +594,19 @@ class BlockPool:
     def compact(self) -> dict[int, int]:
         """Renumber the used blocks from 0, in their order. Return the new number of each."""
         blocks, free = len(self.ref_counts), set(self.free_block_numbers())
-        kept = [b for b in range(blocks) if b not in free]
+        used_blocks = [b for b in range(blocks) if b not in free]
         counts = np.zeros(blocks, np.int32)
-        counts[: len(kept)] = self.ref_counts[kept]
+        counts[: len(used_blocks)] = self.ref_counts[used_blocks]
         self.ref_counts = counts
         self.allocator = KVBlockAllocator(blocks)
-        if kept:
-            self.allocator.allocate(len(kept))
-        moved = {old: new for new, old in enumerate(kept)}
-        self.cached = {moved[b]: entry for b, entry in self.cached.items()}
+        if used_blocks:
+            self.allocator.allocate(len(used_blocks))
+        new_numbers = {old: new for new, old in enumerate(used_blocks)}
+        self.cached = {new_numbers[b]: entry for b, entry in self.cached.items()}
         self.passed, self.transient, self.unused, self.needed, self.pinned = (
-            OrderedDict((moved[b], entry) for b, entry in queue.items()) for queue in self.queues
+            OrderedDict((new_numbers[b], entry) for b, entry in queue.items()) for queue in self.queues
         )
-        return moved
+        return new_numbers
 
 
 # The resume points of layers with windows: places in cached texts whose windows' blocks are kept together.
@@ -636,7 +632,7 @@ class WindowResumePoints:
         self._pools = pools
         self._block_size = block_size
         self._order: ResumePointOrder[PrefixEntry] = ResumePointOrder()
-        self._needed: dict[PrefixEntry, NeededBlocks] = {}
+        self._needed_blocks: dict[PrefixEntry, NeededBlocks] = {}
 
     def __len__(self) -> int:
         return len(self._order)
@@ -645,24 +641,22 @@ class WindowResumePoints:
         """Add a resume point after the first `tokens` tokens of a text, at `node`, the entry of the last one. Does
         nothing if a block that it needs is not cached. A `spare` point is given up early.
         """
-        if not self._windows or not isinstance(node, PrefixEntry) or node.transient or node.forgotten:
+        if not self._windows or not isinstance(node, PrefixEntry) or node.transient or node.is_removed:
             return
-        if node in self._needed:
+        if node in self._needed_blocks:
             if not spare:
                 self._order.mark_used(node)
             return
-        needed = tuple(self._visible_blocks(node, tokens))
-        if any(entry.forgotten or entry.blocks[group] == GONE for group, entry in needed):
+        needed_blocks = tuple(self._visible_blocks(node, tokens))
+        if any(entry.is_removed or entry.blocks[group] == GONE for group, entry in needed_blocks):
             return
-        self._needed[node] = needed
+        self._needed_blocks[node] = needed_blocks
         self._order.add(node, spare)
-        for group, entry in needed:
+        for group, entry in needed_blocks:
             self._pools[group].hold_for_point(entry, entry.blocks[group])
 
     def _visible_blocks(self, last: PrefixEntry, tokens: int) -> Iterator[tuple[int, PrefixEntry]]:
-        """Yield the blocks of all windows that the token after a text's first `tokens` tokens sees, the last one
-        first.
-        """
+        """Yield, last first, the blocks of all windows that the token after a text's first `tokens` tokens sees."""
         index = (tokens - 1) // self._block_size
         for group, window in self._windows.items():
             node: PrefixNode = last
@@ -674,42 +668,42 @@ class WindowResumePoints:
     def discard(self, entry: PrefixEntry) -> None:
         """Discard a resume point, if there is one, so that its blocks can be evicted."""
         self._order.discard(entry)
-        for group, needed in self._needed.pop(entry, ()):
-            self._pools[group].release_from_point(needed, needed.blocks[group])
+        for group, needed_entry in self._needed_blocks.pop(entry, ()):
+            self._pools[group].release_from_point(needed_entry, needed_entry.blocks[group])
 
     def discard_until_evictable(self, group: int) -> None:
         """Discard resume points, in their order, until a block of a group is evictable."""
-        waiting = self._pools[group].needed
-        while waiting and not self._pools[group].passed:
+        needed_queue = self._pools[group].needed
+        while needed_queue and not self._pools[group].passed:
             self.discard(next(point for point in self._order if self._holds_block(point, group)))
 
     def _holds_block(self, point: PrefixEntry, group: int) -> bool:
         """Return whether a point is what keeps an unowned block of a group from eviction."""
-        waiting = self._pools[group].needed
-        return any(g == group and waiting.get(entry.blocks[g]) is entry for g, entry in self._needed[point])
+        needed_queue = self._pools[group].needed
+        return any(g == group and needed_queue.get(entry.blocks[g]) is entry for g, entry in self._needed_blocks[point])
 
-    def supersede_older(self, match: PrefixMatch, kept: Container[int], parting: PrefixEntry | None) -> None:
-        """Supersede the older points of a text that continues after a match, except those after `kept` tokens and
-        `parting`: see `ResumePointOrder.supersede_older`.
+    def supersede_older(
+        self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
+    ) -> None:
+        """Supersede the older points of a text that continues after a match, except those after `kept_positions` tokens
+        and `branching_entry`: see `ResumePointOrder.supersede_older`.
         """
         if self._windows:
             size = self._block_size
-            points = [((i + 1) * size, entry) for i, entry in enumerate(match.entries) if entry in self._needed]
-            self._order.supersede_older(points, kept, parting)
+            points = [((i + 1) * size, entry) for i, entry in enumerate(match.entries) if entry in self._needed_blocks]
+            self._order.supersede_older(points, kept_positions, branching_entry)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if a block is kept for no point, or evictable though a point needs it. For tests and
-        debug runs.
-        """
-        assert set(self._order) == self._needed.keys(), "a point is in no order, or one that is gone"
-        assert not any(point.forgotten for point in self._needed), "a point of an entry that is gone"
+        """Raise AssertionError if a block is kept for no point, or evictable though needed. For tests and debugging."""
+        assert set(self._order) == self._needed_blocks.keys(), "a point is in no order, or one that is gone"
+        assert not any(point.is_removed for point in self._needed_blocks), "a point of an entry that is gone"
         for group, pool in enumerate(self._pools):
             counts: dict[PrefixEntry, int] = {}
-            for needed in self._needed.values():
-                for g, entry in needed:
+            for needed_blocks in self._needed_blocks.values():
+                for g, entry in needed_blocks:
                     if g == group:
                         counts[entry] = counts.get(entry, 0) + 1
             assert counts == dict(pool.points), f"group {group}: points and what they need disagree"
-            waits = (*pool.passed.values(), *pool.unused.values())
-            assert not any(entry in counts for entry in waits), f"group {group}: a point may lose a block"
+            evictable_entries = (*pool.passed.values(), *pool.unused.values())
+            assert not any(entry in counts for entry in evictable_entries), f"group {group}: a point may lose a block"
             assert all(entry in counts for entry in pool.needed.values()), f"group {group}: no point needs a block"

@@ -49,9 +49,7 @@ Salt = str | AdapterSalt | None
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A node in the tree of cached blocks, with the entries that follow it. A node that is no `PrefixEntry` is a root:
-    no block comes before it.
-    """
+    """A node in the tree of cached blocks, with the entries that follow it. One that is no `PrefixEntry` is a root."""
 
     key: Key
     children: OrderedDict[Key, PrefixEntry] = field(default_factory=OrderedDict, kw_only=True)
@@ -73,7 +71,7 @@ class PrefixEntry(PrefixNode):
     """The groups, or `STATE`, whose piece of this entry is on disk."""
     transient: bool = field(default=False, kw_only=True)
     """Whether only transient sequences have used it: see `KVCache.allocate_for`."""
-    forgotten: bool = field(default=False, kw_only=True)
+    is_removed: bool = field(default=False, kw_only=True)
     """Whether the entry has been removed. A sequence may still continue from it."""
 
 
@@ -99,9 +97,9 @@ class PrefixMatch:
         """Return how many tokens match."""
         return len(self.entries) * block_size + self.partial_tokens
 
-    def entry_at(self, place: int) -> PrefixEntry:
+    def entry_at(self, index: int) -> PrefixEntry:
         """Return the entry of the block at an index. The partial block comes last."""
-        entry = self.entries[place] if place < len(self.entries) else self.partial
+        entry = self.entries[index] if index < len(self.entries) else self.partial
         assert entry is not None
         return entry
 
@@ -117,20 +115,18 @@ def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
 
 
 class PrefixCache:
-    """The prefix cache: all entries by key. Tests may pass another `hashing`."""
+    """The prefix cache: all entries by key. Tests may pass another `hash_function`."""
 
-    def __init__(self, block_size: int, hashing: Callable[[Key, Sequence[int]], Key] = chain_hash) -> None:
+    def __init__(self, block_size: int, hash_function: Callable[[Key, Sequence[int]], Key] = chain_hash) -> None:
         self.block_size = block_size
-        self._hash = hashing
+        self._hash = hash_function
         self._entries: dict[Key, PrefixEntry] = {}
         self._roots: WeakValueDictionary[Salt, PrefixNode] = WeakValueDictionary()
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
     def root(self, salt: Salt = None) -> PrefixNode:
-        """Return the root node of the texts under a salt. It lives as long as a cached block or a sequence follows
-        it.
-        """
+        """Return the root node of the texts under a salt. It lives as long as a cached block or sequence follows it."""
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = PrefixNode(self._root_key(salt))
@@ -155,9 +151,7 @@ class PrefixCache:
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> PrefixMatch:
-        """Return the longest cached prefix of `tokens` under `salt`, at most `max_tokens` tokens. `keys` are
-        `keys(tokens, salt)`.
-        """
+        """Return the longest cached prefix of `tokens`, up to `max_tokens` long. `keys` are `keys(tokens, salt)`."""
         entries: list[PrefixEntry] = []
         last = root = self.root(salt)
         for index, key in enumerate(keys[: max_tokens // self.block_size]):
@@ -202,7 +196,7 @@ class PrefixCache:
 
     def remove(self, entry: PrefixEntry) -> None:
         """Remove an entry. The blocks after it can no longer be found, and are evicted in their turn."""
-        entry.forgotten = True
+        entry.is_removed = True
         del self._entries[entry.key]
         entry.parent.children.pop(entry.key, None)
 
@@ -213,13 +207,11 @@ class PrefixCache:
             entry.blocks = tuple(GONE if block == GONE else new[block] for block, new in pairs)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the index and the tree disagree, or if a key does not belong to its tokens. For
-        tests and debug runs.
-        """
+        """Raise AssertionError if index and tree disagree, or a key is not of its tokens. For tests and debug runs."""
         roots = set(self._roots.values())
         for key, entry in self._entries.items():
-            right = self._hash(entry.parent.key, entry.tokens)
-            assert entry.key == key == right, "an entry is under a key that is not its own"
+            expected_key = self._hash(entry.parent.key, entry.tokens)
+            assert entry.key == key == expected_key, "an entry is under a key that is not its own"
             assert entry.parent.children.get(key) is entry, "an entry is not among its parent's successors"
             assert isinstance(entry.parent, PrefixEntry) or entry.parent in roots, "an entry's root is not its salt's"
             assert len(entry.tokens) <= self.block_size, "an entry has more tokens than a block"
@@ -244,22 +236,20 @@ def predecessor(node: PrefixNode, steps: int) -> PrefixNode:
 
 
 def _best_partial_match(parent: PrefixNode, rest: Sequence[int]) -> tuple[PrefixEntry | None, int]:
-    """Return the entry after `parent` that has most tokens in common with `rest`, the newest of equals, and how many
-    tokens that is.
-    """
-    best, longest = None, 0
+    """Return the entry after `parent` with most tokens in common with `rest`, the newest of equals, and how many."""
+    best_entry, best_length = None, 0
     for index, entry in enumerate(reversed(parent.children.values())):
-        if index == _MAX_COMPARED_CHILDREN or longest == len(rest):
+        if index == _MAX_COMPARED_CHILDREN or best_length == len(rest):
             break
         common = common_prefix_length(entry.tokens, rest)
-        if common > longest:
-            best, longest = entry, common
-    return best, longest
+        if common > best_length:
+            best_entry, best_length = entry, common
+    return best_entry, best_length
 
 
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common beginning of two sequences."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return index
-    return min(len(one), len(other))
+    return min(len(first), len(second))

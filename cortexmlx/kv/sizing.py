@@ -60,9 +60,7 @@ def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -
 
 
 def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | None = None) -> int:
-    """Return the bytes of one sequence of `tokens` tokens. A windowed layer keeps at most its window, a recurrent one
-    its fixed state.
-    """
+    """Return a sequence's bytes. A windowed layer keeps at most its window's tokens, a recurrent one a fixed state."""
     return row_state_bytes(groups := tuple(groups)) + sum(
         _group_token_bytes(group, itemsize) * (tokens if group.spec.window is None else min(tokens, group.spec.window))
         for group in groups
@@ -75,9 +73,7 @@ def row_state_bytes(groups: Iterable[LayerGroup]) -> int:
 
 
 def step_state_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
-    """Return the bytes of the recurrent states of `rows` rows during a step: those after the last step, and those that
-    the step computes.
-    """
+    """Return the bytes of the recurrent states of `rows` rows during a step: those before it and those it computes."""
     return 2 * rows * row_state_bytes(groups)
 
 
@@ -100,15 +96,13 @@ def _wanted_snapshots(rows: int) -> int:
 
 
 def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
-    """Return the length of the longest single sequence that fits into `available` bytes. None if length costs nothing
-    beyond the windows.
-    """
+    """Return the longest sequence's length in `available` bytes; None if length costs nothing beyond the windows."""
     groups = tuple(groups)
-    growing = bytes_per_token((g for g in groups if g.spec.window is None), itemsize)
+    growing_bytes = bytes_per_token((g for g in groups if g.spec.window is None), itemsize)
     widest = max((g.spec.window for g in groups if g.spec.window is not None), default=0)
-    beyond = available - sequence_bytes(groups, widest, itemsize)
-    if beyond >= 0:
-        return widest + beyond // growing if growing else None
+    remaining_bytes = available - sequence_bytes(groups, widest, itemsize)
+    if remaining_bytes >= 0:
+        return widest + remaining_bytes // growing_bytes if growing_bytes else None
     low, high = 0, widest
     while high - low > 1:
         middle = (low + high) // 2
@@ -137,9 +131,9 @@ def max_long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
     groups = tuple(groups)
     if any(group.spec.window is not None for group in groups):
         return 0
-    copied = 2 * (LONG_TAIL_COLUMNS - TAIL_COLUMNS) * bytes_per_token(groups)
-    saved = weights // TAIL_COLUMNS - weights // LONG_TAIL_COLUMNS
-    return min(LONG_TAIL_ROWS, saved // copied) if copied else 0
+    copied_bytes = 2 * (LONG_TAIL_COLUMNS - TAIL_COLUMNS) * bytes_per_token(groups)
+    saved_bytes = weights // TAIL_COLUMNS - weights // LONG_TAIL_COLUMNS
+    return min(LONG_TAIL_ROWS, saved_bytes // copied_bytes) if copied_bytes else 0
 
 
 def _group_token_bytes(group: LayerGroup, itemsize: int | None) -> int:
@@ -160,13 +154,13 @@ def reserved_bytes(
     tokens, not in a block yet), recurrent states and logits.
     """
     groups = tuple(groups)
-    tail = tail_bytes(groups, rows, long_tail_rows=long_tail_rows)
-    return weights + tail + step_state_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+    tail_size = tail_bytes(groups, rows, long_tail_rows=long_tail_rows)
+    return weights + tail_size + step_state_bytes(groups, rows) + logits_bytes(rows, vocab_size)
 
 
-def initial_blocks(most: int, block_size: int) -> int:
-    """Return how many blocks of a group the arena begins with, if it may have `most`."""
-    return min(most, -(-_INITIAL_TOKENS // block_size))
+def initial_blocks(max_blocks: int, block_size: int) -> int:
+    """Return how many blocks of a group the arena begins with, if it may have `max_blocks`."""
+    return min(max_blocks, -(-_INITIAL_TOKENS // block_size))
 
 
 def max_row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None:
@@ -182,14 +176,12 @@ def max_row_blocks(attention_window: AttentionWindow, block_size: int) -> int | 
 
 
 def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, itemsize: int | None = None) -> int:
-    """Return the bytes of a running row of `tokens` tokens: whole blocks, at most a window's in a windowed group, and
-    its recurrent states.
-    """
-    places = -(-tokens // block_size)
+    """Return a running row's bytes: whole blocks, at most a window's in a windowed group, and its recurrent states."""
+    row_blocks = -(-tokens // block_size)
     return row_state_bytes(groups := tuple(groups)) + sum(
         _group_token_bytes(group, itemsize)
         * block_size
-        * min(places, max_row_blocks(group.spec.attention_window, block_size) or places)
+        * min(row_blocks, max_row_blocks(group.spec.attention_window, block_size) or row_blocks)
         for group in groups
     )
 
@@ -197,11 +189,11 @@ def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, ite
 @dataclass(frozen=True)
 class ArenaDemand:
     """What an arena must serve: `rows` rows in blocks of `block_size` tokens. Their prompts are computed in pieces, at
-    most `piece` tokens a step for all rows together.
+    most `prefill_budget` tokens a step for all rows together.
     """
 
     rows: int
-    piece: int
+    prefill_budget: int
     block_size: int = DEFAULT_BLOCK_SIZE
 
     def max_useful_blocks(self, group: LayerGroup) -> int:
@@ -212,15 +204,19 @@ class ArenaDemand:
         needs only
         the prefix's last window.
         """
-        most = max_row_blocks(group.spec.attention_window, self.block_size)
-        if most is None:
+        window_blocks = max_row_blocks(group.spec.attention_window, self.block_size)
+        if window_blocks is None:
             return _NO_LIMIT
-        return self.rows * (2 * most + 1) - (-self.piece // self.block_size) + self.extra_point_blocks(group)
+        return (
+            self.rows * (2 * window_blocks + 1)
+            - (-self.prefill_budget // self.block_size)
+            + self.extra_point_blocks(group)
+        )
 
     def extra_point_blocks(self, group: LayerGroup) -> int:
         """Return how many of these blocks are for resume points beyond one for each row."""
-        most = max_row_blocks(group.spec.attention_window, self.block_size)
-        return 0 if most is None else max(0, MIN_RESUME_POINTS - self.rows) * most
+        window_blocks = max_row_blocks(group.spec.attention_window, self.block_size)
+        return 0 if window_blocks is None else max(0, MIN_RESUME_POINTS - self.rows) * window_blocks
 
 
 def default_kv_tokens(context: int, max_rows: int) -> int:
@@ -233,22 +229,22 @@ def default_kv_bytes(
     load: ArenaDemand,
     context: int,
     working_set: int,
-    reserved: int,
+    occupied_bytes: int,
     itemsize: int | None = None,
 ) -> int:
     """Return the bytes of the default cache: `default_kv_tokens` in whole blocks, less where more blocks are of no
     use, and snapshots of the rows' states. At most half of what the machine has left.
 
-    `working_set` is how many bytes the device recommends to use in all. `reserved` is how many of these weights, tails
-    and logits take. 0 means that nothing is left.
+    `working_set` is how many bytes the device recommends to use in all. `occupied_bytes` is how many of these weights,
+    tails and logits take. 0 means that nothing is left.
     """
-    room = max(working_set - reserved, 0) // 2
+    available_bytes = max(working_set - occupied_bytes, 0) // 2
     blocks = -(-context // load.block_size)  # a row's last block is a whole one
     tokens = default_kv_tokens(blocks * load.block_size, load.rows)
-    kept = sum(
+    block_bytes = sum(
         _group_token_bytes(g, itemsize) * min(tokens, load.max_useful_blocks(g) * load.block_size) for g in groups
     )
-    return min(kept + _wanted_snapshots(load.rows) * row_state_bytes(groups), room)
+    return min(block_bytes + _wanted_snapshots(load.rows) * row_state_bytes(groups), available_bytes)
 
 
 def draft_kv_bytes(
@@ -257,8 +253,8 @@ def draft_kv_bytes(
     """Return a draft model's part of the cache's `memory`: the same share as of a row of `tokens` tokens, so that the
     arenas of both models hold the same rows. The draft model's layers keep `draft`.
     """
-    own, other = sequence_bytes(draft, tokens, itemsize), sequence_bytes(groups, tokens, itemsize)
-    return memory * own // max(1, own + other)
+    draft_size, target_size = sequence_bytes(draft, tokens, itemsize), sequence_bytes(groups, tokens, itemsize)
+    return memory * draft_size // max(1, draft_size + target_size)
 
 
 def blocks_that_fit(
@@ -268,52 +264,50 @@ def blocks_that_fit(
     are of use. The resume points beyond one for each row get at most a quarter of the memory.
     """
     size = [_group_token_bytes(group, itemsize) * load.block_size for group in groups]
-    more = [load.extra_point_blocks(group) for group in groups]
-    wanted, share = sum(map(mul, size, more)), memory // _POINTS_MEMORY_DIVISOR
-    less = [0 if wanted <= share else blocks - blocks * share // wanted for blocks in more]
-    limits = [load.max_useful_blocks(group) - few for group, few in zip(groups, less, strict=True)]
+    extra_blocks = [load.extra_point_blocks(group) for group in groups]
+    extra_bytes, share = sum(map(mul, size, extra_blocks)), memory // _POINTS_MEMORY_DIVISOR
+    cut_blocks = [0 if extra_bytes <= share else blocks - blocks * share // extra_bytes for blocks in extra_blocks]
+    limits = [load.max_useful_blocks(group) - cut_count for group, cut_count in zip(groups, cut_blocks, strict=True)]
     blocks = list(limits)
-    growing = sorted(range(len(groups)), key=lambda g: limits[g])
-    while growing:
-        each = memory // sum(size[g] for g in growing)
-        if limits[growing[0]] > each:
-            for g in growing:
+    open_groups = sorted(range(len(groups)), key=lambda g: limits[g])
+    while open_groups:
+        each = memory // sum(size[g] for g in open_groups)
+        if limits[open_groups[0]] > each:
+            for g in open_groups:
                 blocks[g] = each
             break
-        memory -= size[g := growing.pop(0)] * limits[g]
+        memory -= size[g := open_groups.pop(0)] * limits[g]
     return tuple(blocks)
 
 
 def sequences_that_fit(groups: Sequence[LayerGroup], blocks: GroupCounts, block_size: int, tokens: int) -> int:
     """Return how many sequences of `tokens` tokens fit at once into an arena of `blocks` blocks of each group."""
-    needed = -(-tokens // block_size)
-    most = [max_row_blocks(group.spec.attention_window, block_size) or needed for group in groups]
-    return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
+    row_blocks = -(-tokens // block_size)
+    group_blocks = [max_row_blocks(group.spec.attention_window, block_size) or row_blocks for group in groups]
+    return min(count // min(row_blocks, each) for count, each in zip(blocks, group_blocks, strict=True))
 
 
-def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "this machine") -> None:
-    """Raise InvalidRequest if a KV memory of `asked` bytes is more than the machine's `memory`."""
-    if asked > memory:
+def check_kv_memory(kv_memory: int, memory: int, working_set: int, machine: str = "this machine") -> None:
+    """Raise InvalidRequest if a KV memory of `kv_memory` bytes is more than the machine's `memory`."""
+    if kv_memory > memory:
         raise InvalidRequest(
-            f"a KV memory of {format_bytes(asked)} is more than {machine} has: {format_bytes(memory)}, "
+            f"a KV memory of {format_bytes(kv_memory)} is more than {machine} has: {format_bytes(memory)}, "
             f"{format_bytes(working_set)} of it for models. `cortexmlx plan` says what a model leaves of it."
         )
 
 
-def kv_memory_warning(asked: int, left: int, machine: str = "this machine") -> tuple[str, ...]:
-    """Return a note if a KV memory of `asked` bytes is more than the machine has left, else nothing."""
-    if asked <= left:
+def kv_memory_warning(kv_memory: int, available_bytes: int, machine: str = "this machine") -> tuple[str, ...]:
+    """Return a note if a KV memory of `kv_memory` bytes is more than the machine has left, else nothing."""
+    if kv_memory <= available_bytes:
         return ()
     return (
-        f"KV memory may grow to {format_bytes(asked)}, but beside the weights {machine} has {format_bytes(left)} "
-        "for it: a full cache may be refused memory, or make the machine swap",
+        f"KV memory may grow to {format_bytes(kv_memory)}, but beside the weights {machine} has "
+        f"{format_bytes(available_bytes)} for it: a full cache may be refused memory, or make the machine swap",
     )
 
 
 def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: ArenaDemand) -> GroupCounts:
-    """Return how many blocks of each group an arena of `memory` bytes has. Raises InvalidRequest if no block of some
-    group fits.
-    """
+    """Return how many blocks of each group fit in `memory` bytes. Raises InvalidRequest if some group has none."""
     blocks = blocks_that_fit(memory, groups, load)
     if not min(blocks):
         raise InvalidRequest(
@@ -351,12 +345,10 @@ def parse_size(text: str | int) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as text for people, in binary units and with at most three digits after 1000: `144 KiB`, `4 GiB`,
-    `1.25 GiB`, `0 B`.
-    """
+    """Return a size for people, in binary units and about three digits: `144 KiB`, `4 GiB`, `1.25 GiB`, `0 B`."""
     size = float(size)
     exponent = 0 if abs(size) < 1024 else min(int(math.log2(abs(size)) / 10), 4)
-    scaled = size / 1024**exponent
-    digits = 0 if exponent == 0 or abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
-    number = f"{scaled:.{digits}f}"
+    scaled_size = size / 1024**exponent
+    digits = 0 if exponent == 0 or abs(scaled_size) >= 100 else 1 if abs(scaled_size) >= 10 else 2
+    number = f"{scaled_size:.{digits}f}"
     return f"{number.rstrip('0').rstrip('.') if digits else number} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"

@@ -33,9 +33,7 @@ class RowSnapshot:
 
 @dataclass(frozen=True)
 class StateOps:
-    """What a step does with recurrent states, in this order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the
-    step.
-    """
+    """A step's work on recurrent states, in order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the step."""
 
     saves: tuple[RowSnapshot, ...] = ()
     """Snapshots of states that the last steps computed."""
@@ -56,10 +54,10 @@ Home = dict[int, int]
 
 
 class SnapshotRegistry:
-    """Knows all snapshots of recurrent states, at most `most`, and collects what the next step must do with states."""
+    """Knows all snapshots of recurrent states, at most `max_snapshots`, and collects the next step's work on states."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_snapshots: int) -> None:
+        self.max_snapshots = max_snapshots
         self.order: ResumePointOrder[int] = ResumePointOrder()
         self._homes: dict[int, tuple[Home, int]] = {}
         self._count = 0
@@ -77,35 +75,37 @@ class SnapshotRegistry:
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
-    def make(self, home: Home, place: int, spare: bool = False) -> int | None:
-        """Return the number of a new snapshot at `place` of a home; the caller must have the state saved. None if
+    def make(self, home: Home, position: int, spare: bool = False) -> int | None:
+        """Return the number of a new snapshot at `position` of a home; the caller must have the state saved. None if
         there is one already, or if no snapshots are allowed.
 
         A `spare` one begins as superseded, and takes the place of no other than such.
         """
-        if place in home:
+        if position in home:
             if not spare:
-                self.order.mark_used(home[place])
+                self.order.mark_used(home[position])
             return None
-        if not self.most or (spare and len(self._homes) >= self.most and not self.order.is_superseded_next):
+        if not self.max_snapshots or (
+            spare and len(self._homes) >= self.max_snapshots and not self.order.is_superseded_next
+        ):
             return None
-        while len(self._homes) >= self.most:
+        while len(self._homes) >= self.max_snapshots:
             self._drop(next(iter(self.order)))
         self._count += 1
-        home[place] = self._count
-        self._homes[self._count] = (home, place)
+        home[position] = self._count
+        self._homes[self._count] = (home, position)
         self.order.add(self._count, spare)
         return self._count
 
-    def move(self, home: Home, place: int, to: Home, there: int) -> None:
+    def move(self, home: Home, position: int, target: Home, target_position: int) -> None:
         """Move a snapshot to another home. Drop it if that place has a snapshot already."""
-        snapshot = home[place]
-        if there in to:
+        snapshot = home[position]
+        if target_position in target:
             self._drop(snapshot)
             return
-        del home[place]
-        to[there] = snapshot
-        self._homes[snapshot] = (to, there)
+        del home[position]
+        target[target_position] = snapshot
+        self._homes[snapshot] = (target, target_position)
 
     def drop_all(self, home: Home) -> None:
         """Drop all snapshots of a home."""
@@ -113,17 +113,15 @@ class SnapshotRegistry:
             self._drop(snapshot)
 
     def _drop(self, snapshot: int) -> None:
-        home, place = self._homes.pop(snapshot)
+        home, position = self._homes.pop(snapshot)
         self.order.discard(snapshot)
-        del home[place]
+        del home[position]
         self._drops.append(snapshot)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def save_row(self, row: Row, tokens: int, snapshot: int) -> None:
-        """Have the next step save a row's state after its first `tokens` tokens as a new snapshot. The row's last step
-        computed that state.
-        """
+        """Have the next step save a row's state after `tokens` tokens, computed by its last step, as a new snapshot."""
         self._saves.append(RowSnapshot(row, tokens, snapshot))
 
     def begin_row(self, row: Row, tokens: int, snapshot: int) -> None:
@@ -144,21 +142,23 @@ class SnapshotRegistry:
 
         A dropped snapshot is not saved, unless a row begins with it.
         """
-        begun = {begin.snapshot for begin in self._begins}
-        saves = tuple(s for s in self._saves if s.snapshot in self._homes or s.snapshot in begun)
+        begun_snapshots = {row_snapshot.snapshot for row_snapshot in self._begins}
+        saves = tuple(s for s in self._saves if s.snapshot in self._homes or s.snapshot in begun_snapshots)
         cuts = tuple(s for s in cuts if s.snapshot in self._homes)
         ops = StateOps(saves, tuple(self._begins), tuple(self._drops), tuple(self._ends), cuts)
-        for done in (self._saves, self._begins, self._drops, self._ends):
-            done.clear()
+        for op_list in (self._saves, self._begins, self._drops, self._ends):
+            op_list.clear()
         return ops
 
     def check_invariants(self, homes: Sequence[Home]) -> None:
         """Raise AssertionError unless `homes` have exactly the known snapshots, each at its place."""
-        hanging = {snapshot: (id(home), place) for home in homes for place, snapshot in home.items()}
-        known = {snapshot: (id(home), place) for snapshot, (home, place) in self._homes.items()}
-        assert hanging == known, "a snapshot hangs elsewhere than is known"
-        assert sum(map(len, homes)) == len(known) <= self.most, "a snapshot hangs twice, or there are too many"
-        assert set(self.order) == known.keys(), "a snapshot is in no order, or one that is gone"
+        actual_homes = {snapshot: (id(home), position) for home in homes for position, snapshot in home.items()}
+        known_homes = {snapshot: (id(home), place) for snapshot, (home, place) in self._homes.items()}
+        assert actual_homes == known_homes, "a snapshot hangs elsewhere than is known"
+        assert sum(map(len, homes)) == len(known_homes) <= self.max_snapshots, (
+            "a snapshot hangs twice, or there are too many"
+        )
+        assert set(self.order) == known_homes.keys(), "a snapshot is in no order, or one that is gone"
 
 
 # Where a cached text can be continued: before any missing block, and for recurrent layers at a snapshot. And which of
@@ -180,12 +180,12 @@ def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -
     """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
     tokens after the full blocks of the match: at most a block, and at most as many as may come from the cache.
     """
-    found = [
-        (place, e)
+    candidates = [
+        (position, e)
         for e in _children_with_snapshots(match)
-        for place in _snapshot_places(e, common_prefix_length(e.tokens, rest))
+        for position in _snapshot_places(e, common_prefix_length(e.tokens, rest))
     ]
-    for place, partial in sorted(found, key=lambda each: each[0], reverse=True):
+    for place, partial in sorted(candidates, key=lambda each: each[0], reverse=True):
         yield replace(match, partial=partial, partial_tokens=place, snapshot=partial.states[place])
     for index in range(len(match.entries) - 1, -1, -1):
         entry = match.entries[index]
@@ -198,9 +198,7 @@ def cut_at_snapshots(match: PrefixMatch, rest: Sequence[int], block_size: int) -
 
 
 def cut_at_block_snapshots(match: PrefixMatch, block_size: int) -> Iterator[PrefixMatch]:
-    """Yield the parts of a match that end at a snapshot at the end of a block, the longest first, and at last the
-    empty part.
-    """
+    """Yield the parts of a match that end at a snapshot at a block's end, the longest first, the empty part last."""
     for index in range(len(match.entries) - 1, -1, -1):
         snapshot = match.entries[index].states.get(block_size)
         if snapshot is not None:
@@ -221,8 +219,8 @@ def cut_before_missing_blocks(match: PrefixMatch, find_missing: FindMissing, blo
     block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
     """
     tokens = end = match.matched_tokens(block_size)
-    while (gone := find_missing(match, end)) is not None:
-        end = gone * block_size
+    while (missing_index := find_missing(match, end)) is not None:
+        end = missing_index * block_size
     return match if end == tokens else _cut_match(match, end // block_size, None, 0, None)
 
 
@@ -233,9 +231,9 @@ def _cut_match(
     return replace(match, entries=match.entries[:blocks], partial=partial, partial_tokens=tokens, snapshot=snapshot)
 
 
-def _snapshot_places(entry: PrefixEntry, most: int) -> list[int]:
-    """Return after which tokens of its block an entry has snapshots, up to `most`, the last first."""
-    return sorted((place for place in entry.states if place <= most), reverse=True)
+def _snapshot_places(entry: PrefixEntry, max_position: int) -> list[int]:
+    """Return after which tokens of its block an entry has snapshots, up to `max_position`, the last first."""
+    return sorted((position for position in entry.states if position <= max_position), reverse=True)
 
 
 def _children_with_snapshots(match: PrefixMatch) -> Iterator[PrefixEntry]:
@@ -304,22 +302,25 @@ class ResumePointOrder(Generic[ResumePoint]):
         self._pinned.discard(point)
 
     def supersede_older(
-        self, points: Sequence[tuple[int, ResumePoint]], kept: Container[int], shared: ResumePoint | None
+        self,
+        points: Sequence[tuple[int, ResumePoint]],
+        kept_positions: Container[int],
+        branching_point: ResumePoint | None,
     ) -> None:
         """Supersede the older points of a text that continues from the last of them. `points` are all of them in
         order, each with its place.
 
-        The last point stays, and those at the places `kept`, and `shared`, where other texts part from this one. Of the
-        others, those go last that leave the least to compute again: each is twice as far from the end as the one after
-        it, or has a long text before it.
+        The last point stays, and those at the places `kept_positions`, and `branching_point`, where other texts part
+        from this one. Of the others, those go last that leave the least to compute again: each is twice as far from the
+        end as the one after it, or has a long text before it.
         """
         end, spacing = points[-1][0] if points else 0, 0
         for index in range(len(points) - 1, -1, -1):
-            place, point = points[index]
-            before, distance = points[index - 1][0] if index else 0, end - place
-            if not distance or place in kept or point == shared:
+            position, point = points[index]
+            previous_position, distance = points[index - 1][0] if index else 0, end - position
+            if not distance or position in kept_positions or point == branching_point:
                 self.mark_used(point)
-            elif distance >= 2 * spacing or _LATE_POINT_RATIO * (place - before) >= distance:
+            elif distance >= 2 * spacing or _LATE_POINT_RATIO * (position - previous_position) >= distance:
                 self.supersede(point)
                 spacing = distance
             elif point in self._current:
@@ -328,9 +329,7 @@ class ResumePointOrder(Generic[ResumePoint]):
 
 
 def first_branching_entry(match: PrefixMatch, block_size: int) -> PrefixEntry | None:
-    """Return the first block of a match after which several cached texts continue differently; None if there is
-    none.
-    """
+    """Return a match's first block after which several cached texts continue differently; None if there is none."""
     for entry in match.entries:
         if len(entry.children) > 1 and sum(len(e.tokens) == block_size for e in entry.children.values()) > 1:
             return entry
@@ -385,18 +384,18 @@ class SequenceStates:
         """Return the first of the parts at whose end no visible block is missing."""
         return next(part for part in parts if find_missing(part, part.matched_tokens(self._block_size)) is None)
 
-    def begin(self, sequence: SequenceBlocks, match: PrefixMatch | None, taken_over: PrefixEntry | None) -> None:
-        """Begin a sequence, with a match if there is one. `taken_over` is the removed entry whose block the sequence
+    def begin(self, sequence: SequenceBlocks, match: PrefixMatch | None, taken_entry: PrefixEntry | None) -> None:
+        """Begin a sequence, with a match if there is one. `taken_entry` is the removed entry whose block the sequence
         has taken over. Snapshots within the matched tokens move to the sequence.
         """
         if self.snapshots is None or match is None:
             return
         sequence.snapshot = match.snapshot
-        if taken_over is not None:
-            begin = sequence.length - match.partial_tokens
-            for place in [place for place in taken_over.states if place <= match.partial_tokens]:
-                self.snapshots.move(taken_over.states, place, sequence.states, begin + place)
-            self.snapshots.drop_all(taken_over.states)
+        if taken_entry is not None:
+            block_start = sequence.length - match.partial_tokens
+            for position in [place for place in taken_entry.states if place <= match.partial_tokens]:
+                self.snapshots.move(taken_entry.states, position, sequence.states, block_start + position)
+            self.snapshots.drop_all(taken_entry.states)
 
     def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
         """Give a fork the state of `source` at the fork's length."""
@@ -409,11 +408,11 @@ class SequenceStates:
 
     def move_to_entry(self, sequence: SequenceBlocks, entry: PrefixEntry | None, index: int) -> None:
         """Move the snapshots of a sequence's block at `index` to the block's entry, because the block is cached now."""
-        begin = index * self._block_size
+        block_start = index * self._block_size
         if self.snapshots is None or entry is None:
             return
-        for place in [p for p in sequence.states if begin < p <= begin + len(entry.tokens)]:
-            self.snapshots.move(sequence.states, place, entry.states, place - begin)
+        for position in [p for p in sequence.states if block_start < p <= block_start + len(entry.tokens)]:
+            self.snapshots.move(sequence.states, position, entry.states, position - block_start)
 
     def drop(self, states: dict[int, int]) -> None:
         """Drop the snapshots of a sequence or an entry that is removed."""
@@ -425,8 +424,8 @@ class SequenceStates:
         if no snapshot is to be made. `spare` is that of `SnapshotRegistry.make`.
         """
         assert self.snapshots is not None
-        home, place = self._find_home(self._sequences[seq], tokens)
-        return None if home is None else self.snapshots.make(home, place, spare)
+        home, position = self._find_home(self._sequences[seq], tokens)
+        return None if home is None else self.snapshots.make(home, position, spare)
 
     def mark_used(self, seq: int, tokens: int) -> None:
         """Mark the snapshot after a sequence's first `tokens` tokens as the most recently used, if there is one."""
@@ -434,18 +433,24 @@ class SequenceStates:
         if self.snapshots is not None and snapshot is not None:
             self.snapshots.order.mark_used(snapshot)
 
-    def supersede_older(self, match: PrefixMatch, kept: Container[int], parting: PrefixEntry | None) -> None:
+    def supersede_older(
+        self, match: PrefixMatch, kept_positions: Container[int], branching_entry: PrefixEntry | None
+    ) -> None:
         """Reorder the snapshots of a text that continues after a match, so that older ones are given up first."""
         if self.snapshots is None:
             return
         size, points = self._block_size, []
         for index, entry in enumerate(match.entries):
-            points += [(index * size + place, entry.states[place]) for place in sorted(entry.states)]
+            points += [(index * size + position, entry.states[position]) for position in sorted(entry.states)]
         if match.partial is not None:
             states = match.partial.states
-            begin = len(match.entries) * size
-            points += [(begin + place, states[place]) for place in sorted(states) if place <= match.partial_tokens]
-        self.snapshots.order.supersede_older(points, kept, None if parting is None else parting.states.get(size))
+            block_start = len(match.entries) * size
+            points += [
+                (block_start + place, states[place]) for place in sorted(states) if place <= match.partial_tokens
+            ]
+        self.snapshots.order.supersede_older(
+            points, kept_positions, None if branching_entry is None else branching_entry.states.get(size)
+        )
 
     def begin_row(self, row: Row, seq: int) -> None:
         """Give a sequence's row the state of the snapshot that the sequence begins with."""
@@ -453,19 +458,19 @@ class SequenceStates:
         if self.snapshots is not None and sequence.snapshot is not None:
             self.snapshots.begin_row(row, sequence.length, sequence.snapshot)
 
-    def end_row(self, row: Row, seq: int, kept: int) -> None:
-        """End a sequence's row. Its state after `kept` tokens is saved as a snapshot, unless `kept` is 0."""
+    def end_row(self, row: Row, seq: int, kept_tokens: int) -> None:
+        """End a sequence's row. Save its state after `kept_tokens` tokens as a snapshot, unless `kept_tokens` is 0."""
         if self.snapshots is None:
             return
-        snapshot = self.make_snapshot(seq, kept) if kept else None
+        snapshot = self.make_snapshot(seq, kept_tokens) if kept_tokens else None
         if snapshot is not None:
-            self.snapshots.save_row(row, kept, snapshot)
+            self.snapshots.save_row(row, kept_tokens, snapshot)
         self.snapshots.end_row(row)
 
     def _snapshot_at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
         """Return the snapshot after a sequence's first `tokens` tokens; None if there is none."""
-        home, place = self._find_home(sequence, tokens)
-        return None if home is None else home.get(place)
+        home, position = self._find_home(sequence, tokens)
+        return None if home is None else home.get(position)
 
     def _find_home(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
         """Return the home of a snapshot after a sequence's first `tokens` tokens (the `states` of the sequence or of a
@@ -478,12 +483,12 @@ class SequenceStates:
             return sequence.states, tokens
         entry = predecessor(sequence.parent, sequence.registered - 1 - index)
         assert isinstance(entry, PrefixEntry)
-        return None if entry.forgotten else entry.states, tokens - index * self._block_size
+        return None if entry.is_removed else entry.states, tokens - index * self._block_size
 
     def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
         """Raise AssertionError unless every snapshot belongs to an entry or a sequence. For tests and debug runs."""
-        every = [*of_entries, *(sequence.states for sequence in self._sequences.values())]
+        all_homes = [*of_entries, *(sequence.states for sequence in self._sequences.values())]
         if self.snapshots is None:
-            assert not any(every), "snapshots of a model without states"
+            assert not any(all_homes), "snapshots of a model without states"
         else:
-            self.snapshots.check_invariants(every)
+            self.snapshots.check_invariants(all_homes)

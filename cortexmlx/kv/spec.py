@@ -97,9 +97,7 @@ class KVSpec:
         return self.bytes_per_token_with(self.itemsize)
 
     def bytes_per_token_with(self, itemsize: int) -> int:
-        """Return the bytes that the layer keeps for one token if a number (or a scale, or a bias) has `itemsize`
-        bytes.
-        """
+        """Return the bytes that the layer keeps for a token if a number (or scale, or bias) has `itemsize` bytes."""
         widths = ((width, 4 if dtype == "uint32" else itemsize) for width, dtype in self.slab_arrays)
         return self.kv_heads * sum(width * size for width, size in widths)
 
@@ -161,15 +159,13 @@ class AttentionWindow:
     chunked: bool = False
 
     def oldest_visible(self, position: _Position) -> _Position:
-        """Return the position of the oldest token that a query at `position` (0 or more) sees. Elementwise for an
-        array.
-        """
+        """Return the position of the oldest token that a query at `position` (>= 0) sees. Elementwise for an array."""
         if self.tokens is None:
             return position * 0
         if self.chunked:
             return position - position % self.tokens
-        beyond = position - (self.tokens - 1)
-        return beyond * (beyond > 0)
+        oldest = position - (self.tokens - 1)
+        return oldest * (oldest > 0)
 
     def first_visible_block(self, position: int, block_size: int) -> int:
         """Return the index in a row of the first block that a query at `position` sees."""
@@ -201,12 +197,12 @@ def quantize_groups(
     if not specs:
         raise ModelUnsupported(f"kv_bits is {bits}, but no layer keeps keys and values: leave it out")
     size = group_size or next((size for size in GROUP_SIZES if not _indivisible_dims(specs, size)), GROUP_SIZES[-1])
-    if undivided := _indivisible_dims(specs, size):
-        other = next((s for s in GROUP_SIZES if not _indivisible_dims(specs, s)), None)
-        then = "use the model without kv_bits" if other is None else f"choose kv_group_size {other}"
+    if indivisible_sizes := _indivisible_dims(specs, size):
+        other_size = next((s for s in GROUP_SIZES if not _indivisible_dims(specs, s)), None)
+        advice = "use the model without kv_bits" if other_size is None else f"choose kv_group_size {other_size}"
         raise ModelUnsupported(
-            f"keys and values of {' and '.join(map(str, undivided))} numbers cannot be quantized in groups of {size}, "
-            f"which do not divide them: {then}"
+            f"keys and values of {' and '.join(map(str, indivisible_sizes))} numbers cannot be quantized in groups of "
+            f"{size}, which do not divide them: {advice}"
         )
     return tuple(
         replace(group, spec=replace(group.spec, kv_bits=bits, kv_group_size=size)) if group.spec.kv_heads else group
@@ -214,21 +210,17 @@ def quantize_groups(
     )
 
 
-def quantization_error(bits: int, why: str) -> ModelUnsupported:
+def quantization_error(bits: int, reason: str) -> ModelUnsupported:
     """Return the error for `kv_bits` with a model that does not run on the paged arena."""
-    return ModelUnsupported(f"kv_bits is {bits}, which paged attention alone has: leave it out. {why}")
+    return ModelUnsupported(f"kv_bits is {bits}, which paged attention alone has: leave it out. {reason}")
 
 
 def describe_quantization(groups: Sequence[LayerGroup]) -> str:
-    """Return in words how keys and values are quantized, such as "8 bits in groups of 64"; an empty text if they are
-    not.
-    """
+    """Return in words how keys and values are quantized, such as "8 bits in groups of 64"; empty if they are not."""
     spec = next((group.spec for group in groups if group.spec.kv_bits is not None), None)
     return "" if spec is None else f"{spec.kv_bits} bits in groups of {spec.kv_group_size}"
 
 
 def _indivisible_dims(specs: Sequence[KVSpec], size: int) -> list[int]:
-    """Return the key and value sizes that quantization groups of `size` do not divide. If a value is a part of its
-    key, it must end where a group ends, too.
-    """
+    """Return key and value sizes that groups of `size` do not divide. A value within its key must end with a group."""
     return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})

@@ -23,18 +23,18 @@ class BlockCopy:
     target: int
 
 
-def make_copies(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
+def make_copies(block_maps: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
     """Return the copies that bring the blocks of each group to their new numbers."""
     return tuple(
-        BlockCopy(g, old, new) for g, numbers in enumerate(moved) for old, new in numbers.items() if old != new
+        BlockCopy(g, old, new) for g, numbers in enumerate(block_maps) for old, new in numbers.items() if old != new
     )
 
 
 def copy_indices(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArray]:
     """Return the source and target blocks of a group's copies, `[copies]` int32 each."""
     pairs = [(c.source, c.target) for c in copies if c.group == group]
-    both = np.array(pairs, np.int32).reshape(-1, 2)
-    return both[:, 0].copy(), both[:, 1].copy()
+    block_pairs = np.array(pairs, np.int32).reshape(-1, 2)
+    return block_pairs[:, 0].copy(), block_pairs[:, 1].copy()
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,16 @@ def restrict_to_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: i
         raise KVBlockError(f"there are {len(lists)} lists of blocks for {step.rows} rows: give each row one")
     tables = np.full((step.rows, max(map(len, lists), default=0)), null_block, np.int32)
     lengths, runs = np.zeros_like(step.lengths), list(step.runs)
-    for row, (listed, length) in enumerate(zip(lists, step.lengths.tolist(), strict=True)):
-        blocks, count = -(-length // block_size), len(listed)
-        if count and not (listed[0] >= 0 and listed[-1] < blocks and (np.diff(listed) > 0).all()):
+    for row, (block_list, length) in enumerate(zip(lists, step.lengths.tolist(), strict=True)):
+        blocks, count = -(-length // block_size), len(block_list)
+        if count and not (block_list[0] >= 0 and block_list[-1] < blocks and (np.diff(block_list) > 0).all()):
             raise KVBlockError(
-                f"row {row}'s list {np.asarray(listed).tolist()} does not name some of its {blocks} blocks in "
+                f"row {row}'s list {np.asarray(block_list).tolist()} does not name some of its {blocks} blocks in "
                 "ascending order: the kernels take all but the last for full"
             )
-        tables[row, :count] = step.tables[row, listed]
-        unfilled = blocks * block_size - length if count and listed[-1] == blocks - 1 else 0
-        lengths[row] = count * block_size - unfilled
+        tables[row, :count] = step.tables[row, block_list]
+        empty_slots = blocks * block_size - length if count and block_list[-1] == blocks - 1 else 0
+        lengths[row] = count * block_size - empty_slots
         if count < blocks:
             runs[row] = None
     return replace(step, tables=tables, lengths=lengths, runs=tuple(runs), listed=True)

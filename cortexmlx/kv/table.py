@@ -27,9 +27,9 @@ class BlockTable:
         """The index in the sequence after the last block."""
         return self.first + len(self.blocks)
 
-    def block_at(self, place: int) -> int:
+    def block_at(self, index: int) -> int:
         """Return the block at an index of the sequence, `GONE` if it was given up."""
-        return self.blocks[place - self.first] if place >= self.first else GONE
+        return self.blocks[index - self.first] if index >= self.first else GONE
 
     def to_array(self) -> IntArray:
         """Return the blocks, `[blocks]` int32."""
@@ -40,13 +40,13 @@ class BlockTable:
         return not self.blocks or _is_consecutive(self.blocks)
 
     def table_row(self, begin: int, end: int, null: int) -> IntArray:
-        """Return the blocks at the indices `begin .. end`, `[end - begin]` int32, with `null` for blocks that were
-        given up.
-        """
+        """Return the blocks at indices `begin .. end`, `[end - begin]` int32, with `null` for blocks given up."""
         if begin >= self.first:
             return np.array(self.blocks[begin - self.first : end - self.first], np.int32)
-        gone = min(self.first - begin, end - begin)
-        return np.array([null] * gone + self.blocks[begin + gone - self.first : end - self.first], np.int32)
+        removed_count = min(self.first - begin, end - begin)
+        return np.array(
+            [null] * removed_count + self.blocks[begin + removed_count - self.first : end - self.first], np.int32
+        )
 
     def find_run(self, begin: int, end: int) -> KVHandle | None:
         """Return the run that has the blocks at the indices `begin .. end`, or None if there are several runs or no
@@ -55,11 +55,11 @@ class BlockTable:
         The run also covers the indices of blocks that were given up. The blocks there belong to others, and must not be
         read.
         """
-        gone = max(self.first - begin, 0)
-        blocks = self.blocks[begin + gone - self.first : end - self.first]
-        if not blocks or blocks[0] < gone or not _is_consecutive(blocks):
+        removed_count = max(self.first - begin, 0)
+        blocks = self.blocks[begin + removed_count - self.first : end - self.first]
+        if not blocks or blocks[0] < removed_count or not _is_consecutive(blocks):
             return None
-        return KVHandle(blocks[0] - gone, gone + len(blocks))
+        return KVHandle(blocks[0] - removed_count, removed_count + len(blocks))
 
     def slots(self, start: int, count: int, block_size: int, null: int = GONE) -> IntArray:
         """Return the arena slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32.
@@ -78,13 +78,13 @@ class BlockTable:
         del self.blocks[keep:]
         return rest
 
-    def remove_before(self, place: int) -> list[int]:
-        """Remove the blocks before index `place` from the table, and return them."""
-        count = max(place - self.first, 0)
-        passed = self.blocks[:count]
+    def remove_before(self, index: int) -> list[int]:
+        """Remove the blocks before index `index` from the table, and return them."""
+        count = max(index - self.first, 0)
+        removed_blocks = self.blocks[:count]
         del self.blocks[:count]
-        self.first += len(passed)
-        return passed
+        self.first += len(removed_blocks)
+        return removed_blocks
 
 
 class SequenceBlocks:
@@ -103,9 +103,7 @@ class SequenceBlocks:
         """See `KVCache.allocate_for`."""
 
     def blocks_at(self, index: int) -> Blocks:
-        """Return each group's block at an index, which all hold the same tokens. `GONE` stands for a block that was
-        given up.
-        """
+        """Return each group's block at an index; all hold the same tokens. `GONE` stands for a block given up."""
         return tuple(table.block_at(index) for table in self.tables)
 
     def is_single_run(self) -> bool:

@@ -16,19 +16,19 @@ def replace_function(module: str, name: str, replacement: Callable[[Any], Any]) 
     """
     current = getattr(import_module(PACKAGE + module), name)
     original = getattr(current, "replaced", current)
-    made = current
+    patched = current
     if current is original:
-        made = replacement(original)
-        made.replaced = original
+        patched = replacement(original)
+        patched.replaced = original
     for loaded_name, loaded in list(sys.modules.items()):
         if loaded_name.startswith(PACKAGE) and getattr(loaded, name, None) is original:
-            setattr(loaded, name, made)
+            setattr(loaded, name, patched)
 
 
 def replace_method(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
     """Replace the method `name` of a class by `replacement(original)`. Safe to call again."""
     original = getattr(owner, name)
     if not hasattr(original, "replaced"):
-        made = replacement(original)
-        made.replaced = original
-        setattr(owner, name, made)
+        patched = replacement(original)
+        patched.replaced = original
+        setattr(owner, name, patched)

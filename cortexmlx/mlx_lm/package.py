@@ -72,24 +72,24 @@ def import_mlx_lm_utils() -> Any:
     """Import and return `mlx_lm.utils`, which loads model folders. The first call imports transformers. Later calls
     take no lock, so an exception that is thrown at an engine's thread while it loads leaves no lock taken.
     """
-    known = sys.modules.get(f"{_NAME}.utils")
-    if known is not None and not getattr(known.__spec__, "_initializing", False):
-        return known
+    loaded_module = sys.modules.get(f"{_NAME}.utils")
+    if loaded_module is not None and not getattr(loaded_module.__spec__, "_initializing", False):
+        return loaded_module
     enter_mlx_lm()
     with without_side_effects():
         return importlib.import_module(f"{_NAME}.utils")
 
 
 class _ThreadOutput(io.StringIO):
-    """Collects what the thread that made it writes. What other threads write goes to `others`."""
+    """Collects what the thread that made it writes. What other threads write goes to `fallback_stream`."""
 
-    def __init__(self, others: TextIO) -> None:
+    def __init__(self, fallback_stream: TextIO) -> None:
         super().__init__()
-        self._others, self._thread = others, threading.get_ident()
+        self._fallback_stream, self._thread = fallback_stream, threading.get_ident()
 
     def write(self, text: str) -> int:
         """Keep the text, or pass it on if another thread writes it."""
-        return super().write(text) if threading.get_ident() == self._thread else self._others.write(text)
+        return super().write(text) if threading.get_ident() == self._thread else self._fallback_stream.write(text)
 
 
 def missing_package(model_type: str) -> str | None:
@@ -99,14 +99,14 @@ def missing_package(model_type: str) -> str | None:
     name = import_mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:
         return None
-    said = _ThreadOutput(sys.stdout)
+    output = _ThreadOutput(sys.stdout)
     try:
-        with without_side_effects(), redirect_stdout(said):
+        with without_side_effects(), redirect_stdout(output):
             importlib.import_module(f"{_NAME}.models.{name}")
     except ImportError:
         return None  # whoever loads the model will say that there is none
     except SystemExit:
-        return " ".join(said.getvalue().split())
+        return " ".join(output.getvalue().split())
     return None
 
 

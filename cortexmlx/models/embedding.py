@@ -84,15 +84,13 @@ class LogitScore:
 
 
 def read_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the modules that modules.json lists, in order: sentence-transformers' class and its folder. Empty without
-    that file. Raises ModelCorrupt.
-    """
+    """Return the class and folder of modules.json's modules in order; empty without that file. Raises ModelCorrupt."""
     path = folder / MODULES_FILE
     if not path.is_file():
         return []
     try:
-        listed = json.loads(path.read_text("utf-8"))
-        modules = [(str(m["type"]).rpartition(".")[2], _module_folder(folder, str(m.get("path", "")))) for m in listed]
+        entries = json.loads(path.read_text("utf-8"))
+        modules = [(str(m["type"]).rpartition(".")[2], _module_folder(folder, str(m.get("path", "")))) for m in entries]
     except OSError as error:
         raise ModelCorrupt(unreadable_message(path, error)) from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -103,9 +101,7 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def read_logit_score(modules: list[tuple[str, Path]]) -> LogitScore | None:
-    """Return the two tokens of sentence-transformers' LogitScore module; None if the model has no such module. Raises
-    EmbeddingRefused if there is only one token.
-    """
+    """Return the LogitScore module's two tokens; None without the module. Raises EmbeddingRefused if one is missing."""
     if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
         return None
     path = modules[1][1] / "config.json"
@@ -135,9 +131,9 @@ def read_embedding_settings(name: str, folder: Path, config: Mapping[str, Any]) 
     pooling, include_prompt, width = _read_pooling(modules[1][1], config)
     layers: list[EmbeddingLayer] = []
     numbers = width
-    for kind, where in modules[2:]:
+    for kind, module_folder in modules[2:]:
         if kind == "Dense":
-            dense = read_dense(where, numbers)
+            dense = read_dense(module_folder, numbers)
             numbers = dense.weight.shape[0]
             layers.append(dense)
         elif kind == "Normalize":
@@ -149,10 +145,10 @@ def read_embedding_settings(name: str, folder: Path, config: Mapping[str, Any]) 
                 "and Normalize after pooling"
             )
     prompts, default = _read_prompts(folder)
-    longest, lowercase = _read_text_settings(folder)
+    max_tokens, lowercase = _read_text_settings(folder)
     if (window := ignored_window(config)) is not None:  # a longer text would have other vectors
-        longest = min(longest or window, window)
-    return EmbeddingSettings(pooling, include_prompt, width, tuple(layers), prompts, default, longest, lowercase)
+        max_tokens = min(max_tokens or window, window)
+    return EmbeddingSettings(pooling, include_prompt, width, tuple(layers), prompts, default, max_tokens, lowercase)
 
 
 def _no_settings_error(name: str, folder: Path) -> EmbeddingRefused:
@@ -181,21 +177,21 @@ def _module_folder(folder: Path, path: str) -> Path:
 def _read_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, bool, int]:
     """Return the name of the pooling, whether it includes the prompt's tokens, and the width of the pooled vector."""
     path = folder / "config.json"
-    said = read_json_object(path)
-    modes: Any = said.get("pooling_mode")
+    pooling_config = read_json_object(path)
+    modes: Any = pooling_config.get("pooling_mode")
     if modes is None:
-        modes = [mode for flag, mode in _POOLINGS.items() if said.get(flag)]
+        modes = [mode for flag, mode in _POOLINGS.items() if pooling_config.get(flag)]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _SUPPORTED_POOLINGS:
-        named = " and ".join(map(str, modes)) if isinstance(modes, list) and modes else "no pooling"
+        modes_text = " and ".join(map(str, modes)) if isinstance(modes, list) and modes else "no pooling"
         raise EmbeddingRefused(
-            f"{path} asks for {named}, and this version computes one of {', '.join(_SUPPORTED_POOLINGS)}"
+            f"{path} asks for {modes_text}, and this version computes one of {', '.join(_SUPPORTED_POOLINGS)}"
         )
-    width = said.get("embedding_dimension", said.get("word_embedding_dimension"))
+    width = pooling_config.get("embedding_dimension", pooling_config.get("word_embedding_dimension"))
     hidden = None if "text_config" in config else config.get("hidden_size")
     if not isinstance(width, int) or width < 1 or (isinstance(hidden, int) and width != hidden):
         raise ModelCorrupt(f"{path} is for states of {width} numbers, and the model's have {hidden}: take both of one")
-    return modes[0], said.get("include_prompt", True) is not False, width
+    return modes[0], pooling_config.get("include_prompt", True) is not False, width
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
@@ -203,8 +199,12 @@ def _read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
         return {}, None
-    said = read_json_object(path)
-    kind, prompts, default = said.get("model_type"), said.get("prompts") or {}, said.get("default_prompt_name")
+    prompt_config = read_json_object(path)
+    kind, prompts, default = (
+        prompt_config.get("model_type"),
+        prompt_config.get("prompts") or {},
+        prompt_config.get("default_prompt_name"),
+    )
     if kind not in (None, "SentenceTransformer"):
         raise EmbeddingRefused(f"{path} says that the model is a {kind}, and not a SentenceTransformer")
     if not isinstance(prompts, dict) or not all(map(_is_text, (*prompts, *prompts.values()))):
@@ -221,14 +221,14 @@ def _is_text(value: object) -> bool:
 
 def _read_text_settings(folder: Path) -> tuple[int | None, bool]:
     """Return the most tokens that a text may have (None if not stated), and whether texts are lower-cased first."""
-    own, tokenizer = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
-    said = read_json_object(own) if own.is_file() else {}
-    longest = said.get("max_seq_length")
-    if longest is None and tokenizer.is_file():
-        longest = read_json_object(tokenizer).get("model_max_length")
-    lowercase = said.get("do_lower_case") is True
-    if isinstance(longest, int | float) and not isinstance(longest, bool) and 1 <= longest < _UNLIMITED_LENGTH:
-        return int(longest), lowercase
+    config_file, tokenizer_file = folder / "sentence_bert_config.json", folder / "tokenizer_config.json"
+    text_config = read_json_object(config_file) if config_file.is_file() else {}
+    max_length = text_config.get("max_seq_length")
+    if max_length is None and tokenizer_file.is_file():
+        max_length = read_json_object(tokenizer_file).get("model_max_length")
+    lowercase = text_config.get("do_lower_case") is True
+    if isinstance(max_length, int | float) and not isinstance(max_length, bool) and 1 <= max_length < _UNLIMITED_LENGTH:
+        return int(max_length), lowercase
     return None, lowercase
 
 
@@ -294,8 +294,10 @@ def read_dense(folder: Path, width: int) -> Dense:
         raise EmbeddingRefused(f"{folder} changes {source}, and not the whole vector: this version does not compute it")
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise EmbeddingRefused(f"the activation of {folder} is {activation}, and this version computes {known}")
+        activation_names = ", ".join(_ACTIVATIONS)
+        raise EmbeddingRefused(
+            f"the activation of {folder} is {activation}, and this version computes {activation_names}"
+        )
     file = folder / "model.safetensors"
     if not file.is_file():
         raise EmbeddingRefused(
@@ -305,8 +307,8 @@ def read_dense(folder: Path, width: int) -> Dense:
     tensors = _read_tensors(file)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or weight.ndim != 2 or weight.shape[1] != width:
-        found = "none" if weight is None else f"one of shape {weight.shape}"
-        raise ModelCorrupt(f"{file} should have a linear.weight for vectors of {width} numbers, and has {found}")
+        shape_text = "none" if weight is None else f"one of shape {weight.shape}"
+        raise ModelCorrupt(f"{file} should have a linear.weight for vectors of {width} numbers, and has {shape_text}")
     if (bias is None) is bool(config.get("bias", True)) or (bias is not None and bias.shape != weight.shape[:1]):
         raise ModelCorrupt(f"the linear.bias in {file} does not fit its config.json and its linear.weight")
     return Dense(weight, bias, activation)
@@ -351,15 +353,13 @@ class RerankerPrompt:
     no: int
 
     def encode_document(
-        self, encode: Encode, instruction: str, query: str, document: str, most: int
+        self, encode: Encode, instruction: str, query: str, document: str, max_tokens: int
     ) -> tuple[list[int], int]:
-        """Return the tokens of the prompt for one document, and how many its whole prompt would have. The end of the
-        document is cut off beyond `most` tokens.
-        """
-        begin, end = encode(_BEGINNING), encode(_END)
+        """Return the prompt's tokens, the document's end cut to fit `max_tokens`, and how many it would have uncut."""
+        prefix, suffix = encode(_BEGINNING), encode(_END)
         pair = encode(_format_query(instruction, query, f" {document}"))
-        room = max(most - len(begin) - len(end), 0)
-        return [*begin, *pair[:room], *end], len(begin) + len(pair) + len(end)
+        max_pair_tokens = max(max_tokens - len(prefix) - len(suffix), 0)
+        return [*prefix, *pair[:max_pair_tokens], *suffix], len(prefix) + len(pair) + len(suffix)
 
     def encode_shared_prefix(self, encode: Encode, instruction: str, query: str) -> list[int]:
         """Return the tokens with which the prompts for all documents of a query begin."""
@@ -375,9 +375,9 @@ def read_reranker_prompt(name: str, folder: Path, config: Mapping[str, Any], enc
     its name, do not say that it is one, and ModelCorrupt if they cannot be read.
     """
     modules = read_modules(folder) if folder.is_dir() else []
-    said = read_logit_score(modules)
-    named = any(_NAME in part.lower() for part in (name, *folder.parts))
-    if said is None and (not named or modules):
+    logit_score = read_logit_score(modules)
+    has_reranker_name = any(_NAME in part.lower() for part in (name, *folder.parts))
+    if logit_score is None and (not has_reranker_name or modules):
         raise EmbeddingRefused(
             f"{name} cannot judge documents: neither its name nor a LogitScore in its modules.json says that it is a "
             "Qwen3-Reranker, and a score of another model would mean nothing. Take a model such as "
@@ -391,13 +391,13 @@ def read_reranker_prompt(name: str, folder: Path, config: Mapping[str, Any], enc
     check_causal(name, config)
     tags = [encode(tag) for tag in _TAGS]
     if any(len(tokens) != 1 for tokens in tags):
-        missing = ", ".join(tag for tag, tokens in zip(_TAGS, tags, strict=True) if len(tokens) != 1)
-        raise EmbeddingRefused(f"{name} cannot judge documents: its tokenizer has no single token for {missing}")
+        missing_tags = ", ".join(tag for tag, tokens in zip(_TAGS, tags, strict=True) if len(tokens) != 1)
+        raise EmbeddingRefused(f"{name} cannot judge documents: its tokenizer has no single token for {missing_tags}")
     yes, no = tags[2][0], tags[3][0]
-    if said is not None and (said.true_token, said.false_token) != (yes, no):
+    if logit_score is not None and (logit_score.true_token, logit_score.false_token) != (yes, no):
         raise EmbeddingRefused(
-            f"{name} cannot judge documents: its LogitScore compares the tokens {said.true_token} and "
-            f"{said.false_token}, and Qwen3-Reranker {yes} (yes) and {no} (no), so its prompts may differ, too"
+            f"{name} cannot judge documents: its LogitScore compares the tokens {logit_score.true_token} and "
+            f"{logit_score.false_token}, and Qwen3-Reranker {yes} (yes) and {no} (no), so its prompts may differ, too"
         )
     return RerankerPrompt(yes, no)
 
@@ -415,25 +415,27 @@ _ENDINGS = ("ForCausalLM", "Model", "LMHeadModel", "ForConditionalGeneration")
 
 
 def check_causal(name: str, config: Mapping[str, Any]) -> None:
-    """Raise EmbeddingRefused if the model's tokens see later ones, or if it needs code of its own, which is not run.
-    `name` is for the error.
-    """
+    """Raise EmbeddingRefused if the model's tokens see later ones or it needs its own code. `name` is for the error."""
     for part in language_configs(config):
-        said = [f"{key} is {part[key]!r}" for key in ("use_bidirectional_attention", "bidirectional") if part.get(key)]
-        said += ["is_causal is false"] if part.get("is_causal") is False else []
-        said += ["is_decoder is false"] if part.get("is_decoder") is False else []
-        if said:
+        reasons = [
+            f"{key} is {part[key]!r}" for key in ("use_bidirectional_attention", "bidirectional") if part.get(key)
+        ]
+        reasons += ["is_causal is false"] if part.get("is_causal") is False else []
+        reasons += ["is_decoder is false"] if part.get("is_decoder") is False else []
+        if reasons:
             raise EmbeddingRefused(
-                f"{name} cannot be embedded with: its tokens see later ones ({said[0]} in config.json), and this "
+                f"{name} cannot be embedded with: its tokens see later ones ({reasons[0]} in config.json), and this "
                 "engine computes text from left to right. Its vectors would look right and be wrong. Take a model "
                 "such as Qwen3-Embedding"
             )
     code = config.get("auto_map")
-    own = sorted(str(value) for key, value in code.items() if "Model" in str(key)) if isinstance(code, Mapping) else []
-    if own:
+    custom_classes = (
+        sorted(str(value) for key, value in code.items() if "Model" in str(key)) if isinstance(code, Mapping) else []
+    )
+    if custom_classes:
         raise EmbeddingRefused(
-            f"{name} cannot be embedded with: it was made with code of its own ({own[0]}), which is not run and may "
-            "attend in another way. Take a model such as Qwen3-Embedding"
+            f"{name} cannot be embedded with: it was made with code of its own ({custom_classes[0]}), which is not run "
+            "and may attend in another way. Take a model such as Qwen3-Embedding"
         )
     kind, classes = str(config.get("model_type")), config.get("architectures")
     for each in classes if isinstance(classes, list) else ():
@@ -445,11 +447,9 @@ def check_causal(name: str, config: Mapping[str, Any]) -> None:
 
 
 def _is_causal_class(name: str, kind: str) -> bool:
-    """Return whether a class name is that of transformers' causal model of a type, such as Qwen3ForCausalLM of
-    "qwen3".
-    """
-    plain = kind.replace("_", "").replace("-", "").lower()
-    names = {plain, plain.removesuffix("text"), plain + "text"}
+    """Return whether a class name is transformers' causal model of a type, such as Qwen3ForCausalLM of "qwen3"."""
+    plain_kind = kind.replace("_", "").replace("-", "").lower()
+    names = {plain_kind, plain_kind.removesuffix("text"), plain_kind + "text"}
     return any(name.removesuffix(end).lower() in names for end in _ENDINGS if name.endswith(end))
 
 
@@ -488,25 +488,23 @@ def lacks_head(tensors: Collection[str], config: Mapping[str, Any], embeds: bool
     """Return whether an embedding model was saved without the output matrix that its `config` promises. It is loaded
     as if its output matrix were its input matrix, which makes no difference to its states.
     """
-    untied = config.get("tie_word_embeddings") is False
-    return embeds and untied and {name.partition(".")[0] for name in tensors} <= _HEADLESS_PARTS
+    is_untied = config.get("tie_word_embeddings") is False
+    return embeds and is_untied and {name.partition(".")[0] for name in tensors} <= _HEADLESS_PARTS
 
 
 def _add_weight_prefix(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:
-    """Wrap a model class so that it loads weights whose names lack the prefix "model.". Return it with the class of
-    its arguments.
-    """
+    """Wrap a model class to load weights whose names lack the prefix "model.". Return it with its arguments' class."""
 
     def make(args: Any) -> Any:
         model = model_class(args)
-        own = getattr(model, "sanitize", None)
+        class_sanitize = getattr(model, "sanitize", None)
         if not hasattr(model, "model"):
             return model
 
         def sanitize(weights: dict[str, Any]) -> dict[str, Any]:
             del model.sanitize  # the model is as its class makes it from here on
-            named = {key if key.startswith(_HEAD) else _BODY + key: value for key, value in weights.items()}
-            return named if own is None else dict(own(named))
+            prefixed_weights = {key if key.startswith(_HEAD) else _BODY + key: value for key, value in weights.items()}
+            return prefixed_weights if class_sanitize is None else dict(class_sanitize(prefixed_weights))
 
         model.sanitize = sanitize
         return model

@@ -51,8 +51,8 @@ def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tupl
     if not tensors:
         raise _no_weights_error(folder)
     check_layer_count(folder, config, len(tensors))
-    if missing := missing_package(config["model_type"]):
-        raise _missing_package_error(folder, config, missing)
+    if package_message := missing_package(config["model_type"]):
+        raise _missing_package_error(folder, config, package_message)
     eos_ids = read_eos_ids(folder, config)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
@@ -60,12 +60,10 @@ def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tupl
 
 
 def check_folder_config(folder: Path) -> None:
-    """Check config.json alone, before the weights are downloaded. Raises what `load_folder` would raise because of
-    it.
-    """
+    """Check config.json alone, before the weights are downloaded. Raises what `load_folder` would raise for it."""
     config = read_config(folder)
-    if missing := missing_package(config["model_type"]):
-        raise _missing_package_error(folder, config, missing)
+    if package_message := missing_package(config["model_type"]):
+        raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)
     try:
         import_mlx_lm_utils()._get_classes(config)
@@ -73,9 +71,9 @@ def check_folder_config(folder: Path) -> None:
         raise _load_error(folder, config, error) from error
 
 
-def _missing_package_error(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
+def _missing_package_error(folder: Path, config: dict[str, Any], package_message: str) -> ModelUnsupported:
     """Return the error for a model whose class needs a package that is not installed."""
-    return ModelUnsupported(f"{folder} cannot run: mlx-lm says of {config['model_type']!r}: {missing}")
+    return ModelUnsupported(f"{folder} cannot run: mlx-lm says of {config['model_type']!r}: {package_message}")
 
 
 def _check_no_own_code(folder: Path, config: dict[str, Any]) -> None:
@@ -86,14 +84,17 @@ def _check_no_own_code(folder: Path, config: dict[str, Any]) -> None:
 
 def _no_weights_error(folder: Path) -> CortexError:
     """Return the error for a folder without model*.safetensors, with the next step."""
-    others = sorted({path.suffix for path in folder.iterdir()} & {".bin", ".pt", ".pth", ".gguf", ".npz"})
-    if strangers := sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter")):
+    other_suffixes = sorted({path.suffix for path in folder.iterdir()} & {".bin", ".pt", ".pth", ".gguf", ".npz"})
+    if foreign_files := sorted(
+        path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter")
+    ):
         return ModelUnsupported(
-            f"{folder} has weights in {strangers[0]}, but model*.safetensors are read: if mlx-lm made it, rename it."
+            f"{folder} has weights in {foreign_files[0]}, but model*.safetensors are read: if mlx-lm made it, rename "
+            "it."
         )
-    if others:
+    if other_suffixes:
         return ModelUnsupported(
-            f"{folder} has weights in {', '.join(others)} files only; model*.safetensors are read. "
+            f"{folder} has weights in {', '.join(other_suffixes)} files only; model*.safetensors are read. "
             f"Convert it with `mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER`."
         )
     return ModelCorrupt(f"{folder} has a config.json but no weights (model*.safetensors). Download it again.")
@@ -138,36 +139,35 @@ def _build_model(
 
 def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:
     """Return the error for the exception that mlx-lm raised while it loaded the model."""
-    kind, why = config["model_type"], one_line(error)
-    if why.startswith("Model type"):
+    kind, reason = config["model_type"], one_line(error)
+    if reason.startswith("Model type"):
         from mlx_lm._version import __version__ as version
 
         return ModelUnsupported(f"mlx-lm {version} has no architecture {kind!r}, so {folder} cannot run.")
     if quantized := foreign_quantization(config):
         return ModelUnsupported(
-            f"{folder} is quantized as {quantized}, which mlx-lm does not read for {kind!r}: {why}. Take one that "
+            f"{folder} is quantized as {quantized}, which mlx-lm does not read for {kind!r}: {reason}. Take one that "
             "mlx_lm.convert made, or convert its original."
         )
-    if "nsupported" in why:
-        return ModelUnsupported(f"mlx-lm does not load {folder}: {why}")
+    if "nsupported" in reason:
+        return ModelUnsupported(f"mlx-lm does not load {folder}: {reason}")
     if fault := describe_missing_settings(error, kind):
         return ModelCorrupt(f"{folder / 'config.json'} {fault}")
     if isinstance(error, ValueError):
         return ModelCorrupt(
-            f"the weights in {folder} do not fit its config.json: {why}. They may be of two models: download it again."
+            f"the weights in {folder} do not fit its config.json: {reason}. They may be of two models: download it "
+            "again."
         )
     if isinstance(error, KeyError):
         return ModelCorrupt(
-            f"mlx-lm looks for {why} in the config.json or among the weights of {folder}, which {kind!r} needs: one of "
-            "the two is incomplete, or names its parts in a way that mlx-lm does not know."
+            f"mlx-lm looks for {reason} in the config.json or among the weights of {folder}, which {kind!r} needs: one "
+            "of the two is incomplete, or names its parts in a way that mlx-lm does not know."
         )
-    return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {why}")
+    return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {reason}")
 
 
 def _check_weight_types(folder: Path, model: Any) -> None:
-    """Raise ModelUnsupported for an integer matrix whose layer has no scales. It may hold the codes of 8-bit floats,
-    which mlx-lm would take for numbers.
-    """
+    """Raise ModelUnsupported for integer weights without scales: mlx-lm would take 8-bit floats' codes for numbers."""
     import mlx.core as mx
 
     for path, layer in model.named_modules():

@@ -18,9 +18,7 @@ _MOST_LAYERS = 4096
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json, which must have a `model_type`. Raises ModelNotFound if there is no such file, and
-    ModelCorrupt if it is broken.
-    """
+    """Read config.json. Raises ModelNotFound if it is missing, ModelCorrupt if it is broken or lacks `model_type`."""
     path = folder / "config.json"
     try:
         exists = path.is_file()
@@ -49,9 +47,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than there are tensors. To build so many would take
-    minutes, only to fail.
-    """
+    """Raise ModelCorrupt if config.json asks for more layers than tensors. Building them takes minutes, then fails."""
     for name, layers in _stated_layers(config):
         if layers > tensors:
             raise ModelCorrupt(
@@ -61,9 +57,7 @@ def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> 
 
 
 def check_layer_limit(config: Mapping[str, Any]) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than any model has. For a configuration without weights;
-    see `check_layer_count`.
-    """
+    """Raise ModelCorrupt for more layers than any model has. For a config without weights; see `check_layer_count`."""
     for name, layers in _stated_layers(config):
         if layers > _MOST_LAYERS:
             raise ModelCorrupt(f"the configuration asks for {name}={layers}: no model has more than {_MOST_LAYERS}.")
@@ -84,11 +78,11 @@ def read_eos_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     generation = folder / "generation_config.json"
     if generation.is_file():
         sources.append(read_json_object(generation))
-    found: set[int] = set()
+    eos_ids: set[int] = set()
     for source in sources:
         ids = source.get("eos_token_id")
-        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
-    return found
+        eos_ids.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
+    return eos_ids
 
 
 def read_recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -98,11 +92,11 @@ def read_recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str
     of the values recommends nothing. Raises ModelCorrupt if the file cannot be read.
     """
     path = folder / "generation_config.json"
-    stated = read_json_object(path) if path.is_file() else {}
-    found: dict[str, float] = {}
+    generation_config = read_json_object(path) if path.is_file() else {}
+    recommended: dict[str, float] = {}
     unusable = []
     for name in (name for name, number in NUMBERS.items() if number.recommended):
-        value = stated.get(name)
+        value = generation_config.get(name)
         if value is None:
             continue
         try:
@@ -110,19 +104,21 @@ def read_recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str
         except InvalidRequest:
             unusable.append(f"{name} {json.dumps(value)[:40]}")
         else:
-            found[name] = value
+            recommended[name] = value
     notes = (f"generation_config.json: {', '.join(unusable)} cannot be used",) if unusable else ()
-    if stated.get("do_sample") is False:
-        return {name: value for name, value in found.items() if name == "repetition_penalty"} | {
+    if generation_config.get("do_sample") is False:
+        return {name: value for name, value in recommended.items() if name == "repetition_penalty"} | {
             "temperature": 0.0
         }, notes
-    return ({"temperature": 1.0} | found if found or stated.get("do_sample") is True else {}), notes
+    return (
+        {"temperature": 1.0} | recommended if recommended or generation_config.get("do_sample") is True else {}
+    ), notes
 
 
 def note_unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a note if the model was made for images, audio or videos, too. mlx-lm loads only its language part."""
     parts = {"vision_config": "images", "audio_config": "audio", "video_config": "videos"}
-    unread = [what for name, what in parts.items() if isinstance(config.get(name), Mapping)]
+    unread = [input_kind for name, input_kind in parts.items() if isinstance(config.get(name), Mapping)]
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
@@ -131,15 +127,13 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     for source in language_configs(config):
         settings = source.get("quantization_config")
         if "quantization" not in config and isinstance(settings, Mapping):
-            words = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
-            return " ".join(word for word in words if isinstance(word, str)) or "an unnamed way"
+            setting_values = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
+            return " ".join(value for value in setting_values if isinstance(value, str)) or "an unnamed way"
     return None
 
 
 def describe_missing_settings(error: Exception, kind: str) -> str | None:
-    """Return the end of a message that names the settings missing in config.json; None if mlx-lm's `error` means
-    something else.
-    """
+    """Return a message's end naming the settings missing in config.json; None if `error` means something else."""
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None
@@ -154,11 +148,11 @@ def _walk_floats(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, float):
         yield name, value
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _walk_floats(inner, f"{name}.{key}" if name else str(key))
+        for key, item in value.items():
+            yield from _walk_floats(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
-        for inner in value:
-            yield from _walk_floats(inner, name)
+        for item in value:
+            yield from _walk_floats(item, name)
 
 
 # The part of a configuration that describes the language model, and the context length that it states.
@@ -185,9 +179,7 @@ DEFAULT_CONTEXT = 2048
 
 
 def language_configs(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the two parts of a config.json that can describe the language model: its top level, and its `text_config`
-    (empty if there is none).
-    """
+    """Return config.json's parts that can describe the language model: top level and `text_config` (empty if none)."""
     text = config.get("text_config")
     return config, text if isinstance(text, Mapping) else {}
 
@@ -203,14 +195,12 @@ def stated_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def ignored_window(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window in tokens (each token itself included) that transformers applies and mlx-lm's class
-    ignores; None if the two agree.
-    """
+    """Return the window in tokens, own included, that transformers applies but mlx-lm ignores; None if they agree."""
     for source in language_configs(config):
         value = source.get("sliding_window")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            used = source.get("use_sliding_window", source.get("model_type") in _IGNORED_WINDOWS)
-            return value if used is True else None
+            is_used = source.get("use_sliding_window", source.get("model_type") in _IGNORED_WINDOWS)
+            return value if is_used is True else None
     return None
 
 

@@ -52,25 +52,21 @@ def fetch_repo(
     """
     if (folder := cached_folder(repo)) is not None:
         return folder
-    small = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
-    folder = run_in_background(lambda tally: _download_snapshot(repo, small), on_progress)
+    small_patterns = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
+    folder = run_in_background(lambda tally: _download_snapshot(repo, small_patterns), on_progress)
     check(folder)
     return run_in_background(lambda tally: _fetch_weights(repo, folder, tally), on_progress)
 
 
 def fetch_config(repo: str) -> Path:
-    """Return a folder in the hub's cache with at least the config.json of `repo`. Raises ModelNotFound as `fetch_repo`
-    does.
-    """
+    """Return a hub cache folder with at least the config.json of `repo`. Raises ModelNotFound as `fetch_repo` does."""
     return cached_folder(repo) or run_in_background(
         lambda tally: _download_snapshot(repo, ["config.json"]), _ignore_progress
     )
 
 
 def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress) -> Path:
-    """Download the weights into the hub's cache, then the rest of the snapshot. The hub's library finds the weights
-    there.
-    """
+    """Download the weights into the hub's cache, where its library finds them, then the rest of the snapshot."""
     with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
         large = list_large_files(repo, folder.name)
         WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).fetch(large)
@@ -120,8 +116,8 @@ def _hub_failure_error(repo: str, error: Exception) -> ModelNotFound:
     """Return the error for a hub that cannot be reached, or that answers with an error."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    answered = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
-    status = getattr(getattr(answered, "response", None), "status_code", None)
+    response_error = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
+    status = getattr(getattr(response_error, "response", None), "status_code", None)
     if status in (401, 403):
         return ModelNotFound(f"the hub refuses {repo!r} to you ({status}): `hf auth login` with a token that may.")
     if status == 429:
@@ -130,9 +126,9 @@ def _hub_failure_error(repo: str, error: Exception) -> ModelNotFound:
         return DownloadFailed(f"the hub answers {status} for {repo!r}: try again later.")
     network = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
     if network or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        near = suggest_name(repo, cached_repo_names())
+        suggestion = suggest_name(repo, cached_repo_names())
         return ModelNotFound(
-            f"{repo!r} is not on this machine, or not all of it, and the hub cannot be reached.{near} Connect "
+            f"{repo!r} is not on this machine, or not all of it, and the hub cannot be reached.{suggestion} Connect "
             "to the network, or see `cortexmlx models` for what is here."
         )
     return DownloadFailed(f"downloading {repo!r} failed: {one_line(error)}. Try again.")
@@ -186,50 +182,46 @@ def list_large_files(repo: str, commit: str) -> list[LargeFile]:
     """Return the weights files of `repo` at `commit` that the hub stores as large files, the largest first."""
     from huggingface_hub import HfApi
 
-    found = []
+    large_files = []
     for entry in HfApi().list_repo_tree(repo, revision=commit):
         name, lfs = entry.path, getattr(entry, "lfs", None)
         if lfs is not None and name.startswith("model") and name.endswith(".safetensors") and lfs.size <= MOST_BYTES:
-            found.append(LargeFile(name, lfs.size, lfs.sha256))
-    return sorted(found, key=lambda file: -file.size)
+            large_files.append(LargeFile(name, lfs.size, lfs.sha256))
+    return sorted(large_files, key=lambda file: -file.size)
 
 
 class WeightsDownload:
-    """Downloads the weights of one commit into `blobs`, the folder of the hub's cache whose files are named by their
-    SHA-256.
-    """
+    """Downloads one commit's weights into `blobs`, the hub cache's folder whose files are named by their SHA-256."""
 
     def __init__(self, repo: str, commit: str, blobs: Path, tally: DownloadProgress) -> None:
         self._repo, self._commit, self._blobs, self._tally = repo, commit, blobs, tally
 
     def fetch(self, files: Sequence[LargeFile]) -> None:
-        """Download those of `files` that are missing, several at once. Raises DownloadFailed, or an error of the hub's
-        library.
-        """
+        """Download missing `files`, several at once. Raises DownloadFailed, or an error of the hub's library."""
         self._blobs.mkdir(parents=True, exist_ok=True)
         missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
-        for file, received in missing:
-            self._tally.expect_file(file.size, received)
+        for file, received_bytes in missing:
+            self._tally.expect_file(file.size, received_bytes)
         self._check_disk_space(sum(file.size - received for file, received in missing))
-        waiting: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
+        pending_files: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
         for each in missing:
-            waiting.put(each)
-        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+            pending_files.put(each)
+        outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
                 while True:
-                    self._fetch_file(*waiting.get_nowait())
+                    self._fetch_file(*pending_files.get_nowait())
             except queue.Empty:
-                ended.put(None)
+                outcomes.put(None)
             except BaseException as error:
-                ended.put(error)
+                outcomes.put(error)
 
         threads = min(_MOST_THREADS, len(missing))
         for _ in range(threads):
             threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
         for _ in range(threads):
-            if (error := take_next(ended)) is not None:
+            if (error := take_next(outcomes)) is not None:
                 self._tally.stop()
                 raise error
 
@@ -245,27 +237,25 @@ class WeightsDownload:
             return 0
         return size if size <= file.size else 0
 
-    def _check_disk_space(self, needed: int) -> None:
-        """Raise DownloadFailed if fewer than `needed` bytes of the disk are free."""
-        if needed > shutil.disk_usage(self._blobs).free:
-            raise self._disk_full_error(needed)
+    def _check_disk_space(self, needed_bytes: int) -> None:
+        """Raise DownloadFailed if fewer than `needed_bytes` bytes of the disk are free."""
+        if needed_bytes > shutil.disk_usage(self._blobs).free:
+            raise self._disk_full_error(needed_bytes)
 
-    def _disk_full_error(self, needed: int) -> DownloadFailed:
+    def _disk_full_error(self, needed_bytes: int) -> DownloadFailed:
         free = format_bytes(shutil.disk_usage(self._blobs).free)
         return DownloadFailed(
-            f"the disk is too full for {self._repo}: it takes {format_bytes(needed)} more, and {free} are free in "
-            f"{self._blobs}. What has come stays there: free some, or set HF_HOME to a folder on a larger disk, and "
+            f"the disk is too full for {self._repo}: it takes {format_bytes(needed_bytes)} more, and {free} are free "
+            f"in {self._blobs}. What has come stays there: free some, or set HF_HOME to a folder on a larger disk, and "
             "try again."
         )
 
-    def _fetch_file(self, file: LargeFile, counted: int) -> None:
-        """Download one file, check its SHA-256, and move it into place. `counted` bytes of it are in the progress
-        already.
-        """
+    def _fetch_file(self, file: LargeFile, counted_bytes: int) -> None:
+        """Download one file, check its SHA-256, and move it into place. `counted_bytes` are in the progress already."""
         target = self._blobs / file.sha256
         with self._open_partial(file) as stream:
             if target.is_file():  # another process was faster
-                self._tally.add(file.size - counted)
+                self._tally.add(file.size - counted_bytes)
                 self._partial_path(file).unlink(missing_ok=True)
                 return
             try:
@@ -301,65 +291,68 @@ class WeightsDownload:
         if not self._partial_bytes(file):
             stream.truncate(0)
         digest, failures = hashlib.sha256(), 0
-        with self._partial_path(file).open("rb") as written:
-            while data := written.read(_READ_BYTES):
+        with self._partial_path(file).open("rb") as partial_file:
+            while data := partial_file.read(_READ_BYTES):
                 digest.update(data)
                 self._tally.add(0)
-        while (begin := stream.tell()) < file.size:
-            why, wait = "the connection was closed", _FIRST_WAIT_SECONDS * 2**failures
+        while (start := stream.tell()) < file.size:
+            reason, wait = "the connection was closed", _FIRST_WAIT_SECONDS * 2**failures
             try:
-                for data in self._stream_bytes(file, begin):
+                for data in self._stream_bytes(file, start):
                     stream.write(data)
                     digest.update(data)
                     self._tally.add(len(data))
             except Exception as error:
                 if not _is_transient(error):
                     raise
-                why, wait = one_line(error), max(wait, _retry_after(error))
-            failures = 0 if stream.tell() > begin else failures + 1
+                reason, wait = one_line(error), max(wait, _retry_after(error))
+            failures = 0 if stream.tell() > start else failures + 1
             if failures == _TRIES:
                 raise DownloadFailed(
                     f"{file.name} of {self._repo} stopped at {format_bytes(stream.tell())} of "
-                    f"{format_bytes(file.size)}: {why}. What has come stays: try again to go on there."
+                    f"{format_bytes(file.size)}: {reason}. What has come stays: try again to go on there."
                 )
             if stream.tell() < file.size:
                 self._tally.pause(wait)
         return digest.hexdigest()
 
-    def _stream_bytes(self, file: LargeFile, begin: int) -> Iterator[bytes]:
-        """Request a file from byte `begin` on, and yield its bytes as they arrive."""
+    def _stream_bytes(self, file: LargeFile, start: int) -> Iterator[bytes]:
+        """Request a file from byte `start` on, and yield its bytes as they arrive."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
         url = hf_hub_url(self._repo, file.name, revision=self._commit)
         # Count and hash the bytes of the file, not those that a proxy may have compressed.
-        headers = build_hf_headers() | {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
+        headers = build_hf_headers() | {"Range": f"bytes={start}-", "Accept-Encoding": "identity"}
         with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as response:
             if response.status_code >= 400:
                 response.read()
                 hf_raise_for_status(response)
-            whole = response.status_code != 206
-            size = _stated_file_size(response.headers, whole)
+            is_full_response = response.status_code != 206
+            size = _stated_file_size(response.headers, is_full_response)
             if size is not None and size != file.size:
                 raise DownloadFailed(
                     f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
                     "later."
                 )
-            skip, left = begin if whole else 0, file.size - begin  # a server that ignores ranges sends the whole file
+            skip, remaining = (
+                start if is_full_response else 0,
+                file.size - start,
+            )  # a server that ignores ranges sends the whole file
             for data in response.iter_bytes():
                 self._tally.add(0)
-                new = data[skip:][:left]
-                skip, left = max(skip - len(data), 0), left - len(new)
+                new = data[skip:][:remaining]
+                skip, remaining = max(skip - len(data), 0), remaining - len(new)
                 if new:
                     yield new
 
 
-def _stated_file_size(headers: Mapping[str, str], whole: bool) -> int | None:
-    """Return the size of the file as the response's headers state it; None if they do not. `whole`: the response is
-    not a range.
-    """
-    stated = headers.get("Content-Length") if whole else headers.get("Content-Range", "").rpartition("/")[2]
-    return _parse_count(stated)
+def _stated_file_size(headers: Mapping[str, str], is_full_response: bool) -> int | None:
+    """Return the file size that the headers state, or None. `is_full_response`: the response is not a range."""
+    size_text = (
+        headers.get("Content-Length") if is_full_response else headers.get("Content-Range", "").rpartition("/")[2]
+    )
+    return _parse_count(size_text)
 
 
 def _is_same_file(stream: FileIO, path: Path) -> bool:
@@ -379,13 +372,13 @@ def _is_transient(error: Exception) -> bool:
 
 def _retry_after(error: Exception) -> float:
     """Return the seconds that the hub asks to wait before another try; 0 if it asks for none."""
-    stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    return min(float(_parse_count(stated) or 0), _MOST_WAIT_SECONDS)
+    delay_text = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
+    return min(float(_parse_count(delay_text) or 0), _MOST_WAIT_SECONDS)
 
 
-def _parse_count(stated: str | None) -> int | None:
+def _parse_count(text: str | None) -> int | None:
     """Return the whole number that a header states; None if it states none."""
-    return int(stated) if stated and re.fullmatch("[0-9]{1,18}", stated) else None
+    return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
 
 
 # Network work on a background thread, so that Ctrl-C never waits for the network.
@@ -407,9 +400,9 @@ class DownloadProgress:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stop_event = threading.Event()
         self._total = self._done = self._cached = 0
-        self._lately: deque[tuple[float, int]] = deque()
+        self._rate_samples: deque[tuple[float, int]] = deque()
 
     def expect_file(self, size: int, cached: int) -> None:
         """Add a file of `size` bytes to the total. `cached` of them are on this machine already."""
@@ -423,30 +416,30 @@ class DownloadProgress:
         with self._lock:
             self._done += size
             self._cached = min(self._cached, self._done)
-        if self._stopped.is_set():
+        if self._stop_event.is_set():
             raise DownloadStopped
 
     def stop(self) -> None:
         """Make the download's threads end at their next call of `add` or `pause`."""
-        self._stopped.set()
+        self._stop_event.set()
 
     def pause(self, seconds: float) -> None:
         """Wait for `seconds`. Raises DownloadStopped when the download is stopped."""
-        if self._stopped.wait(seconds):
+        if self._stop_event.wait(seconds):
             raise DownloadStopped
 
     def progress(self) -> Progress:
         """Return the progress so far, with the download rate of the last seconds."""
         now = time.monotonic()
         with self._lock:
-            came = self._done - self._cached
+            received = self._done - self._cached
             if not self._total:
                 return Progress("downloading", 0, 0)
-            self._lately.append((now, came))
-            while now - self._lately[0][0] > _RATE_SECONDS:
-                self._lately.popleft()
-            since, before = self._lately[0]
-            rate = max(0.0, (came - before) / (now - since)) if now > since else 0.0
+            self._rate_samples.append((now, received))
+            while now - self._rate_samples[0][0] > _RATE_SECONDS:
+                self._rate_samples.popleft()
+            sample_time, sample_received = self._rate_samples[0]
+            rate = max(0.0, (received - sample_received) / (now - sample_time)) if now > sample_time else 0.0
             return Progress("downloading", self._done, self._total, self._cached, rate)
 
 
@@ -493,9 +486,7 @@ NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", 
 
 
 def cached_folder(repo: str) -> Path | None:
-    """Return the folder of `repo` in the hub's cache if config.json and all weights are there; None otherwise. Does
-    not use the network.
-    """
+    """Return `repo`'s folder in the hub's cache, without network; None unless config.json and all weights are there."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -520,22 +511,22 @@ def cached_repo_names() -> list[str]:
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the known name closest to `name`; empty if none is close. Known are `names` and
-    the models in the folder of `name`.
-    """
-    here = {each.lower(): each for each in (*_models_beside(Path(name)), *names)}
+    """Return ` Did you mean ...?` with the closest of `names` and the models beside `name`; empty if none is close."""
+    names_by_key = {each.lower(): each for each in (*_models_beside(Path(name)), *names)}
     # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
-    here |= {each.lower().rpartition("/")[2]: each for each in here.values() if "/" in each and "/" not in name}
-    close = difflib.get_close_matches(name.lower(), here, n=1, cutoff=0.75)
-    return f" Did you mean {here[close[0]]!r}?" if close and here[close[0]] != name else ""
+    names_by_key |= {
+        each.lower().rpartition("/")[2]: each for each in names_by_key.values() if "/" in each and "/" not in name
+    }
+    close = difflib.get_close_matches(name.lower(), names_by_key, n=1, cutoff=0.75)
+    return f" Did you mean {names_by_key[close[0]]!r}?" if close and names_by_key[close[0]] != name else ""
 
 
 def _models_beside(path: Path) -> list[str]:
     """Return the models in the same folder as `path`, written as `path` is."""
     try:
-        inside = path.expanduser().parent.iterdir()
-        others = [each for each in inside if each.suffix == ".gguf" or (each / "config.json").is_file()]
+        siblings = path.expanduser().parent.iterdir()
+        models = [each for each in siblings if each.suffix == ".gguf" or (each / "config.json").is_file()]
     except (OSError, RuntimeError):
         return []
     prefix = str(path).removesuffix(path.name)
-    return [prefix + each.name for each in others]
+    return [prefix + each.name for each in models]

@@ -31,14 +31,12 @@ class LocalModel:
 
 
 def list_models() -> list[LocalModel]:
-    """Return the models on this machine: the starter model, if it is installed, then the complete ones in the hub's
-    cache, sorted by name.
-    """
-    found: list[LocalModel] = []
+    """Return this machine's models: the starter model if installed, then complete ones in the hub's cache by name."""
+    models: list[LocalModel] = []
     starter = starter_path()
     if starter is not None:
-        found.append(_describe_gguf(STARTER, SourceKind.STARTER, starter))
-    return found + sorted(_list_hub_cache(), key=lambda model: model.name.lower())
+        models.append(_describe_gguf(STARTER, SourceKind.STARTER, starter))
+    return models + sorted(_list_hub_cache(), key=lambda model: model.name.lower())
 
 
 def _list_hub_cache() -> list[LocalModel]:
@@ -88,8 +86,8 @@ def _name_quantization(config: Mapping[str, Any]) -> str:
             return f"{bits}-bit" if mode == "affine" else str(mode)
     if foreign := foreign_quantization(config):
         return foreign
-    stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
-    return next((dtype for dtype in stated if isinstance(dtype, str)), "")
+    dtypes = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
+    return next((dtype for dtype in dtypes if isinstance(dtype, str)), "")
 
 
 def _describe_gguf(name: str, kind: SourceKind, path: Path) -> LocalModel:
@@ -99,9 +97,9 @@ def _describe_gguf(name: str, kind: SourceKind, path: Path) -> LocalModel:
     except CortexError:
         return LocalModel(name, kind, path, stored_bytes(path), "damaged")
     size = sum(stored_bytes(part) for part in header.files)
-    packed: Counter[str] = Counter()
+    bytes_by_type: Counter[str] = Counter()
     for info in header.tensors.values():
-        packed[info.type_name] += info.nbytes
+        bytes_by_type[info.type_name] += info.nbytes
     context = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
-    most = max(packed, key=packed.__getitem__, default="")
-    return LocalModel(name, kind, path, size, most, context if isinstance(context, int) else None)
+    largest_type = max(bytes_by_type, key=bytes_by_type.__getitem__, default="")
+    return LocalModel(name, kind, path, size, largest_type, context if isinstance(context, int) else None)

@@ -37,7 +37,7 @@ def load_model(
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
     on_built: Callable[[Any], None] = lambda model: None,
-    cut: Callable[[Any], object] | None = None,
+    evaluate_part: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
     """Resolve `name` and load the model, on the thread that will run it (MLX's streams belong to threads).
 
@@ -54,8 +54,8 @@ def load_model(
     `on_built(model)` is called with the model of a folder before its weights are read: see `load_folder`. It must not
     raise.
 
-    `cut(model)` leaves a part of a model whose weights have not been read, and evaluates it: see `models/sharding`.
-    Without it, the whole model is evaluated.
+    `evaluate_part(model)` leaves a part of a model whose weights have not been read, and evaluates it: see
+    `models/sharding`. Without it, the whole model is evaluated.
 
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
@@ -66,29 +66,33 @@ def load_model(
     enter_mlx_lm()
     report = on_progress or (lambda progress: None)
     source = resolve_model(name)
-    tuned = None if adapter is None else read_adapter(adapter)
+    loaded_adapter = None if adapter is None else read_adapter(adapter)
     slow_below_float32 = _is_float32_faster()
     float32 = slow_below_float32 or dequantize is True
     path = fetch_model(source, report)
     if weights_hash is not None:
-        weights_hash.begin([*weight_files(path), *([] if tuned is None else [tuned.weights])], f"float32={float32}")
-    model, tokenizer, config, notes = _load_files(path, source.kind, float32, report, on_built, lazy=cut is not None)
+        weights_hash.begin(
+            [*weight_files(path), *([] if loaded_adapter is None else [loaded_adapter.weights])], f"float32={float32}"
+        )
+    model, tokenizer, config, notes = _load_files(
+        path, source.kind, float32, report, on_built, lazy=evaluate_part is not None
+    )
     try:
         report(Progress("loading", 1, LOADING_STEPS))
-        notes += _apply_adapter(model, path, tuned)
+        notes += _apply_adapter(model, path, loaded_adapter)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen_to_float32(model, path, slow_below_float32, dequantize)
-        _evaluate(model, path, cut)
+        _evaluate(model, path, evaluate_part)
         notes += blas.notes() if slow_below_float32 else ()
-        sampling, unusable = find_recommended_sampling(source.kind, path)
-        notes += unusable
+        sampling, sampling_notes = find_recommended_sampling(source.kind, path)
+        notes += sampling_notes
         if weights_hash is not None:
             weights_hash.hold_arrays(model)
         report(Progress("loading", LOADING_STEPS, LOADING_STEPS))
-        described = _make_loaded_model(
-            source.name, path, model, tokenizer, config, notes, None if tuned is None else tuned.path
+        loaded_model = _make_loaded_model(
+            source.name, path, model, tokenizer, config, notes, None if loaded_adapter is None else loaded_adapter.path
         )
-        return replace(described, sampling=sampling)
+        return replace(loaded_model, sampling=sampling)
     except BaseException:
         from cortexmlx.models import weights
 
@@ -109,7 +113,7 @@ def load_without_weights(
     enter_mlx_lm()
     report = on_progress or (lambda progress: None)
     source = resolve_model(name)
-    tuned = None if adapter is None else read_adapter(adapter).path
+    adapter_path = None if adapter is None else read_adapter(adapter).path
     path = fetch_model(source, report)
     if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
         from cortexmlx.models.gguf.load import load_gguf_without_weights
@@ -119,8 +123,8 @@ def load_without_weights(
         from cortexmlx.models.folder import load_folder_without_weights
 
         tokenizer, config, notes = load_folder_without_weights(path)
-    context, assumed = context_length_or_default(config)
-    sampling, unusable = find_recommended_sampling(source.kind, path)
+    context, context_notes = context_length_or_default(config)
+    sampling, sampling_notes = find_recommended_sampling(source.kind, path)
     return LoadedModel(
         model=None,
         tokenizer=tokenizer,
@@ -131,8 +135,8 @@ def load_without_weights(
         weight_bytes=0,
         parameters=0,
         dtype="",
-        notes=(*notes, *(note_unused_adapter(path) if tuned is None else ()), *unusable, *assumed),
-        adapter=tuned,
+        notes=(*notes, *(note_unused_adapter(path) if adapter_path is None else ()), *sampling_notes, *context_notes),
+        adapter=adapter_path,
         sampling=sampling,
     )
 
@@ -158,8 +162,8 @@ def _load_files(
     return load_folder(path, on_built, lazy=lazy)
 
 
-def _evaluate(model: Any, path: Path, cut: Callable[[Any], object] | None) -> None:
-    """Evaluate the model's weights, or have `cut` leave a part of the model and evaluate that.
+def _evaluate(model: Any, path: Path, evaluate_part: Callable[[Any], object] | None) -> None:
+    """Evaluate the model's weights, or have `evaluate_part` leave a part of the model and evaluate that.
 
     MLX's random state is evaluated, too. A model class draws weights when it is built, and the files' weights take
     their place. What is never drawn stays as a chain of keys in memory, 64 KB a model, also after its thread has ended.
@@ -167,13 +171,13 @@ def _evaluate(model: Any, path: Path, cut: Callable[[Any], object] | None) -> No
     import mlx.core as mx
 
     mx.eval(mx.random.state)
-    if cut is None:
+    if evaluate_part is None:
         mx.eval(model.parameters())
         return
     from cortexmlx.models.folder import translate_weight_errors
 
     with translate_weight_errors(path):
-        cut(model)
+        evaluate_part(model)
 
 
 def find_recommended_sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
@@ -208,9 +212,7 @@ def check_model(name: str | Path, report: OnProgress) -> None:
 
 
 def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
-    """Apply the adapter to the model, if there is one. Return a note on it, or on an unused adapter beside the
-    model.
-    """
+    """Apply the adapter, if there is one. Return a note on it, or on an unused adapter beside the model."""
     if adapter is not None:
         from cortexmlx.models.adapters.apply import apply_adapter
 
@@ -220,14 +222,12 @@ def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str
 
 def note_unused_adapter(path: Path) -> tuple[str, ...]:
     """Return a note if an adapter lies in the model's folder, where it is not used."""
-    beside = find_adapter_file(path)
-    return (f"{beside} lies beside the model and is not used: --adapter {path} does",) if beside else ()
+    adapter_file = find_adapter_file(path)
+    return (f"{adapter_file} lies beside the model and is not used: --adapter {path} does",) if adapter_file else ()
 
 
 def is_float32_affordable(parameters: int, memory: int) -> bool:
-    """Return whether float32 weights take less than a quarter of `memory` bytes, and `CORTEXMLX_DEQUANTIZE` does not
-    forbid them.
-    """
+    """Return whether float32 weights take under a quarter of `memory` bytes and `CORTEXMLX_DEQUANTIZE` allows them."""
     return os.environ.get(DEQUANTIZE_SWITCH) != "0" and parameters * 4 < memory / 4
 
 
@@ -240,7 +240,7 @@ def _widen_to_float32(model: Any, path: Path, slow_below_float32: bool, dequanti
 
     if dequantize is None:
         dequantize = slow_below_float32 and is_float32_affordable(weights.parameter_count(model), memory_bytes())
-    packed = weights.weight_bytes(model)
+    packed_size = weights.weight_bytes(model)
     if slow_below_float32 and weights.quantizes_activations(model):
         raise ModelUnsupported(
             "MLX's CPU build does not compute layers that quantize their activations, as config.json asks "
@@ -248,18 +248,21 @@ def _widen_to_float32(model: Any, path: Path, slow_below_float32: bool, dequanti
         )
     if dequantize:
         weights.convert_to_float32(model)
-        grown = weights.weight_bytes(model)
-        if grown == packed:
+        float32_size = weights.weight_bytes(model)
+        if float32_size == packed_size:
             return ()
-        stored = stored_bytes(path)
-        return (f"weights are float32 in memory, for speed: {format_bytes(grown)}, stored in {format_bytes(stored)}",)
+        stored_size = stored_bytes(path)
+        return (
+            f"weights are float32 in memory, for speed: {format_bytes(float32_size)}, stored in "
+            f"{format_bytes(stored_size)}",
+        )
     if not slow_below_float32:
         return ()
-    if what := weights.find_unsupported_on_cpu(model):
+    if unsupported_layers := weights.find_unsupported_on_cpu(model):
         size = format_bytes(weights.parameter_count(model) * 4)
         raise ModelUnsupported(
-            f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size}: "
-            "Engine(..., dequantize=True) does that."
+            f"MLX's CPU build does not compute {unsupported_layers} as they are packed. As float32 the model takes "
+            f"{size}: Engine(..., dequantize=True) does that."
         )
     weights.convert_activations_to_float32(model)
     return ("weights stay quantized, which is slow on a CPU",) if weights.is_quantized(model) else ()
@@ -280,8 +283,8 @@ def _make_loaded_model(
 
     from cortexmlx.models import weights
 
-    context, assumed = context_length_or_default(config)
-    notes += assumed
+    context, context_notes = context_length_or_default(config)
+    notes += context_notes
     floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
     # Norms have the type of the activations. The scales of packed weights may be finer.
     norms = [a for a in floats if a.ndim == 1]

@@ -47,11 +47,11 @@ def redirect_log(library: str) -> Iterator[None]:
         log.log(record.levelno, "%s", " ".join(record.getMessage().split()))
         return False
 
-    printing = [h for h in logging.getLogger(library).handlers if type(h) is logging.StreamHandler]
-    for handler in printing:
+    stream_handlers = [h for h in logging.getLogger(library).handlers if type(h) is logging.StreamHandler]
+    for handler in stream_handlers:
         handler.addFilter(pass_on)
     try:
         yield
     finally:
-        for handler in printing:
+        for handler in stream_handlers:
             handler.removeFilter(pass_on)

@@ -42,9 +42,7 @@ class ResolvedModel:
 
 
 def starter_path() -> Path | None:
-    """Return the starter model's GGUF file in its installed package; None if it is not installed. The package is not
-    imported.
-    """
+    """Return the installed starter model's GGUF file; None if it is not installed. Its package is not imported."""
     spec = importlib.util.find_spec(STARTER_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -71,10 +69,10 @@ def resolve_model(name: str | Path) -> ResolvedModel:
     except OSError as error:
         raise ModelNotFound(f"cannot look at {text!r}: {error.strerror}.") from error
     if text == STARTER:
-        found = starter_path()
-        if found is None:
+        starter = starter_path()
+        if starter is None:
             raise ModelNotFound(f"the starter model is not installed: {STARTER_INSTALL}")
-        return ResolvedModel(text, SourceKind.STARTER, found)
+        return ResolvedModel(text, SourceKind.STARTER, starter)
     if isinstance(name, str) and _HUB_ID.fullmatch(text) and path.suffix.lower() != ".gguf":
         return ResolvedModel(text, SourceKind.HUB, None)
     raise ModelNotFound(

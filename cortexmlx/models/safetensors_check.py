@@ -77,11 +77,11 @@ def _parse_header(file: Path) -> dict[str, Any]:
     """Read and check a file's header, as `read_safetensors_header` returns it. Raises OSError, too."""
     size = file.stat().st_size
     with file.open("rb") as stream:
-        start = stream.read(8)
-        if (start + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
+        length_field = stream.read(8)
+        if (length_field + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
             raise ModelCorrupt(lfs_pointer_message(file))
         stream.seek(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        length = struct.unpack("<Q", length_field)[0] if len(length_field) == 8 else size
         if length > size - 8:
             raise ModelCorrupt(f"{file} is damaged or cut short: it has {size} bytes. Download it again.")
         try:
@@ -90,23 +90,21 @@ def _parse_header(file: Path) -> dict[str, Any]:
             ranges = sorted((*_byte_range(entry), name) for name, entry in header.items())
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
-    needed = 8 + length + max((end for _, end, _ in ranges), default=0)
-    if needed > size:
-        raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed} bytes. Download it again.")
-    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
-        if begin < end:
-            raise ModelCorrupt(f"{file} is damaged: {name} and {other} share bytes. Download it again.")
+    needed_size = 8 + length + max((end for _, end, _ in ranges), default=0)
+    if needed_size > size:
+        raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed_size} bytes. Download it again.")
+    for (_, end, name), (next_start, _, next_name) in itertools.pairwise(ranges):
+        if next_start < end:
+            raise ModelCorrupt(f"{file} is damaged: {name} and {next_name} share bytes. Download it again.")
     return header
 
 
 def _byte_range(entry: Any) -> tuple[int, int]:
-    """Return where a tensor's bytes begin and end. Raises ValueError, KeyError or TypeError if its header entry is not
-    valid.
-    """
-    begin, end = entry["data_offsets"]
-    numbers: tuple[Any, ...] = begin, end, *entry["shape"]
+    """Return where a tensor's bytes begin and end. Raises ValueError, KeyError or TypeError if its entry is invalid."""
+    start, end = entry["data_offsets"]
+    numbers: tuple[Any, ...] = start, end, *entry["shape"]
     if not all(type(number) is int for number in numbers) or not isinstance(entry["dtype"], str):
         raise ValueError("an entry of other types")
-    if not 0 <= begin <= end or not all(0 <= size < _LARGEST_AXIS for size in entry["shape"]):
+    if not 0 <= start <= end or not all(0 <= size < _LARGEST_AXIS for size in entry["shape"]):
         raise ValueError("offsets run backwards, or a size that no tensor has")
-    return begin, end
+    return start, end

@@ -63,30 +63,32 @@ class StandInGroup:
         return self.hosts
 
 
-def choose_cut_mode(model: Any, hosts: int, ways: Sequence[CutMode], name: str) -> CutMode:
-    """Return the first of `ways` by which `model` can be cut for so many hosts. The model is neither evaluated nor
+def choose_cut_mode(model: Any, hosts: int, modes: Sequence[CutMode], name: str) -> CutMode:
+    """Return the first of `modes` by which `model` can be cut for so many hosts. The model is neither evaluated nor
     changed. Raises HostRefused with what forbids it, and the numbers of hosts that would do.
     """
-    why = []
-    for way in ways:
-        obstacle = find_cut_obstacle(model, hosts, way)
+    obstacles = []
+    for mode in modes:
+        obstacle = find_cut_obstacle(model, hosts, mode)
         if obstacle is None:
-            return way
-        why.append(obstacle)
-    fit = possible_host_counts(model, ways)
-    then = f"{_join_numbers(fit)} hosts would do" if fit else "run it on one host"
-    raise HostRefused(f"{name} cannot be cut for {hosts} hosts: {'; '.join(why)}. {then[0].upper()}{then[1:]}.")
+            return mode
+        obstacles.append(obstacle)
+    possible_counts = possible_host_counts(model, modes)
+    advice = f"{_join_numbers(possible_counts)} hosts would do" if possible_counts else "run it on one host"
+    raise HostRefused(
+        f"{name} cannot be cut for {hosts} hosts: {'; '.join(obstacles)}. {advice[0].upper()}{advice[1:]}."
+    )
 
 
-def possible_host_counts(model: Any, ways: Sequence[CutMode] = tuple(CutMode)) -> list[int]:
+def possible_host_counts(model: Any, modes: Sequence[CutMode] = tuple(CutMode)) -> list[int]:
     """Return the numbers of hosts, up to `MOST_HOSTS`, for which the model can be cut in one of these ways."""
     numbers = range(2, MOST_HOSTS + 1)
-    return [hosts for hosts in numbers if any(find_cut_obstacle(model, hosts, way) is None for way in ways)]
+    return [hosts for hosts in numbers if any(find_cut_obstacle(model, hosts, mode) is None for mode in modes)]
 
 
-def find_cut_obstacle(model: Any, hosts: int, way: CutMode) -> str | None:
+def find_cut_obstacle(model: Any, hosts: int, mode: CutMode) -> str | None:
     """Return why the model cannot be cut this way for `hosts` hosts; None if it can be."""
-    return _find_tensor_obstacle(model, hosts) if way is CutMode.TENSOR else _find_pipeline_obstacle(model, hosts)
+    return _find_tensor_obstacle(model, hosts) if mode is CutMode.TENSOR else _find_pipeline_obstacle(model, hosts)
 
 
 def find_pipeline_module(model: Any) -> Any:
@@ -101,18 +103,18 @@ def get_model_type(model: Any) -> str:
 
 def _find_pipeline_obstacle(model: Any, hosts: int) -> str | None:
     """Return why mlx-lm's pipeline cannot divide the layers among `hosts` hosts; None if it can."""
-    part = find_pipeline_module(model)
-    if part is None:
+    pipeline_module = find_pipeline_module(model)
+    if pipeline_module is None:
         return f"mlx-lm has no pipeline for {get_model_type(model)!r}"
-    if len(part.layers) < hosts:
-        return f"a pipeline needs a layer for each host, and there are {len(part.layers)}"
-    twin = _copy_modules(model)
+    if len(pipeline_module.layers) < hosts:
+        return f"a pipeline needs a layer for each host, and there are {len(pipeline_module.layers)}"
+    model_copy = _copy_modules(model)
     try:
-        find_pipeline_module(twin).pipeline(StandInGroup(0, hosts))
+        find_pipeline_module(model_copy).pipeline(StandInGroup(0, hosts))
     except Exception as error:  # mlx-lm raises anything for what cannot be divided
         return f"its layers cannot be divided by {hosts} ({one_line(error)})"
-    gone = len(part.layers) - len(find_pipeline_module(twin).pipeline_layers)
-    if len(make_prompt_cache(twin)) != len(make_prompt_cache(model)) - gone:
+    removed_layers = len(pipeline_module.layers) - len(find_pipeline_module(model_copy).pipeline_layers)
+    if len(make_prompt_cache(model_copy)) != len(make_prompt_cache(model)) - removed_layers:
         return f"mlx-lm's pipeline is not for {get_model_type(model)!r}, whose caches it does not divide"
     return None
 
@@ -121,31 +123,30 @@ def _find_tensor_obstacle(model: Any, hosts: int) -> str | None:
     """Return what the `shard` of the model's class cannot divide by `hosts`; None if it divides everything."""
     if not hasattr(model, "shard"):
         return f"mlx-lm does not cut the tensors of {get_model_type(model)!r}"
-    twin = _copy_modules(model)
-    before = _integer_attributes(twin)
+    model_copy = _copy_modules(model)
+    old_counts = _integer_attributes(model_copy)
     try:
-        twin.shard(StandInGroup(0, hosts))
+        model_copy.shard(StandInGroup(0, hosts))
     except Exception as error:  # mlx-lm and mlx raise anything for what cannot be divided
-        failed: Exception | None = error
+        failure: Exception | None = error
     else:
-        failed = None
-    after = _integer_attributes(twin)
-    uneven = dict.fromkeys(
-        f"{count} {_describe_count(place)}"
-        for place, count in before.items()
-        if not _is_divided(count, after.get(place, count), hosts) or (failed and place[1] in _HEADS and count % hosts)
+        failure = None
+    new_counts = _integer_attributes(model_copy)
+    uneven_counts = dict.fromkeys(
+        f"{count} {_describe_count(attribute)}"
+        for attribute, count in old_counts.items()
+        if not _is_divided(count, new_counts.get(attribute, count), hosts)
+        or (failure and attribute[1] in _HEADS and count % hosts)
     )
-    if uneven:
-        return f"{' and '.join(uneven)} cannot be divided by {hosts}"
-    return None if failed is None else f"its tensors cannot be divided by {hosts} ({one_line(failed)})"
+    if uneven_counts:
+        return f"{' and '.join(uneven_counts)} cannot be divided by {hosts}"
+    return None if failure is None else f"its tensors cannot be divided by {hosts} ({one_line(failure)})"
 
 
-def _is_divided(count: int, now: int, hosts: int) -> bool:
-    """Return whether a count was left alone or divided evenly. Fewer than there are ranks may also become one for
-    each, which the class repeats.
-    """
-    repeated = now == 1 and 0 < count < hosts and hosts % count == 0
-    return now == count or now * hosts == count or repeated
+def _is_divided(count: int, new_count: int, hosts: int) -> bool:
+    """Return whether a count was kept or evenly divided. One below `hosts` may become 1, which the class repeats."""
+    is_repeated = new_count == 1 and 0 < count < hosts and hosts % count == 0
+    return new_count == count or new_count * hosts == count or is_repeated
 
 
 def _copy_modules(model: Any) -> Any:
@@ -163,9 +164,9 @@ def _integer_attributes(model: Any) -> dict[tuple[str, str], int]:
     }
 
 
-def _describe_count(place: tuple[str, str]) -> str:
+def _describe_count(attribute: tuple[str, str]) -> str:
     """Return the name of a count for messages: "attention heads", or the module and its attribute."""
-    path, name = place
+    path, name = attribute
     return _HEADS.get(name) or f"({path.rpartition('.')[2]}.{name})"
 
 
@@ -199,14 +200,14 @@ class LoadedPart:
 def load_part(
     name: str | Path,
     group: Group,
-    ways: Sequence[CutMode] = tuple(CutMode),
+    modes: Sequence[CutMode] = tuple(CutMode),
     *,
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
 ) -> LoadedPart:
-    """Load this rank's part of the model `name`, cut in the first of `ways` that is possible. The other arguments, and
+    """Load this rank's part of the model `name`, cut in the first of `modes` that is possible. The other arguments, and
     what is raised, are those of `load_model`. No rank is asked anything.
 
     A GGUF file is read as a whole before it is cut.
@@ -216,22 +217,22 @@ def load_part(
     """
     if adapter is not None:
         raise HostRefused(f"the adapter {adapter} cannot be cut: fuse it with `mlx_lm.fuse`, and give the fused model")
-    whole: list[tuple[int, int]] = []
+    model_sizes: list[tuple[int, int]] = []
 
     def cut(model: Any) -> None:
-        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))
-        cut_model(model, group=group, ways=ways, name=str(name))
+        model_sizes.append((weights.weight_bytes(model), weights.parameter_count(model)))
+        cut_model(model, group=group, modes=modes, name=str(name))
 
-    loaded = load_model(name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, cut=cut)
-    return LoadedPart(loaded, *whole[0])
+    loaded = load_model(
+        name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, evaluate_part=cut
+    )
+    return LoadedPart(loaded, *model_sizes[0])
 
 
-def cut_model(model: Any, *, group: Group, ways: Sequence[CutMode], name: str) -> None:
-    """Keep only this rank's part of a `model` whose weights are lazy, and evaluate it. A single rank keeps all of
-    it.
-    """
+def cut_model(model: Any, *, group: Group, modes: Sequence[CutMode], name: str) -> None:
+    """Keep only this rank's part of a `model` whose weights are lazy, and evaluate it. A single rank keeps all."""
     if group.size() > 1:
-        if choose_cut_mode(model, group.size(), ways, name) is CutMode.TENSOR:
+        if choose_cut_mode(model, group.size(), modes, name) is CutMode.TENSOR:
             model.shard(group)
         else:
             find_pipeline_module(model).pipeline(group)
@@ -239,15 +240,13 @@ def cut_model(model: Any, *, group: Group, ways: Sequence[CutMode], name: str) -
 
 
 def evaluate_one_by_one(model: Any) -> None:
-    """Evaluate a model's arrays one by one, as copies, so that no array stays in memory because a slice was cut from
-    it.
-    """
-    kept = mx.set_cache_limit(0)
+    """Evaluate a model's arrays one by one, as copies, so that no array stays in memory because of a slice of it."""
+    previous_limit = mx.set_cache_limit(0)
     try:
         for _, module in model.named_modules():
             for name in [name for name, value in module.items() if isinstance(value, mx.array)]:
                 module[name] = mx.contiguous(module[name], allow_col_major=True)
                 mx.eval(module[name])
     finally:
-        mx.set_cache_limit(kept)
+        mx.set_cache_limit(previous_limit)
     mx.eval(model.parameters())

@@ -34,40 +34,42 @@ def convert_to_float32(model: Any) -> None:
 
 def dequantize_layers(model: Any) -> None:
     """Replace the model's quantized layers by plain ones, in place. Nothing is computed yet."""
-    plain = [(path, twin) for path, layer in model.named_modules() if (twin := _make_plain_layer(layer)) is not None]
-    model.update_modules(tree_unflatten(plain))
+    plain_layers = [
+        (path, plain_layer)
+        for path, layer in model.named_modules()
+        if (plain_layer := _make_plain_layer(layer)) is not None
+    ]
+    model.update_modules(tree_unflatten(plain_layers))
 
 
 def convert_activations_to_float32(model: Any) -> None:
-    """Make every floating parameter float32, in place, so that activations are float32 too. Packed weights stay
-    packed. Nothing is computed yet.
-    """
+    """Make all floating parameters, and so the activations, float32: in place, lazily. Packed weights stay packed."""
     model.set_dtype(mx.float32)
 
 
 def _make_plain_layer(layer: Any) -> Any:
     """Return a plain layer with the values of a packed layer; None for a layer that is not packed."""
-    plain: Any
+    plain_layer: Any
     if isinstance(layer, BitLinear):
         return _dequantize_bitlinear(layer)
     if isinstance(layer, nn.QuantizedLinear):
-        plain = nn.Linear(1, 1, bias="bias" in layer)
+        plain_layer = nn.Linear(1, 1, bias="bias" in layer)
     elif isinstance(layer, nn.QuantizedEmbedding):
-        plain = nn.Embedding(1, 1)
+        plain_layer = nn.Embedding(1, 1)
     elif isinstance(layer, QuantizedSwitchLinear):
-        plain = SwitchLinear(1, 1, 1, bias="bias" in layer)
+        plain_layer = SwitchLinear(1, 1, 1, bias="bias" in layer)
     elif isinstance(layer, QuantizedMultiLinear):
-        plain = MultiLinear(1, 1, 1)
+        plain_layer = MultiLinear(1, 1, 1)
     else:
         return None
     if "global_scale" in layer:
         parts = zip(layer.weight, layer.scales, layer.global_scale, strict=True)
-        plain.weight = mx.stack([_dequantize_codes(layer, *part) for part in parts])
+        plain_layer.weight = mx.stack([_dequantize_codes(layer, *part) for part in parts])
     else:
-        plain.weight = _dequantize_codes(layer, layer.weight, layer.scales)
+        plain_layer.weight = _dequantize_codes(layer, layer.weight, layer.scales)
     if "bias" in layer:
-        plain.bias = layer.bias
-    return plain
+        plain_layer.bias = layer.bias
+    return plain_layer
 
 
 def _dequantize_codes(layer: Any, codes: mx.array, scales: mx.array, global_scale: mx.array | None = None) -> mx.array:
@@ -93,11 +95,11 @@ def _dequantize_bitlinear(layer: Any) -> Any:
     rows = layer.out_features
     codes = mx.concatenate([(layer.weight >> shift) & 3 for shift in (0, 2, 4, 6)])[:rows]
     scale = layer.weight_scale.astype(mx.float32)
-    plain = nn.Linear(1, 1, bias="bias" in layer)
-    plain.weight = (codes.astype(mx.float32) - 1) * (1 / scale if layer.invert_weight_scales else scale)
+    plain_layer = nn.Linear(1, 1, bias="bias" in layer)
+    plain_layer.weight = (codes.astype(mx.float32) - 1) * (1 / scale if layer.invert_weight_scales else scale)
     if "bias" in layer:
-        plain.bias = layer.bias
-    return plain
+        plain_layer.bias = layer.bias
+    return plain_layer
 
 
 def find_unsupported_on_cpu(model: Any) -> str | None:
@@ -145,7 +147,7 @@ def parameter_count(model: Any) -> int:
     return count
 
 
-def weight_bytes(model: Any, *, widened: bool = False) -> int:
-    """Return the bytes of the model's weights in memory. With `widened`, count every floating number as float32."""
+def weight_bytes(model: Any, *, as_float32: bool = False) -> int:
+    """Return the bytes of the model's weights in memory. With `as_float32`, count every floating number as float32."""
     arrays = [array for _, array in tree_flatten(model.parameters())]
-    return sum(4 * a.size if widened and mx.issubdtype(a.dtype, mx.floating) else a.nbytes for a in arrays)
+    return sum(4 * a.size if as_float32 and mx.issubdtype(a.dtype, mx.floating) else a.nbytes for a in arrays)

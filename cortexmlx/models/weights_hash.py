@@ -26,46 +26,44 @@ class WeightsHash:
     `load_model` calls `begin` and `hold_arrays`. Whoever receives the model calls `check_arrays` before using the
     model. All calls are made on the thread that loads. Only the callback of `when_ready` runs on another thread.
 
-    `kept` opens the hashes that were stored earlier: see `FileHash`.
+    `open_cache` opens the hashes that were stored earlier: see `FileHash`.
     """
 
-    def __init__(self, kept: Callable[[], HashCache | None]) -> None:
-        self._kept = kept
+    def __init__(self, open_cache: Callable[[], HashCache | None]) -> None:
+        self._open_cache = open_cache
         self._files: FileHash | None = None
-        self._how = ""
-        self._held: dict[str, tuple[mx.array, ArrayLocation]] | None = None
+        self._variant = ""
+        self._held_arrays: dict[str, tuple[mx.array, ArrayLocation]] | None = None
 
-    def begin(self, files: Sequence[Path], how: str) -> None:
-        """Begin to hash files that are about to be read. `how` names what else determines the arrays that are made
-        from them.
-        """
-        self._how = how
-        self._files = FileHash(files, self._kept)
+    def begin(self, files: Sequence[Path], variant: str) -> None:
+        """Begin to hash files that are about to be read. `variant` names what else determines the resulting arrays."""
+        self._variant = variant
+        self._files = FileHash(files, self._open_cache)
 
     def hold_arrays(self, model: Any) -> None:
-        """Remember where the model's arrays are in memory. Each array is kept alive, so writing into it makes a new
-        array elsewhere.
-        """
+        """Remember where the model's arrays are. Each is kept alive, so writing into it makes a new array elsewhere."""
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-        self._held = {name: _locate_array(array) for name, array in arrays}
+        self._held_arrays = {name: _locate_array(array) for name, array in arrays}
 
     def check_arrays(self, model: Any) -> None:
         """Drop the hash if the model's arrays are no longer the held ones, and release these. What the engine makes of
         the arrays after loading is the same in every process.
         """
-        held, self._held = self._held, None
+        held_arrays, self._held_arrays = self._held_arrays, None
         arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
-        now = {name: _locate_array(array)[1] for name, array in arrays}
-        if held is None or now != {name: place for name, (_, place) in held.items()}:
+        current_locations = {name: _locate_array(array)[1] for name, array in arrays}
+        if held_arrays is None or current_locations != {name: location for name, (_, location) in held_arrays.items()}:
             self.cancel()
 
     def has_held_arrays(self, model: Any) -> bool:
         """Return whether the model's arrays are still the held ones, or have the same bits. mlx-lm's Gemma 3n clips
         some of its weights in every pass, which makes new arrays.
         """
-        held, arrays = self._held, dict(tree_flatten(model.parameters()))
+        held_arrays, arrays = self._held_arrays, dict(tree_flatten(model.parameters()))
         return (
-            held is not None and held.keys() == arrays.keys() and all(_is_same_array(held[n], arrays[n]) for n in held)
+            held_arrays is not None
+            and held_arrays.keys() == arrays.keys()
+            and all(_is_same_array(held_arrays[n], arrays[n]) for n in held_arrays)
         )
 
     @property
@@ -81,7 +79,7 @@ class WeightsHash:
 
     def value(self) -> str | None:
         """Wait for the hash and return it; None if the files may differ from what is in memory."""
-        return self._format_hash(None if self._files is None or self._held is not None else self._files.digest())
+        return self._format_hash(None if self._files is None or self._held_arrays is not None else self._files.digest())
 
     def when_ready(self, call: Callable[[str | None], None]) -> None:
         """Call `call` with the hash once it is `ready`: now, or later on a hashing thread. The hash is None if the
@@ -92,11 +90,11 @@ class WeightsHash:
 
     def _format_hash(self, digest: bytes | None) -> str | None:
         """Return the hash as a text, with what else determines the arrays; None without a digest."""
-        return None if digest is None else f"files {digest.hex()} {self._how}"
+        return None if digest is None else f"files {digest.hex()} {self._variant}"
 
     def cancel(self) -> None:
         """Stop hashing and release the model's arrays. The hash is None afterwards. Safe to call again."""
-        self._held = None
+        self._held_arrays = None
         if self._files is not None:
             self._files.cancel()
             self._files = None
@@ -114,14 +112,16 @@ def hash_arrays(arrays: Sequence[mx.array]) -> str:
     return hashlib.sha256(b"".join(PieceHash([BytesSource(view) for view in views]).digests())).hexdigest()
 
 
-def _is_same_array(held: tuple[mx.array, ArrayLocation], array: mx.array) -> bool:
+def _is_same_array(held_array: tuple[mx.array, ArrayLocation], array: mx.array) -> bool:
     """Return whether an array is at the held one's location in memory, or has the same bits."""
-    (before, held_location), (now, location) = held, _locate_array(array)
-    return held_location == location or (held_location[:2] == location[:2] and bool(mx.array_equal(before, now)))
+    (old_array, held_location), (new_array, location) = held_array, _locate_array(array)
+    return held_location == location or (
+        held_location[:2] == location[:2] and bool(mx.array_equal(old_array, new_array))
+    )
 
 
 def _locate_array(array: mx.array) -> tuple[mx.array, ArrayLocation]:
     """Return an alias of the array, which keeps it alive, and its location: dtype, shape, strides and address."""
-    words = array.view(_WORDS[array.itemsize])
-    about = np.asarray(words).__array_interface__
-    return words, (str(array.dtype), array.shape, about["strides"], about["data"][0])
+    alias = array.view(_WORDS[array.itemsize])
+    interface = np.asarray(alias).__array_interface__
+    return alias, (str(array.dtype), array.shape, interface["strides"], interface["data"][0])

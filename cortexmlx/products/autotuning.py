@@ -24,12 +24,10 @@ TOGETHER = 8
 
 
 def row_class(shape: ProductShape, rows: int) -> int | None:
-    """Return the class that a number of rows belongs to, as its largest number of rows; None if MLX always computes
-    it.
-    """
+    """Return the class of a number of rows, as its largest number of rows; None if MLX always computes it."""
     if rows < 2:
         return None
-    return next((most for most in _class_limits(shape) if rows <= most), None)
+    return next((row_limit for row_limit in _class_limits(shape) if rows <= row_limit), None)
 
 
 def _class_limits(shape: ProductShape) -> tuple[int, ...]:
@@ -41,55 +39,51 @@ class ProductChoices:
     """The products that our kernel computes, by shape and class of rows. None at first: see `Use`."""
 
     def __init__(self) -> None:
-        self._ours: frozenset[tuple[ProductShape, int | None]] = frozenset()
+        self._kernel_classes: frozenset[tuple[ProductShape, int | None]] = frozenset()
 
     def __call__(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel computes a product."""
-        return (shape, row_class(shape, rows)) in self._ours
+        return (shape, row_class(shape, rows)) in self._kernel_classes
 
-    def set_classes(self, ours: Iterable[tuple[ProductShape, int]]) -> None:
+    def set_classes(self, kernel_classes: Iterable[tuple[ProductShape, int]]) -> None:
         """Let our kernel compute the products of these shapes and classes of rows, and no others."""
-        self._ours = frozenset(ours)
+        self._kernel_classes = frozenset(kernel_classes)
 
 
-def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], TuningJob]:
-    """Return an autotuning job for each product shape of a model and each class of rows up to `max_rows`. MLX's kernel
-    is the default.
-    """
-    found: dict[tuple[ProductShape, int], TuningJob] = {}
-    for shape, modules in served.modules(dtype).items():
-        of_one = modules[:TOGETHER]
-        for most, least in _row_ranges(shape, max_rows):
+def product_jobs(products: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], TuningJob]:
+    """Return an autotuning job per product shape and class of rows up to `max_rows`. MLX's kernel is the default."""
+    jobs: dict[tuple[ProductShape, int], TuningJob] = {}
+    for shape, modules in products.modules(dtype).items():
+        run_modules = modules[:TOGETHER]
+        for row_limit, min_rows in _row_ranges(shape, max_rows):
             candidates = (
-                Candidate(MLX, _make_prepare(shape, of_one, most, None), len(of_one)),
-                Candidate(OURS, _make_prepare(shape, of_one, most, served), len(of_one)),
+                Candidate(MLX, _make_prepare(shape, run_modules, row_limit, None), len(run_modules)),
+                Candidate(OURS, _make_prepare(shape, run_modules, row_limit, products), len(run_modules)),
             )
-            batch = f"{least} to {most} {'rows' if shape.experts is None else 'pairs'}"
-            found[shape, most] = TuningJob(
+            batch = f"{min_rows} to {row_limit} {'rows' if shape.experts is None else 'pairs'}"
+            jobs[shape, row_limit] = TuningJob(
                 f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates
             )
-    return found
+    return jobs
 
 
 def _row_ranges(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
     """Yield the largest and the smallest number of rows of each class of steps, which are timed as one."""
-    least = 2
-    for most in _class_limits(shape):
-        if shape.experts is None and least > max_rows:
+    min_rows = 2
+    for row_limit in _class_limits(shape):
+        if shape.experts is None and min_rows > max_rows:
             return
-        yield most, least
-        least = most + 1
+        yield row_limit, min_rows
+        min_rows = row_limit + 1
 
 
 def _make_prepare(
-    shape: ProductShape, modules: list[nn.Module], rows: int, served: QuantizedProducts | None
+    shape: ProductShape, modules: list[nn.Module], rows: int, products: QuantizedProducts | None
 ) -> Callable[[], Callable[[], object]]:
-    """Return a candidate's `prepare`, for a run of the modules' products by our kernel in `served`, or by MLX if it is
-    None.
-    """
+    """Return a candidate's `prepare`, for a run of the modules' products by our kernel in `products`; None: by MLX."""
 
     def prepare() -> Callable[[], object]:
-        if served is not None and not served.approves(shape, rows):
+        if products is not None and not products.approves(shape, rows):
             raise CannotServe("it does not run here, or disagrees with float64")
         dims = (rows, shape.inputs) if shape.experts is None else (rows, 1, shape.inputs)
         x = mx.random.normal(dims, key=mx.random.key(0)).astype(getattr(mx, shape.dtype))
@@ -97,8 +91,8 @@ def _make_prepare(
         mx.eval(x, experts)
 
         def compute() -> None:
-            if served is not None:
-                mx.eval([served.compute(shape, module, x, experts) for module in modules])
+            if products is not None:
+                mx.eval([products.compute(shape, module, x, experts) for module in modules])
             elif shape.experts is not None:
                 mx.eval([module(x, experts) for module in modules])
             else:

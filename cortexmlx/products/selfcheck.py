@@ -21,10 +21,10 @@ def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> Vari
     def compared() -> float:
         p = make_problem(shape, rows)
         if p.experts is None:
-            got = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
+            output = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
         else:
-            got = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
-        return max_difference(read_output("product", p.shape.threads, got), p.wanted)
+            output = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
+        return max_difference(read_output("product", p.shape.threads, output), p.expected)
 
     return run_check(shape, refusal(shape, rows), compared, judge="the product in float64")
 
@@ -43,7 +43,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """A small product and its exact result: `rows` times `weights`, or those of `experts`, gives `wanted` `[rows or
+    """A small product and its exact result: `rows` times `weights`, or those of `experts`, gives `expected` `[rows or
     pairs, outputs]`.
     """
 
@@ -51,34 +51,36 @@ class ProductProblem:
     rows: mx.array
     weights: QuantizedWeights
     experts: mx.array | None
-    wanted: Float64Array
+    expected: Float64Array
 
 
 def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProblem:
     """Return a small product that tests the kernel for a shape and number of rows: as many slices, which do not all
     have as many groups, and a last threadgroup with a single output. The results are of order 1.
     """
-    small = replace(
+    small_shape = replace(
         shape,
         inputs=(2 * shape.slices - 1) * shape.group,
         outputs=OUTPUTS + 1,
         experts=None if shape.experts is None else max(EXPERTS) + 1,
     )
     random = np.random.default_rng(seed)
-    matrices = [draw_weights(small, random) for _ in range(small.experts or 1)]
-    pairs = EXPERTS if small.experts else ()
-    x = (np.clip(np.rint(16 * random.standard_normal((len(pairs) or rows, small.inputs))), -63, 63) / 16).astype(
+    matrices = [draw_weights(small_shape, random) for _ in range(small_shape.experts or 1)]
+    pairs = EXPERTS if small_shape.experts else ()
+    x = (np.clip(np.rint(16 * random.standard_normal((len(pairs) or rows, small_shape.inputs))), -63, 63) / 16).astype(
         np.float32
     )
-    of_row = pairs or (0,) * rows
-    wanted = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(of_row, x, strict=True)])
-    stacked = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
+    row_experts = pairs or (0,) * rows
+    expected = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(row_experts, x, strict=True)])
+    stacked_arrays = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
     return ProductProblem(
-        small,
-        mx.array(x).astype(getattr(mx, small.dtype)),
-        make_mlx_weights(small, stacked if small.experts else [array[0] for array in stacked]),
+        small_shape,
+        mx.array(x).astype(getattr(mx, small_shape.dtype)),
+        make_mlx_weights(
+            small_shape, stacked_arrays if small_shape.experts else [array[0] for array in stacked_arrays]
+        ),
         mx.array(pairs, mx.uint32) if pairs else None,
-        wanted,
+        expected,
     )
 
 
@@ -113,7 +115,9 @@ def make_mlx_weights(shape: ProductShape, parts: list[npt.NDArray[np.generic]]) 
 
 def _pack(codes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
     """Pack codes into 32-bit words, the first in the lowest bits."""
-    each = 32 // bits
-    shifted = codes.reshape(len(codes), -1, each) << (np.arange(each, dtype=np.uint32) * np.uint32(bits))
-    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(shifted, axis=-1)
+    codes_per_word = 32 // bits
+    shifted_codes = codes.reshape(len(codes), -1, codes_per_word) << (
+        np.arange(codes_per_word, dtype=np.uint32) * np.uint32(bits)
+    )
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(shifted_codes, axis=-1)
     return words

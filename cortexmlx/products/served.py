@@ -41,20 +41,20 @@ class QuantizedProducts:
         self.kernel = ProductKernel(factory)
         self.use = use
         self._approval = KernelApproval(check, serves="products", instead="MLX's own kernels")
-        self._approved: dict[tuple[Any, ...], bool] = {}
-        self._served: dict[tuple[ProductShape, int], bool] = {}
+        self._variant_approved: dict[tuple[Any, ...], bool] = {}
+        self._served_shapes: dict[tuple[ProductShape, int], bool] = {}
         self._modules: list[tuple[nn.Module, type]] = []
         self._in_step = False
 
     def install(self, model: nn.Module) -> int:
         """Make a model's quantized modules use our kernel. Return how many of them it can serve."""
         for _, module in model.named_modules():
-            made = _SERVED.get(type(module))
-            if made is None or (product := _make_product(self, module)) is None:
+            served_class = _SERVED.get(type(module))
+            if served_class is None or (product := _make_product(self, module)) is None:
                 continue
             self._modules.append((module, type(module)))
             module.product = product
-            module.__class__ = made
+            module.__class__ = served_class
         return len(self._modules)
 
     def remove(self) -> None:
@@ -75,11 +75,11 @@ class QuantizedProducts:
 
     def modules(self, dtype: str) -> dict[ProductShape, list[nn.Module]]:
         """Return the installed modules, by their product's shape with rows of `dtype`."""
-        found: dict[ProductShape, list[nn.Module]] = {}
+        modules_by_shape: dict[ProductShape, list[nn.Module]] = {}
         for module, _ in self._modules:
             if (shape := module.product.shape_for(dtype)) is not None:
-                found.setdefault(shape, []).append(module)
-        return found
+                modules_by_shape.setdefault(shape, []).append(module)
+        return modules_by_shape
 
     def compute(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
         """Compute a module's product by our kernel. `experts` has one for each row if the shape has any."""
@@ -93,29 +93,29 @@ class QuantizedProducts:
 
     def reconsider(self) -> None:
         """Forget all checks after a failed step: every variant is checked again at its next use."""
-        self._approved.clear()
-        self._served.clear()
+        self._variant_approved.clear()
+        self._served_shapes.clear()
         self._approval.reconsider()
 
     def serves(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel computes a product now: in a step, chosen and approved."""
         if not self._in_step or not self.use(shape, rows):
             return False
-        served = self._served.get((shape, rows))
-        if served is None:
-            served = self._served[shape, rows] = self.approves(shape, rows)
-        return served
+        is_served = self._served_shapes.get((shape, rows))
+        if is_served is None:
+            is_served = self._served_shapes[shape, rows] = self.approves(shape, rows)
+        return is_served
 
     def approves(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel can compute a product, and its variant agreed with float64 in a check."""
         if refusal(shape, rows) is not None:
             return False
-        held = split_rows(rows) if shape.experts is None else None
-        variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
-        if variant not in self._approved:
+        row_split = split_rows(rows) if shape.experts is None else None
+        variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, row_split)
+        if variant not in self._variant_approved:
             check = lambda: check_product(self.kernel, shape, rows)  # noqa: E731
-            self._approved[variant] = self._approval.is_approved(ProductVariant(shape, rows), None, check)
-        return self._approved[variant]
+            self._variant_approved[variant] = self._approval.is_approved(ProductVariant(shape, rows), None, check)
+        return self._variant_approved[variant]
 
 
 class _ModuleProduct:
@@ -141,8 +141,8 @@ class _ModuleProduct:
         several for each row, as `mx.gather_qmm` does. Return None if MLX computes it.
         """
         shape, batch = self._shapes.get(x.dtype), tuple(x.shape[:-2])
-        fits = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
-        if shape is None or not fits or not self._products.serves(shape, experts.size):
+        shapes_match = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
+        if shape is None or not shapes_match or not self._products.serves(shape, experts.size):
             return None
         product = self._products.kernel.multiply_experts(shape, x, _get_weights(module), experts)
         return product.reshape(*experts.shape, 1, shape.outputs)
@@ -156,8 +156,8 @@ class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> mx.array:
         if (product := self.product.multiply(self, x)) is not None:
             return product + self["bias"] if "bias" in self else product
-        theirs: mx.array = super().__call__(x)
-        return theirs
+        mlx_output: mx.array = super().__call__(x)
+        return mlx_output
 
 
 class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
@@ -169,8 +169,8 @@ class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         """Return the logits of `x`, by our kernel or by MLX."""
         if (product := self.product.multiply(self, x)) is not None:
             return product
-        theirs: mx.array = super().as_linear(x)
-        return theirs
+        mlx_output: mx.array = super().as_linear(x)
+        return mlx_output
 
 
 class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
@@ -181,8 +181,8 @@ class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         if (product := self.product.multiply_experts(self, x, indices)) is not None:
             return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
-        theirs: mx.array = super().__call__(x, indices, sorted_indices)
-        return theirs
+        mlx_output: mx.array = super().__call__(x, indices, sorted_indices)
+        return mlx_output
 
 
 _SERVED: dict[type, type] = {

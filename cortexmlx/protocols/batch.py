@@ -121,40 +121,36 @@ def line_style(data: Mapping[str, Any]) -> LineStyle:
 def read_line(
     data: Mapping[str, Any], style: LineStyle, defaults: RequestDefaults, model: str = ""
 ) -> Request | EmbeddingRequest:
-    """Parse a line's JSON object into a request. `model` is the name of the model that answers. Raises
-    InvalidRequest.
-    """
+    """Parse a line's JSON object into a request. `model` names the model that answers. Raises InvalidRequest."""
     if style is LineStyle.SIMPLE:
         return simple.read(data, defaults)
     _check_envelope(data)
-    named = data["body"].get("model")
-    adapter = _find_adapter(named, model, defaults.adapters)
+    requested_model = data["body"].get("model")
+    adapter = _find_adapter(requested_model, model, defaults.adapters)
     if style is LineStyle.EMBEDDINGS:
         if adapter is not None:
-            raise embeddings.unsupported_adapter_error(str(named))
+            raise embeddings.unsupported_adapter_error(str(requested_model))
         return embeddings.read(data["body"])
     return replace(PROTOCOLS[style].read(data["body"], defaults), adapter=adapter)
 
 
-def _find_adapter(named: object, model: str, known: Collection[str]) -> str | None:
+def _find_adapter(requested_model: object, model: str, adapter_names: Collection[str]) -> str | None:
     """Return the LoRA adapter that the body's `model` names: `model:adapter`, with any name of the model, or the
     adapter's own name; None: it names none. Raises InvalidRequest if `model` has no such adapter.
     """
-    if not isinstance(named, str) or named == model:
+    if not isinstance(requested_model, str) or requested_model == model:
         return None
-    own = named.removeprefix(f"{model}:") if model else named  # both may have colons, too
-    for name in (own, named):
-        if name in known:
+    adapter_name = requested_model.removeprefix(f"{model}:") if model else requested_model  # both may have colons, too
+    for name in (adapter_name, requested_model):
+        if name in adapter_names:
             return name
-    if own != named:
-        raise unknown_adapter_error(own, known, "model")
-    return max((name for name in known if named.endswith(f":{name}")), key=len, default=None)
+    if adapter_name != requested_model:
+        raise unknown_adapter_error(adapter_name, adapter_names, "model")
+    return max((name for name in adapter_names if requested_model.endswith(f":{name}")), key=len, default=None)
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest unless `method` and `url` are valid, `body` is an object, and there are no unknown fields
-    around it.
-    """
+    """Raise InvalidRequest unless `method` and `url` are valid, `body` is an object, and fields beside it are known."""
     reject_unknown_fields(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r:.80}, but must be 'POST'", field="method")
@@ -182,10 +178,10 @@ class RecordBuilder:
         body = PROTOCOLS[item.style].write(item.request, answers, self._info(str(item.line)))
         return {"id": item.id, **body} if item.style is LineStyle.SIMPLE else self._success_record(item, body)
 
-    def embedding_record(self, item: BatchRequest, made: Embeddings) -> Body:
+    def embedding_record(self, item: BatchRequest, result: Embeddings) -> Body:
         """Return the record of a request for embeddings."""
         assert isinstance(item.request, EmbeddingRequest)
-        return self._success_record(item, embeddings.write(item.request, made, self._model, repeatable=True))
+        return self._success_record(item, embeddings.write(item.request, result, self._model, repeatable=True))
 
     @staticmethod
     def _success_record(item: BatchRequest, body: Body) -> Body:
@@ -203,9 +199,7 @@ def error_record(item: BatchRequest | InvalidLine, message: str, code: str = INV
 
 
 def record_key(record: Body) -> str | None:
-    """Return the key of the request that a record answers (see `request_key`), or None if it is no record of a
-    batch.
-    """
+    """Return the key of the request that a record answers (see `request_key`); None if it is no record of a batch."""
     identity: LineId | None = record.get("custom_id", record.get("id"))
     error = record.get("error")
     line = error.get("line") if isinstance(error, dict) else None

@@ -35,16 +35,14 @@ _COMMAND_OPTIONS = re.compile(r" \((?:\w+=, )?--[a-z-]+\)|, --[a-z-]+(?=\))")
 
 
 def error_text(error: CortexError, *, options: bool = False) -> str:
-    """Return the text of an error for a client. Command-line options, which a server's client does not have, are left
-    out of it unless `options` is true.
-    """
+    """Return an error's text for a client. Unless `options`, leave out command-line options: a client has none."""
     text = _cut_huge_text(str(error))
     text = text if options else _COMMAND_OPTIONS.sub("", text)
-    sent = isinstance(error, InvalidRequest)
-    if found := (_PANIC if sent else _OWN_PANIC).search(text):
-        begun = text[: found.start()].rpartition(":")[0] or ("the request" if sent else "an unexpected error")
-        text = f"{begun}: a library that reads it gave up" if sent else f"{begun}: see the server's log"
-    return shorten_message(text if sent else _PATH.sub(r"\1", text))
+    from_client = isinstance(error, InvalidRequest)
+    if match := (_PANIC if from_client else _OWN_PANIC).search(text):
+        prefix = text[: match.start()].rpartition(":")[0] or ("the request" if from_client else "an unexpected error")
+        text = f"{prefix}: a library that reads it gave up" if from_client else f"{prefix}: see the server's log"
+    return shorten_message(text if from_client else _PATH.sub(r"\1", text))
 
 
 def error_field(error: CortexError) -> str | None:
@@ -54,12 +52,12 @@ def error_field(error: CortexError) -> str | None:
 
 def shorten_message(text: str) -> str:
     """Shorten what a message quotes, and then its middle if it is still too long."""
-    left = _MAX_QUOTED
+    remaining = _MAX_QUOTED
 
-    def shorter(said: str) -> str:
-        nonlocal left
-        kept, left = _cut_middle(said, left), max(0, left - len(said))
-        return kept
+    def shorter(quoted_text: str) -> str:
+        nonlocal remaining
+        shortened, remaining = _cut_middle(quoted_text, remaining), max(0, remaining - len(quoted_text))
+        return shortened
 
     text = _QUOTED.sub(lambda found: f"{found[1]}{shorter(found[2])}{found[1]}", _cut_huge_text(text))
     return _cut_middle(_UNBROKEN.sub(lambda found: shorter(found[0]), text), _MAX_MESSAGE)
@@ -70,11 +68,11 @@ def _cut_huge_text(text: str) -> str:
     return text if len(text) <= _MAX_SEARCHED else f"{text[: _MAX_SEARCHED // 2]}...{text[-_MAX_SEARCHED // 2 :]}"
 
 
-def _cut_middle(text: str, most: int) -> str:
-    """Cut the middle out of a text that is longer than `most` characters."""
-    if len(text) <= most:
+def _cut_middle(text: str, max_length: int) -> str:
+    """Cut the middle out of a text that is longer than `max_length` characters."""
+    if len(text) <= max_length:
         return text
-    half = max(0, most - 5) // 2
+    half = max(0, max_length - 5) // 2
     return f"{text[:half]} ... {text[len(text) - half :]}" if half else "..."
 
 
@@ -91,9 +89,7 @@ _logged_kinds: set[str] = set()
 
 
 def warn_once(kind: str, text: str) -> None:
-    """Log a warning about an ignored or changed part of a request, once for each `kind` while the process runs: agents
-    repeat it with every request.
-    """
+    """Warn of an ignored or changed part of a request, once per `kind` and process: agents repeat it every time."""
     if kind not in _logged_kinds:
         _logged_kinds.add(kind)
         log.warning("%s. This is said once.", text)

@@ -52,49 +52,45 @@ class BodyFields:
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
     def validate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the served fields of a body. A null field counts as missing. Raises InvalidRequest for the first
-        unserved field, and for all unknown fields together.
-        """
+        """Return the served fields that are not null. Raises InvalidRequest for the first unserved, or all unknown."""
         return self.reject_unknown(self.reject_unserved(body))
 
     def reject_unserved(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a body without null and unserved fields. Raises InvalidRequest for an unserved field whose value is
-        not harmless.
-        """
-        said = {name: value for name, value in body.items() if value is not None}
-        for name in sorted(said.keys() & self.unserved.keys()):
-            self.unserved[name].check(name, said.pop(name))
-        for name in sorted(said.keys() & HARMLESS.keys() - self.served):
-            UnservedField("only its usual value is", HARMLESS[name]).check(name, said.pop(name))
-        return said
+        """Return a body without null and unserved fields. Raises InvalidRequest if an unserved one is not harmless."""
+        fields = {name: value for name, value in body.items() if value is not None}
+        for name in sorted(fields.keys() & self.unserved.keys()):
+            self.unserved[name].check(name, fields.pop(name))
+        for name in sorted(fields.keys() & HARMLESS.keys() - self.served):
+            UnservedField("only its usual value is", HARMLESS[name]).check(name, fields.pop(name))
+        return fields
 
-    def reject_unknown(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that have an effect, out of those `reject_unserved` returned. Raises InvalidRequest for
-        unknown fields.
-        """
-        ignored = said.keys() & IGNORED - self.served - self.no_effect
-        for name in sorted(ignored):
+    def reject_unknown(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields with an effect, of those from `reject_unserved`. Raises InvalidRequest for unknown ones."""
+        ignored_names = fields.keys() & IGNORED - self.served - self.no_effect
+        for name in sorted(ignored_names):
             warn_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")
-        effective = {name: value for name, value in said.items() if name not in self.no_effect | ignored}
+        effective = {name: value for name, value in fields.items() if name not in self.no_effect | ignored_names}
         reject_unknown_fields(effective, self.served, self.body_name)
         return effective
 
 
-def reject_unknown_fields(names: Collection[str], known: Collection[str], what: str) -> None:
-    """Raise InvalidRequest if a name is not among the `known` fields of `what`. The message suggests similar names."""
-    strange = [name for name in names if name not in known]
-    if strange:
-        most = max(1, min(_MAX_NAMED, _MAX_SHOWN // max(1, *map(len, strange))))
-        shown = ", ".join(f"{name!r:.80}" + suggest_name(name[:80], known) for name in strange[:most])
-        if len(strange) > most:
-            shown += f" and {len(strange) - most} more"
-        raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}", field=strange[0])
+def reject_unknown_fields(names: Collection[str], known_names: Collection[str], label: str) -> None:
+    """Raise InvalidRequest, which suggests similar names, if a name is not among the `known_names` of `label`."""
+    unknown_names = [name for name in names if name not in known_names]
+    if unknown_names:
+        max_named = max(1, min(_MAX_NAMED, _MAX_SHOWN // max(1, *map(len, unknown_names))))
+        names_text = ", ".join(
+            f"{name!r:.80}" + suggest_name(name[:80], known_names) for name in unknown_names[:max_named]
+        )
+        if len(unknown_names) > max_named:
+            names_text += f" and {len(unknown_names) - max_named} more"
+        raise InvalidRequest(
+            f"unknown field{'s' * (len(unknown_names) > 1)} of {label}: {names_text}", field=unknown_names[0]
+        )
 
 
 def require_type(name: str, value: object, kind: type[ValueType], must_be: str) -> ValueType:
-    """Return the value of the field `name`. Raises InvalidRequest, with `must_be` in its message, if it has another
-    type.
-    """
+    """Return the value of field `name`. Raises InvalidRequest, with `must_be` in its message, if its type is wrong."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{name} is {value!r:.80}, but must be {must_be}", field=name)
     return value
@@ -102,9 +98,7 @@ def require_type(name: str, value: object, kind: type[ValueType], must_be: str) 
 
 @contextmanager
 def prefix_error_field(path: str) -> Iterator[None]:
-    """Prefix the field of an InvalidRequest that is raised in this context: `messages[0]` + `role` =
-    `messages[0].role`.
-    """
+    """Prefix the field of an InvalidRequest raised in this context: `messages[0]` + `role` = `messages[0].role`."""
     try:
         yield
     except InvalidRequest as error:

@@ -63,48 +63,49 @@ def sanitize_json(value: Any, depth: int = 0) -> Any:
 
 
 def sanitize_tool(value: Any) -> Any:
-    """Return a tool definition with sanitized descriptions and examples, also in its schema. Its names and rules stay
-    as they are, and are refused later if invalid.
-    """
+    """Return a tool with sanitized descriptions and examples at any depth. Bad names and rules are refused later."""
     if isinstance(value, list):
         return [sanitize_tool(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    mended: dict[str, Any] = {}
+    sanitized: dict[str, Any] = {}
     for name, each in value.items():
         if name in _EXAMPLES or (name in _ANNOTATIONS and isinstance(each, str)):
-            mended[name] = sanitize_json(each)
+            sanitized[name] = sanitize_json(each)
         else:
-            mended[name] = sanitize_tool(each)
-    return mended
+            sanitized[name] = sanitize_tool(each)
+    return sanitized
 
 
 def pick_known_fields(
-    given: Mapping[str, Any], known: Iterable[str], what: str, guarded: Iterable[str] = ()
+    fields: Mapping[str, Any], known_names: Iterable[str], label: str, expected_names: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Return the fields of a message part or tool that are known and not null. Other fields are ignored.
 
-    Raises InvalidRequest if an unknown field is like a `guarded` one that is not there: it is a typing error.
+    Raises InvalidRequest if an unknown field is like one of the `expected_names` that is not there: it is a typing
+    error.
     """
-    known = frozenset(known)
-    idle = _IGNORED_FIELDS - known
-    said = {name: value for name, value in given.items() if value is not None and name not in idle}
-    foreign = [name for name in said if name not in known]
-    missing = [name for name in guarded if name not in given]
-    reject_unknown_fields([name for name in foreign if missing and suggest_name(name[:80], missing)], known, what)
-    if foreign:
-        warn_once(f"fields of {what}", f"fields of {what} that are not known are ignored, such as {foreign[0][:80]!r}")
-        said = {name: value for name, value in said.items() if name in known}
-    return said
+    known_names = frozenset(known_names)
+    ignored_names = _IGNORED_FIELDS - known_names
+    picked_fields = {name: value for name, value in fields.items() if value is not None and name not in ignored_names}
+    unknown_names = [name for name in picked_fields if name not in known_names]
+    missing = [name for name in expected_names if name not in fields]
+    reject_unknown_fields(
+        [name for name in unknown_names if missing and suggest_name(name[:80], missing)], known_names, label
+    )
+    if unknown_names:
+        warn_once(
+            f"fields of {label}", f"fields of {label} that are not known are ignored, such as {unknown_names[0][:80]!r}"
+        )
+        picked_fields = {name: value for name, value in picked_fields.items() if name in known_names}
+    return picked_fields
 
 
-def pick_message_fields(message: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:
-    """Return the known fields of a message. Raises InvalidRequest if `content` is missing and an unknown field may be
-    meant as it.
-    """
+def pick_message_fields(message: Mapping[str, Any], known_names: Iterable[str], label: str) -> dict[str, Any]:
+    """Return a message's known fields. Raises InvalidRequest if an unknown one may be meant as a missing `content`."""
     if "content" not in message and message.get("role") in ("user", "system", "developer"):
-        reject_unknown_fields([name for name, value in message.items() if value is not None], tuple(known), what)
-    return pick_known_fields(message, known, what, () if message.get("tool_calls") else ("content",))
+        reject_unknown_fields([name for name, value in message.items() if value is not None], tuple(known_names), label)
+    return pick_known_fields(message, known_names, label, () if message.get("tool_calls") else ("content",))
 
 
 def require_name(name: str, value: object) -> str:
@@ -131,17 +132,17 @@ def read_text(content: object, *, loose: bool = False, thoughts: list[str] | Non
         if not loose:
             raise InvalidRequest(f"`content` is {content!r:.80}, but must be a text", field="content")
         return _to_json_text(content)
-    pieces: list[str] = []
-    apart = False
-    for place, part in enumerate(content):
-        piece = read_part(part, f"content[{place}]", loose=loose, thoughts=thoughts)
-        line = isinstance(piece, _SeparateLine)
-        if (line or apart) and piece and pieces and not pieces[-1].endswith("\n"):
-            pieces.append("\n")
-        if piece:
-            pieces.append(piece)
-            apart = line
-    return sanitize_text("".join(pieces))
+    texts: list[str] = []
+    after_line = False
+    for index, part in enumerate(content):
+        text = read_part(part, f"content[{index}]", loose=loose, thoughts=thoughts)
+        is_line = isinstance(text, _SeparateLine)
+        if (is_line or after_line) and text and texts and not texts[-1].endswith("\n"):
+            texts.append("\n")
+        if text:
+            texts.append(text)
+            after_line = is_line
+    return sanitize_text("".join(texts))
 
 
 def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: list[str] | None = None) -> str:
@@ -154,28 +155,30 @@ def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: li
             return _SeparateLine(_to_json_text(part))
         raise InvalidRequest(f"a part is {part!r:.80}, but must be an object with a `type`", field=path or None)
     if kind in THOUGHTS:
-        said = part.get(kind, part.get("text"))
+        thought = part.get(kind, part.get("text"))
         if thoughts is None:
             note_omitted_thoughts()
         elif kind != "redacted_thinking":
-            thoughts.append(said if isinstance(said, str) else read_text(said, loose=True))
+            thoughts.append(thought if isinstance(thought, str) else read_text(thought, loose=True))
         return ""
     if kind in _TEXT_TYPES or kind == "refusal":
         text = part.get("refusal" if kind == "refusal" else "text")
         if text is not None and not isinstance(text, str):
-            where = f"{path}.text" if path else "text"
-            raise InvalidRequest(f"the `text` of a part of type {kind!r} is {text!r:.80}, no text", field=where)
+            field_path = f"{path}.text" if path else "text"
+            raise InvalidRequest(f"the `text` of a part of type {kind!r} is {text!r:.80}, no text", field=field_path)
         return text or ""
     if kind == "tool_reference":
         return f"Tool: {require_name('tool_name', part.get('tool_name'))}"
-    if (inner := _nested_text(part, kind)) is not None:
-        return _SeparateLine(inner)
-    what = next((_MEDIA[name] for name in _MEDIA if name in kind), None)
-    if what is None and isinstance(part.get("text"), str):
+    if (nested_text := _nested_text(part, kind)) is not None:
+        return _SeparateLine(nested_text)
+    media_name = next((_MEDIA[name] for name in _MEDIA if name in kind), None)
+    if media_name is None and isinstance(part.get("text"), str):
         return str(part["text"])
-    shown = what or f"A part of the type {kind[:40]!r}"
-    add_note(f"a part: {what}", f"{shown.lower()} in the conversation is not read: a line says that it was there")
-    return _SeparateLine(f"[{shown} was here, but only text can be read.]")
+    part_name = media_name or f"A part of the type {kind[:40]!r}"
+    add_note(
+        f"a part: {media_name}", f"{part_name.lower()} in the conversation is not read: a line says that it was there"
+    )
+    return _SeparateLine(f"[{part_name} was here, but only text can be read.]")
 
 
 def orphan_result_message(result: str) -> dict[str, str]:
@@ -190,17 +193,15 @@ def note_omitted_thoughts() -> None:
 
 
 def read_arguments(arguments: object) -> Mapping[str, Any]:
-    """Return the arguments of an earlier tool call as an object. Text that is no JSON object is kept under
-    INVALID_JSON.
-    """
-    values, simple = arguments, False
+    """Return an earlier tool call's arguments as an object. Text that is no JSON object is kept under INVALID_JSON."""
+    values, is_plain = arguments, False
     try:
         if isinstance(arguments, str):
             values = load_json(arguments) if arguments.strip() else None
-            opened = arguments.count("[") + arguments.count("{")
-            simple = opened < MAX_DEPTH and "\\u" not in arguments and is_text(arguments)
+            max_depth = arguments.count("[") + arguments.count("{")
+            is_plain = max_depth < MAX_DEPTH and "\\u" not in arguments and is_text(arguments)
         if isinstance(values, Mapping):
-            return values if simple else dict(sanitize_json(values))
+            return values if is_plain else dict(sanitize_json(values))
         return {} if values is None else _wrap_invalid_arguments(arguments)
     except (ValueError, RecursionError):
         return _wrap_invalid_arguments(arguments)

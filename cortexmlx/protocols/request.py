@@ -69,7 +69,7 @@ class RequestDefaults:
     """Fields of the protocol that are not served here."""
     seal: Seal | None = None
     """What thoughts that come back are checked with; None: they are not checked."""
-    earlier: EarlierResponses | None = None
+    earlier_responses: EarlierResponses | None = None
     """The responses of the same client that were kept; None: none ever are."""
     known_vars: frozenset[str] | None = None
     """The variables that the model's chat template reads; None: they are not known."""
@@ -102,15 +102,13 @@ def require_prompt_text(text: str) -> str:
     return text
 
 
-def read_prompt(prompt: Any, what: str) -> PromptInput:
-    """Return a prompt that is a text or a list of token ids, checked. `what` is its name in errors. Raises
-    InvalidRequest.
-    """
+def read_prompt(prompt: Any, label: str) -> PromptInput:
+    """Check and return a prompt: a text or a list of token ids. `label` names it in errors. Raises InvalidRequest."""
     if isinstance(prompt, str):
         return require_prompt_text(prompt)
     if is_token_list(prompt):
         return list(prompt)
-    raise InvalidRequest(f"{what} must be one text or a list of token ids, not {type(prompt).__name__}")
+    raise InvalidRequest(f"{label} must be one text or a list of token ids, not {type(prompt).__name__}")
 
 
 def is_token_list(prompt: Any) -> bool:
@@ -133,9 +131,7 @@ StoreReply = Callable[[Request, Body], None]
 
 @dataclass(frozen=True)
 class ReplyInfo:
-    """What every body and every chunk of one reply repeats: id, model, time; and what its writer needs, such as the
-    seal.
-    """
+    """What every body and chunk of one reply repeats: id, model, time; and what its writer needs, such as the seal."""
 
     id: str
     """The id without the protocol's prefix."""
@@ -166,9 +162,7 @@ class EarlierResponse(Protocol):
     """A stored response that a new request can continue (`previous_response_id`)."""
 
     def items(self) -> list[ResponseItem]:
-        """Return the input and output items of the conversation up to the end of this response, without
-        instructions.
-        """
+        """Return the conversation's input and output items up to the end of this response, without instructions."""
 
 
 class EarlierResponses(Protocol):

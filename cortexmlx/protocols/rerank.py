@@ -61,70 +61,72 @@ class RerankRequest:
 
 
 def read(body: Mapping[str, Any], max_tokens: int | None = None) -> RerankRequest:
-    """Parse the JSON body of a `/v1/rerank` call. `max_tokens` is the model's own limit; None: not known yet. Raises
-    InvalidRequest.
-    """
-    said = FIELDS.validate(body)
+    """Parse a `/v1/rerank` body. `max_tokens` is the model's own limit; None: not known yet. Raises InvalidRequest."""
+    fields = FIELDS.validate(body)
     return RerankRequest(
-        _read_text(said, "query"),
-        _read_documents(said.get("documents")),
-        _read_text(said, "instruction") if "instruction" in said else None,
-        _read_top_n(said.get("top_n")),
-        require_type("return_documents", said.get("return_documents", True), bool, "true or false"),
-        read_truncate(said, max_tokens),
+        _read_text(fields, "query"),
+        _read_documents(fields.get("documents")),
+        _read_text(fields, "instruction") if "instruction" in fields else None,
+        _read_top_n(fields.get("top_n")),
+        require_type("return_documents", fields.get("return_documents", True), bool, "true or false"),
+        read_truncate(fields, max_tokens),
     )
 
 
-def result_items(request: RerankRequest, made: Reranking) -> Iterator[Body]:
+def result_items(request: RerankRequest, reranking: Reranking) -> Iterator[Body]:
     """Yield the items of the `top_n` best documents, the best first; equal scores keep the documents' order."""
-    order = sorted(range(len(made.scores)), key=lambda place: -made.scores[place])
-    return (_result_item(request, place, made.scores[place]) for place in order[: request.top_n])
+    order = sorted(range(len(reranking.scores)), key=lambda place: -reranking.scores[place])
+    return (_result_item(request, index, reranking.scores[index]) for index in order[: request.top_n])
 
 
-def reply_without_items(made: Reranking, model: str, id: str) -> Body:
+def reply_without_items(reranking: Reranking, model: str, id: str) -> Body:
     """Return the body of a reply without its `result_items`, for a server that writes them one by one."""
-    usage = usage_body(made.prompt_tokens, made.cached_tokens)
+    usage = usage_body(reranking.prompt_tokens, reranking.cached_tokens)
     return {"id": f"rerank-{id}", "object": "list", "model": model, "usage": usage}
 
 
-def _result_item(request: RerankRequest, place: int, score: float) -> Body:
+def _result_item(request: RerankRequest, index: int, score: float) -> Body:
     """Return the item of one document: its index and score, and its text if asked for."""
-    document = {"document": {"text": request.documents[place]}} if request.return_documents else {}
-    return {"index": place, "relevance_score": score, **document}
+    document = {"document": {"text": request.documents[index]}} if request.return_documents else {}
+    return {"index": index, "relevance_score": score, **document}
 
 
-def _read_text(said: Mapping[str, Any], name: str) -> str:
+def _read_text(fields: Mapping[str, Any], name: str) -> str:
     """Return a field that must be a text. Raises InvalidRequest."""
-    if name not in said:
+    if name not in fields:
         raise InvalidRequest(f"`{name}` is missing", field=name)
     with prefix_error_field(name):
-        if not isinstance(said[name], str):
-            raise InvalidRequest(f"`{name}` is {said[name]!r:.80}, but must be a text")
-        return require_text(said[name], f"`{name}`")
+        if not isinstance(fields[name], str):
+            raise InvalidRequest(f"`{name}` is {fields[name]!r:.80}, but must be a text")
+        return require_text(fields[name], f"`{name}`")
 
 
-def _read_documents(given: Any) -> tuple[str, ...]:
+def _read_documents(documents: Any) -> tuple[str, ...]:
     """Return the texts in the field `documents`. Raises InvalidRequest."""
     with prefix_error_field("documents"):
-        if given is None or given == []:
-            raise InvalidRequest("`documents` is missing" if given is None else "`documents` is empty")
-        if not isinstance(given, list):
-            raise InvalidRequest(f"`documents` is {given!r:.80}, but must be a list of texts")
-        if len(given) > MAX_DOCUMENTS:
-            message = f"`documents` has {len(given):,}, but must have {MAX_DOCUMENTS:,} at most: send several requests"
+        if documents is None or documents == []:
+            raise InvalidRequest("`documents` is missing" if documents is None else "`documents` is empty")
+        if not isinstance(documents, list):
+            raise InvalidRequest(f"`documents` is {documents!r:.80}, but must be a list of texts")
+        if len(documents) > MAX_DOCUMENTS:
+            message = (
+                f"`documents` has {len(documents):,}, but must have {MAX_DOCUMENTS:,} at most: send several requests"
+            )
             raise InvalidRequest(message)
-        return tuple(_read_document(each, place) for place, each in enumerate(given))
+        return tuple(_read_document(each, index) for index, each in enumerate(documents))
 
 
-def _read_document(given: Any, place: int) -> str:
+def _read_document(document: Any, index: int) -> str:
     """Return the text of one document, which may be an object with a `text`. Raises InvalidRequest."""
-    with prefix_error_field(f"[{place}]"):
-        if isinstance(given, Mapping):
-            reject_unknown_fields(given, ("text",), "a document")
-            given = given.get("text")
-        if not isinstance(given, str):
-            raise InvalidRequest(f"document {place} is {given!r:.80}, but must be a text, or an object with a `text`")
-        return require_text(given, f"document {place}")
+    with prefix_error_field(f"[{index}]"):
+        if isinstance(document, Mapping):
+            reject_unknown_fields(document, ("text",), "a document")
+            document = document.get("text")
+        if not isinstance(document, str):
+            raise InvalidRequest(
+                f"document {index} is {document!r:.80}, but must be a text, or an object with a `text`"
+            )
+        return require_text(document, f"document {index}")
 
 
 def _read_top_n(count: Any) -> int | None:

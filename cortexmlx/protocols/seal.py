@@ -34,13 +34,13 @@ class Seal:
         data = text.encode("utf-8", "surrogatepass")
         return base64.b64encode(self._signature(data) + data).decode()
 
-    def unwrap(self, sealed: str) -> str | None:
+    def unwrap(self, sealed_text: str) -> str | None:
         """Return the text that `wrap` was given, or None if the signature is not from this seal."""
         try:
-            whole = base64.b64decode(sealed, validate=True)
+            signed_data = base64.b64decode(sealed_text, validate=True)
         except (ValueError, binascii.Error):
             return None
-        signature, data = whole[:_SIGNATURE_BYTES], whole[_SIGNATURE_BYTES:]
+        signature, data = signed_data[:_SIGNATURE_BYTES], signed_data[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(data)):
             return None
         return data.decode("utf-8", "surrogatepass")

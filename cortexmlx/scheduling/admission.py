@@ -54,26 +54,30 @@ class Admission:
     Some jobs are *parked*: they are in no queue, so they block no other job and cost their client nothing. A fork waits
     for its parent's prompt. A job whose next blocks another job computes may wait for them (see `InFlightPrefixes`). A
     job whose next blocks are on disk waits until they are read (see `DiskLoads`). So the time of a step depends on the
-    rows, not on the number of waiting jobs. `costs` estimates how long computing takes.
+    rows, not on the number of waiting jobs. `cost_model` estimates how long computing takes.
     """
 
     def __init__(
-        self, running: RunningSet, client_tokens: int | None, worth_waiting: int, costs: CostModel | None = None
+        self,
+        running_set: RunningSet,
+        client_tokens: int | None,
+        worth_waiting: int,
+        cost_model: CostModel | None = None,
     ) -> None:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
         """Tokens of the prompts that began that were found in the prefix cache or on disk."""
-        self._running = running
+        self._running_set = running_set
         self._shares = FairShare()
         self._queues = ClientQueues(self._shares)
-        self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
-        self._costs = costs or CostModel()
-        self._disk_loads = DiskLoads(running.cache.disk_tier)
+        self._in_flight_prefixes = InFlightPrefixes(running_set.cache.block_size, worth_waiting)
+        self._cost_model = cost_model or CostModel()
+        self._disk_loads = DiskLoads(running_set.cache.disk_tier)
         self._waits_for: dict[Job, WaitTarget] = {}
-        self._parked: dict[WaitTarget, dict[Job, None]] = {}
+        self._parked_jobs: dict[WaitTarget, dict[Job, None]] = {}
         self.count = 0
         """How many wait."""
-        self._pooling = 0
+        self._num_pooling = 0
         """How many of them end with their prompts, and need no row."""
         self._nobody_at = _NEVER
 
@@ -83,11 +87,9 @@ class Admission:
         return sorted((*self._queues, *self._waits_for), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Put a job into its client's queue, by priority and age. A fork whose parent's prompt is not computed is
-        parked.
-        """
+        """Put a job into its client's queue, by priority and age. Park a fork whose parent's prompt is not computed."""
         self.count += 1
-        self._pooling += job.is_pooling
+        self._num_pooling += job.is_pooling
         self._shares.arrive(job)
         self._queues.reorder_client(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
@@ -99,21 +101,21 @@ class Admission:
     def remove(self, job: Job) -> None:
         """Take an ended job out of the queue, and wake the jobs that wait for it."""
         self.count -= 1
-        self._pooling -= job.is_pooling
-        awaited = self._waits_for.pop(job, None)
-        if awaited is None:
+        self._num_pooling -= job.is_pooling
+        wait_target = self._waits_for.pop(job, None)
+        if wait_target is None:
             self._queues.remove(job)
         else:
-            del self._parked[awaited][job]
-            if not self._parked[awaited]:
-                del self._parked[awaited]
+            del self._parked_jobs[wait_target][job]
+            if not self._parked_jobs[wait_target]:
+                del self._parked_jobs[wait_target]
         self._shares.withdraw(job)
         self._release_load(job)
         self._wake([job])
 
     def release_stored(self, job: Job) -> None:
         """Release the claims to the blocks that a job has stored, and wake the jobs that wait for them."""
-        self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
+        self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running_set.cache.block_size))
 
     def accept_load(self, load: DiskLoad, pieces: Mapping[Key, PieceContent]) -> None:
         """Take what was read for a disk load, and wake the jobs that wait for it."""
@@ -130,15 +132,11 @@ class Admission:
         self._nobody_at = _NEVER
 
     def release_claims(self, job: Job) -> None:
-        """Release all of a job's claims and wake the jobs that wait for it: its prompt is computed, or never will
-        be.
-        """
+        """Release all claims of a job and wake the jobs that wait for it: its prompt is computed, or never will be."""
         self._wake([*self._in_flight_prefixes.release(job), job])
 
     def end_running_job(self, job: Job) -> None:
-        """Settle the account of a running job that has ended, and release its claims. Its client gets back what it
-        paid for tokens that were not generated.
-        """
+        """Settle a running job that has ended: release its claims, pay its client back for tokens not generated."""
         self._shares.end(job)
         self._queues.reorder_client(job.client)
         self.release_claims(job)
@@ -150,8 +148,8 @@ class Admission:
         self._in_flight_prefixes.clear()
         self._disk_loads.clear()
         self._waits_for.clear()
-        self._parked.clear()
-        self.count = self._pooling = 0
+        self._parked_jobs.clear()
+        self.count = self._num_pooling = 0
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
@@ -162,19 +160,19 @@ class Admission:
         self._disk_loads.check_invariants()
         first = min(self._queues, key=lambda j: (self._shares.place(j.client), j.order), default=None)
         assert self._queues.first is first, "the queue is out of order"
-        assert all(owner in self._running.jobs for owner in self._in_flight_prefixes.owners), (
+        assert all(owner in self._running_set.jobs for owner in self._in_flight_prefixes.owners), (
             "a claim of a job that does not run"
         )
-        parked = {(job, awaited) for awaited, jobs in self._parked.items() for job in jobs}
-        assert set(self._waits_for.items()) == parked, "a job is parked for something else than it waits for"
+        parked_pairs = {(job, wait_target) for wait_target, jobs in self._parked_jobs.items() for job in jobs}
+        assert set(self._waits_for.items()) == parked_pairs, "a job is parked for something else than it waits for"
         for job, awaited in self._waits_for.items():
             if isinstance(awaited, Job):
-                waits = _waits_for_parent(job)
+                still_waits = _waits_for_parent(job)
             elif isinstance(awaited, DiskLoad):
-                waits = awaited in self._disk_loads
+                still_waits = awaited in self._disk_loads
             else:
-                waits = awaited in self._in_flight_prefixes
-            assert waits, f"job {job.id} waits for what has happened"
+                still_waits = awaited in self._in_flight_prefixes
+            assert still_waits, f"job {job.id} waits for what has happened"
 
     def can_admit(self) -> bool:
         """Return whether `admit` would give a job a row. Jobs that turn out to wait for something are parked."""
@@ -189,22 +187,22 @@ class Admission:
         try:
             return tuple(self._admit_jobs())
         finally:
-            self._running.cache.release_copy_sources()
+            self._running_set.cache.release_copy_sources()
 
     def _admit_jobs(self) -> list[BlockCopy]:
         """Begin waiting jobs, one after the other, until none can begin. Return their block copies."""
         copies: list[BlockCopy] = []
-        while (found := self._find_candidate()) is not None:
-            job, match, load = found
-            match = self._running.make_room(job, match)
+        while (candidate := self._find_candidate()) is not None:
+            job, match, load = candidate
+            match = self._running_set.make_room(job, match)
             try:
-                copies += self._running.begin(job, match, load)
+                copies += self._running_set.begin(job, match, load)
             except KVCacheFull:
-                self._nobody_at = self._running.changes
+                self._nobody_at = self._running_set.changes
                 break
             self._queues.remove(job)
             self.count -= 1
-            self._pooling -= job.is_pooling
+            self._num_pooling -= job.is_pooling
             self._shares.begin(job)
             self._queues.reorder_client(job.client)
             self._release_load(job)
@@ -218,10 +216,10 @@ class Admission:
 
     def _find_candidate(self) -> AdmissionCandidate | None:
         """Return the first job that can begin now; None if none can."""
-        running = self._running
-        if not self.count or self._nobody_at == running.changes:
+        running_set = self._running_set
+        if not self.count or self._nobody_at == running_set.changes:
             return None
-        if running.rows >= running.backoff.rows and not self._pooling:
+        if running_set.rows >= running_set.backoff.rows and not self._num_pooling:
             return None
         try:
             return self._search_queues()
@@ -229,46 +227,44 @@ class Admission:
             self._queues.bring_back()
 
     def _search_queues(self) -> AdmissionCandidate | None:
-        """Return the first job that can begin, in the order of the clients' turns; None if none can. Park those that
-        wait for something.
-        """
-        running, tokens = self._running, self._running_tokens()
-        looked: Counter[Client] = Counter()
-        limit, too_large, passed = math.inf, 0, 0
-        room: list[int] = []
+        """Return the first job that can begin, by the clients' turns, or None. Park those that wait for something."""
+        running_set, client_tokens = self._running_set, self._running_tokens()
+        looks_by_client: Counter[Client] = Counter()
+        token_limit, num_too_large, num_passed = math.inf, 0, 0
+        obtainable_blocks: list[int] = []
         self._settle_accounts()
-        while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
-            if not running.has_place_for(job):
-                passed += 1
-                if passed == _MAX_PASSED:
+        while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= token_limit:
+            if not running_set.has_place_for(job):
+                num_passed += 1
+                if num_passed == _MAX_PASSED:
                     break
                 self._queues.pass_over(job.client)
                 continue
-            if not self._is_within_limit(job, tokens):
+            if not self._is_within_limit(job, client_tokens):
                 self._queues.pass_over(job.client)
                 continue
-            if looked[job.client] == _MAX_LOOKS and running.jobs:
+            if looks_by_client[job.client] == _MAX_LOOKS and running_set.jobs:
                 self._queues.pass_over(job.client)
                 continue
-            if too_large >= _MAX_TOO_LARGE and not running.fits_uncached(job, room):
-                too_large += 1
-                if too_large == _MAX_PASSED:
+            if num_too_large >= _MAX_TOO_LARGE and not running_set.fits_uncached(job, obtainable_blocks):
+                num_too_large += 1
+                if num_too_large == _MAX_PASSED:
                     break
                 self._queues.pass_over(job.client)
                 continue
-            looked[job.client] += 1
-            match = running.match(job)
-            awaited = job.fork_of if _waits_for_parent(job) else self._block_to_await(job, match)
-            if awaited is not None:
+            looks_by_client[job.client] += 1
+            match = running_set.match(job)
+            wait_target = job.fork_of if _waits_for_parent(job) else self._block_to_await(job, match)
+            if wait_target is not None:
                 self._queues.remove(job)
-                self._park(job, awaited)
-                if isinstance(awaited, Key) and running.cache.states.has_states:
+                self._park(job, wait_target)
+                if isinstance(wait_target, Key) and running_set.cache.states.has_states:
                     job.has_awaited_state = True
-                    self._in_flight_prefixes.keep_state(awaited)
-            elif not running.fits(job, match):
-                limit = min(limit, self._shares.tokens(job.client) + tokens_to_begin(job))
-                too_large += 1
-                room = room or running.obtainable_blocks
+                    self._in_flight_prefixes.keep_state(wait_target)
+            elif not running_set.fits(job, match):
+                token_limit = min(token_limit, self._shares.tokens(job.client) + tokens_to_begin(job))
+                num_too_large += 1
+                obtainable_blocks = obtainable_blocks or running_set.obtainable_blocks
                 self._queues.pass_over(job.client)
             else:
                 load = self._load_for(job, match)
@@ -276,13 +272,13 @@ class Admission:
                     return job, match, load
                 self._queues.remove(job)
                 self._park(job, load)
-        if _MAX_LOOKS not in looked.values():
-            self._nobody_at = running.changes
+        if _MAX_LOOKS not in looks_by_client.values():
+            self._nobody_at = running_set.changes
         return None
 
     def _settle_accounts(self) -> None:
         """Charge the clients for what their running jobs have generated."""
-        for job in self._running.jobs:
+        for job in self._running_set.jobs:
             if self._shares.settle(job):
                 self._queues.reorder_client(job.client)
 
@@ -292,17 +288,15 @@ class Admission:
         With recurrent states a job waits only once: the state may have been dropped, and all jobs that wait for it
         would begin one after the other.
         """
-        snapshots = self._running.cache.states.snapshots
-        in_vain = snapshots is not None and (job.has_awaited_state or not snapshots.most)
-        return None if match is None or in_vain else self._in_flight_prefixes.block_to_await(job, match)
+        snapshots = self._running_set.cache.states.snapshots
+        is_futile = snapshots is not None and (job.has_awaited_state or not snapshots.max_snapshots)
+        return None if match is None or is_futile else self._in_flight_prefixes.block_to_await(job, match)
 
     def _load_for(self, job: Job, match: PrefixMatch | None) -> DiskLoad | None:
-        """Return the disk load that continues a job's match; its pieces may not have been read yet. None for a fork
-        that takes its parent's blocks.
-        """
-        if self._running.parent_to_fork(job) is not None:
+        """Return the disk load, maybe unread, that continues a match; None if a fork takes its parent's blocks."""
+        if self._running_set.parent_to_fork(job) is not None:
             return None
-        return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
+        return self._disk_loads.load_for(job, match, self._cost_model.seconds_per_token)
 
     def _release_load(self, job: Job) -> None:
         """Release a job's disk load, and wake the jobs that wait for the same load."""
@@ -310,15 +304,15 @@ class Admission:
         if load is not None:
             self._wake([load])
 
-    def _park(self, job: Job, awaited: WaitTarget) -> None:
-        """Take a job out of the queues until `awaited` has happened."""
-        self._waits_for[job] = awaited
-        self._parked.setdefault(awaited, {})[job] = None
+    def _park(self, job: Job, wait_target: WaitTarget) -> None:
+        """Take a job out of the queues until `wait_target` has happened."""
+        self._waits_for[job] = wait_target
+        self._parked_jobs.setdefault(wait_target, {})[job] = None
 
-    def _wake(self, happened: Iterable[WaitTarget]) -> None:
+    def _wake(self, wait_targets: Iterable[WaitTarget]) -> None:
         """Put the jobs that wait for any of these things back into their queues."""
-        for awaited in happened:
-            for job in self._parked.pop(awaited, ()):
+        for wait_target in wait_targets:
+            for job in self._parked_jobs.pop(wait_target, ()):
                 del self._waits_for[job]
                 self._queues.add(job)
         self._nobody_at = _NEVER
@@ -326,7 +320,7 @@ class Admission:
     def _running_tokens(self) -> dict[str, int]:
         """Return how many tokens each client has running, prompts and answers."""
         tokens: dict[str, int] = {}
-        for job in self._running.jobs if self.client_tokens is not None else ():
+        for job in self._running_set.jobs if self.client_tokens is not None else ():
             if job.client is not None:
                 tokens[job.client] = tokens.get(job.client, 0) + job.max_total_tokens
         return tokens
@@ -382,28 +376,24 @@ class InFlightPrefixes:
         for key in job.keys[self._open[job] :]:
             self._owners.setdefault(key, job)
 
-    def release(self, job: Job, blocks: int | None = None) -> list[Key]:
-        """Release the claims to a job's first `blocks` blocks, which are stored (None: all its claims). Return the
-        keys that no job claims any more.
-        """
-        begin = self._open.pop(job, len(job.keys))
-        if blocks is not None and blocks < len(job.keys):
-            self._open[job] = blocks
-        freed = [key for key in job.keys[begin:blocks] if self._owners.get(key) is job]
-        for key in freed:
+    def release(self, job: Job, stored_blocks: int | None = None) -> list[Key]:
+        """Release claims to a job's first `stored_blocks` blocks (None: all). Return the keys no job claims now."""
+        first_claimed = self._open.pop(job, len(job.keys))
+        if stored_blocks is not None and stored_blocks < len(job.keys):
+            self._open[job] = stored_blocks
+        freed_keys = [key for key in job.keys[first_claimed:stored_blocks] if self._owners.get(key) is job]
+        for key in freed_keys:
             self._owners.pop(key, None)
-        return freed
+        return freed_keys
 
     def block_to_await(self, job: Job, match: PrefixMatch) -> Key | None:
-        """Return the last of the blocks after `match` that a job shares with another one that computes them. None if
-        it should not wait for them.
-        """
+        """Return the last block after `match` that another job computes too; None if `job` should not wait for it."""
         begin = len(match.entries)
         owner = self._owners.get(job.keys[begin]) if begin < len(job.keys) else None
         if owner is None:
             return None
-        both = range(min(len(job.keys), len(owner.keys)))
-        end = bisect_left(both, True, lo=begin + 1, key=lambda i: job.keys[i] != owner.keys[i])
+        common_range = range(min(len(job.keys), len(owner.keys)))
+        end = bisect_left(common_range, True, lo=begin + 1, key=lambda i: job.keys[i] != owner.keys[i])
         shared = min(end * self._block_size, job.num_reusable_tokens)
         if shared - begin * self._block_size - match.partial_tokens < self._worth_waiting:
             return None

@@ -35,27 +35,31 @@ seen. The kernels cut a row at multiples of a part of this number, so they cut i
 """
 
 
-def make_group_steps(cache: KVCache, scheduled: ScheduledTokens, *, written: bool) -> tuple[GroupStep, ...]:
-    """Return where every layer group finds the keys and values of a step. `written` says that the step's own tokens
-    are written to the arena and read from there.
+def make_group_steps(
+    cache: KVCache, scheduled_tokens: ScheduledTokens, *, writes_to_arena: bool
+) -> tuple[GroupStep, ...]:
+    """Return where every layer group finds the keys and values of a step. `writes_to_arena` says that the step's own
+    tokens are written to the arena and read from there.
     """
-    return tuple(_make_group_step(cache, group, scheduled, written) for group in range(len(cache.groups)))
+    return tuple(
+        _make_group_step(cache, group, scheduled_tokens, writes_to_arena) for group in range(len(cache.groups))
+    )
 
 
-def make_arena_writes(cache: KVCache, scheduled: ScheduledTokens) -> tuple[ArenaWrite, ...]:
+def make_arena_writes(cache: KVCache, scheduled_tokens: ScheduledTokens) -> tuple[ArenaWrite, ...]:
     """Return the arena slots that the step's own tokens go to, for every layer group."""
-    return tuple(_make_arena_write(cache, group, scheduled) for group in range(len(cache.groups)))
+    return tuple(_make_arena_write(cache, group, scheduled_tokens) for group in range(len(cache.groups)))
 
 
-def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[int, int]) -> Flush:
+def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, end_by_lane: Mapping[int, int]) -> Flush:
     """Return the flush of a window's columns to the arena: those of lane i go to its slots from its base up to
-    `ends[i]`, all others to scratch.
+    `end_by_lane[i]`, all others to scratch.
     """
     writes = []
     for group in range(len(cache.groups)):
         slots = np.full((len(lanes), columns), SCRATCH_SLOT, np.int32)
         zeros = [EMPTY_INDICES]
-        for i, end in ends.items():
+        for i, end in end_by_lane.items():
             lane = lanes[i]
             slots[i, : end - lane.base] = cache.tables.slots(lane.job.id, group, lane.base, end - lane.base)
             zeros.append(_unwritten_slots(cache, lane.job, group, lane.base, end))
@@ -63,7 +67,7 @@ def make_flush(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mappin
     return Flush(columns, tuple(writes))
 
 
-def _make_group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written: bool) -> GroupStep:
+def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledTokens, writes_to_arena: bool) -> GroupStep:
     """Return where one layer group finds the keys and values of a step."""
     attention_window = cache.groups[group].spec.attention_window
     unit = math.lcm(ORIGIN_UNIT, cache.block_size, (attention_window.tokens or 1) if attention_window.chunked else 1)
@@ -75,44 +79,46 @@ def _make_group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, wri
             else attention_window.oldest_visible(job.num_computed_tokens) // unit * unit
         )
 
-    singles = [job for job, count in scheduled if count == 1]
-    origins = [origin(job) for job in singles]
-    lengths = np.array([j.num_computed_tokens + written - o for j, o in zip(singles, origins, strict=True)], np.int32)
+    single_token_jobs = [job for job, count in scheduled_tokens if count == 1]
+    origins = [origin(job) for job in single_token_jobs]
+    lengths = np.array(
+        [j.num_computed_tokens + writes_to_arena - o for j, o in zip(single_token_jobs, origins, strict=True)], np.int32
+    )
     width = max((cache.tables.blocks_for(int(n)) for n in lengths), default=0)
-    tables = np.full((len(singles), width), cache.pools.null_block(group), np.int32)
+    tables = np.full((len(single_token_jobs), width), cache.pools.null_block(group), np.int32)
     runs = []
-    for row, (job, begin, length) in enumerate(zip(singles, origins, lengths.tolist(), strict=True)):
+    for row, (job, begin, length) in enumerate(zip(single_token_jobs, origins, lengths.tolist(), strict=True)):
         tables[row, : cache.tables.blocks_for(length)] = cache.tables.table_row(job.id, group, begin + length, begin)
         runs.append(cache.tables.find_run(job.id, group, begin + length, begin))
-    pieces = []
-    flat = len(singles)
-    for job, count in scheduled:
+    prefill_pieces = []
+    flat_offset = len(single_token_jobs)
+    for job, count in scheduled_tokens:
         if count > 1:
             begin, end = origin(job), job.num_computed_tokens + count
             run = cache.tables.find_run(job.id, group, end, begin)
             slots = None if run is not None else cache.tables.slots(job.id, group, begin, end - begin)
-            pieces.append(PrefillPiece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
-            flat += count
-    return GroupStep(tables, lengths, tuple(runs), tuple(pieces), attention_window)
+            prefill_pieces.append(
+                PrefillPiece(flat_offset, flat_offset + count, job.num_computed_tokens - begin, run, slots)
+            )
+            flat_offset += count
+    return GroupStep(tables, lengths, tuple(runs), tuple(prefill_pieces), attention_window)
 
 
-def _make_arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:
+def _make_arena_write(cache: KVCache, group: int, scheduled_tokens: ScheduledTokens) -> ArenaWrite:
     """Return the arena slots that the step's own tokens go to, for one layer group."""
-    slots = [cache.tables.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled]
+    slots = [cache.tables.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled_tokens]
     zeros = [
         _unwritten_slots(cache, job, group, job.num_computed_tokens, job.num_computed_tokens + count)
-        for job, count in scheduled
+        for job, count in scheduled_tokens
     ]
     return ArenaWrite(np.concatenate(slots), np.concatenate(zeros))
 
 
 def _unwritten_slots(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """Return the slots after `end` of a block that is first written by `begin .. end`. They get zeros, since whole
-    blocks are read.
-    """
-    rest = -end % cache.block_size
-    opened = begin <= end - end % cache.block_size
-    return cache.tables.slots(job.id, group, end, rest) if rest and opened else EMPTY_INDICES
+    """Return the slots after `end` of a block first written by `begin .. end`: zeroed, since whole blocks are read."""
+    num_unwritten = -end % cache.block_size
+    starts_block = begin <= end - end % cache.block_size
+    return cache.tables.slots(job.id, group, end, num_unwritten) if num_unwritten and starts_block else EMPTY_INDICES
 
 
 class StepBuilder:
@@ -129,42 +135,42 @@ class StepBuilder:
 
     def build_mixed(
         self,
-        scheduled: ScheduledTokens,
+        scheduled_tokens: ScheduledTokens,
         flush: Flush | None,
         cuts: tuple[RowSnapshot, ...] = (),
     ) -> StepPlan:
-        """Build a step that computes the scheduled tokens and writes them to the arena. `cuts` are the states to
-        keep.
-        """
-        segments, tokens, positions, token_index, sampling = [], [], [], [], []
-        for job, count in scheduled:
+        """Build a step that computes scheduled tokens and writes them to the arena. `cuts` are the states to keep."""
+        segments, tokens, positions, token_index, sampling_rows = [], [], [], [], []
+        for job, count in scheduled_tokens:
             first = job.num_computed_tokens
             end = first + count
-            known = len(job.tokens)
-            logits = range(0) if job.is_pooling else range(known - 1, end)
-            text = job.tokens if end <= known else [*job.tokens, *job.drafts]
-            scored = job.positions_to_score(first, end)
-            pooled = job.positions_to_pool(first, end)
-            segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored, pooled=pooled))
+            num_known_tokens = len(job.tokens)
+            logits = range(0) if job.is_pooling else range(num_known_tokens - 1, end)
+            text = job.tokens if end <= num_known_tokens else [*job.tokens, *job.drafts]
+            scored_range = job.positions_to_score(first, end)
+            pooled_range = job.positions_to_pool(first, end)
+            segments.append(
+                Segment(job.id, job.generation, first, count, logits, scored=scored_range, pooled=pooled_range)
+            )
             tokens.append(np.array(text[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
-            for place in range(len(logits)):
-                token_index.append(job.num_planned_outputs + place)
-                sampling.append(_make_sampling_row(job, place))
+            for num_drafts in range(len(logits)):
+                token_index.append(job.num_planned_outputs + num_drafts)
+                sampling_rows.append(_make_sampling_row(job, num_drafts))
         plan = self._make_plan(
             StepKind.MIXED,
             segments,
             tokens=np.concatenate(tokens),
             positions=np.concatenate(positions),
             token_index=np.array(token_index, np.int32),
-            sampling=tuple(sampling),
-            groups=make_group_steps(self.cache, scheduled, written=True),
-            writes=make_arena_writes(self.cache, scheduled),
+            sampling=tuple(sampling_rows),
+            groups=make_group_steps(self.cache, scheduled_tokens, writes_to_arena=True),
+            writes=make_arena_writes(self.cache, scheduled_tokens),
             flush=flush,
             cuts=cuts,
-            scoring=make_scoring(scheduled, segments),
-            pooling=make_pooling(scheduled, segments),
-            adapters=_adapter_numbers([job.adapter for job, _ in scheduled]),
+            scoring=make_scoring(scheduled_tokens, segments),
+            pooling=make_pooling(scheduled_tokens, segments),
+            adapters=_adapter_numbers([job.adapter for job, _ in scheduled_tokens]),
         )
         self._result_of, end = {}, 0
         for segment in plan.logit_segments:
@@ -177,37 +183,41 @@ class StepBuilder:
         lanes: Sequence[Lane],
         column: int,
         columns: int,
-        todo: Mapping[int, Job],
-        committed: bool,
+        jobs_by_lane: Mapping[int, Job],
+        all_committed: bool,
         flush: Flush | None,
     ) -> StepPlan:
         """Build the decode step of a window's `column`, of `columns`: one token for every lane. Lanes that are not in
-        `todo` are computed and ignored. Unless everything is `committed`, the step's input is the result of the
-        step before.
+        `jobs_by_lane` are computed and ignored. Unless `all_committed`, the step's input is the result of
+        the step before.
         """
         tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
         for i, lane in enumerate(lanes):
-            job, at = todo.get(i), 0
+            job, position = jobs_by_lane.get(i), 0
             if job is not None:
-                at = job.num_computed_tokens
-                positions[i], token_index[i] = at, job.num_planned_outputs
-                tokens[i] = job.tokens[at] if committed else 0
-            segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=job is not None))
-        opens = column == 0
+                position = job.num_computed_tokens
+                positions[i], token_index[i] = position, job.num_planned_outputs
+                tokens[i] = job.tokens[position] if all_committed else 0
+            segments.append(
+                Segment(lane.job.id, lane.generation, position, 1, range(position, position + 1), live=job is not None)
+            )
+        opens_window = column == 0
         return self._make_plan(
             StepKind.DECODE,
             segments,
-            tokens=tokens if committed else None,
-            source=self._lane_sources(lanes) if opens and not committed else None,
+            tokens=tokens if all_committed else None,
+            source=self._lane_sources(lanes) if opens_window and not all_committed else None,
             positions=positions,
             token_index=token_index,
-            sampling=tuple(_make_sampling_row(lane.job) for lane in lanes) if opens else None,
-            groups=make_group_steps(self.cache, [(lane.job, 1) for lane in lanes], written=False) if opens else None,
+            sampling=tuple(_make_sampling_row(lane.job) for lane in lanes) if opens_window else None,
+            groups=make_group_steps(self.cache, [(lane.job, 1) for lane in lanes], writes_to_arena=False)
+            if opens_window
+            else None,
             column=column,
             columns=columns,
             flush=flush,
-            adapters=_adapter_numbers([lane.job.adapter if i in todo else 0 for i, lane in enumerate(lanes)]),
+            adapters=_adapter_numbers([lane.job.adapter if i in jobs_by_lane else 0 for i, lane in enumerate(lanes)]),
         )
 
     def _lane_sources(self, lanes: Sequence[Lane]) -> IntArray | None:
@@ -219,9 +229,7 @@ class StepBuilder:
         return None if in_place else source
 
     def build_flush(self, flush: Flush | None) -> StepPlan:
-        """Build a step that computes no token, and only carries out memory operations, such as `flush`; None: no tail
-        is written.
-        """
+        """Build a step without tokens that only does memory operations, such as `flush`; None: no tail is written."""
         return self._make_plan(StepKind.FLUSH, [], flush=flush)
 
     def forget_results(self) -> None:
@@ -277,51 +285,55 @@ class StepBuilder:
 def find_logit_rows(segments: Sequence[Segment]) -> IntArray:
     """Return the flat indices of the tokens that need logits."""
     rows: list[int] = []
-    begin = 0
+    flat_offset = 0
     for segment in segments:
-        rows.extend(range(begin + segment.logits.start - segment.first, begin + segment.logits.stop - segment.first))
-        begin += segment.count
+        rows.extend(
+            range(flat_offset + segment.logits.start - segment.first, flat_offset + segment.logits.stop - segment.first)
+        )
+        flat_offset += segment.count
     return np.array(rows, np.int32)
 
 
 def _adapter_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the adapter number of each segment of a step; None if no segment has an adapter. Those of dead lanes are
-    not named: they may be gone.
-    """
+    """Return each segment's adapter number (0: none); None if all are 0. Dead lanes have 0: theirs may be gone."""
     return tuple(numbers) if any(numbers) else None
 
 
-def _make_sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
-    """Return how to choose the token after the first `drafted` drafts of a job."""
-    output = [*job.output, *job.drafts[:drafted]] if drafted else job.output
-    return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.processed else None)
+def _make_sampling_row(job: Job, num_drafts: int = 0) -> SamplingRow:
+    """Return how to choose the token after the first `num_drafts` drafts of a job."""
+    output = [*job.output, *job.drafts[:num_drafts]] if num_drafts else job.output
+    return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.has_logits_processors else None)
 
 
-def make_scoring(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
+def make_scoring(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
     """Return which log-probabilities of prompts the `segments` of a step compute; None if there are none."""
-    rows, tokens, top, flat = [], [], 0, 0
-    for (job, count), segment in zip(scheduled, segments, strict=True):
-        where = segment.scored
-        if where:
-            rows.append(np.arange(where.start, where.stop, dtype=np.int32) - 1 - segment.first + flat)
-            tokens.append(np.array(job.request.scored[where.start : where.stop], np.int32))
+    rows, tokens, top, flat_offset = [], [], 0, 0
+    for (job, count), segment in zip(scheduled_tokens, segments, strict=True):
+        scored_range = segment.scored
+        if scored_range:
+            rows.append(
+                np.arange(scored_range.start, scored_range.stop, dtype=np.int32) - 1 - segment.first + flat_offset
+            )
+            tokens.append(np.array(job.request.scored_tokens[scored_range.start : scored_range.stop], np.int32))
             top = max(top, job.params.prompt_logprobs or 0)
-        flat += count
+        flat_offset += count
     return Scoring(np.concatenate(rows), np.concatenate(tokens), top) if rows else None
 
 
-def make_pooling(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Pooling | None:
+def make_pooling(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment]) -> Pooling | None:
     """Return which states of prompts the `segments` of a step sum up; None if there are none."""
-    rows, weights, counts, logits, flat = [], [], [], [], 0
-    for (job, count), segment in zip(scheduled, segments, strict=True):
-        where, asked = segment.pooled, job.request.pooled
-        if where and asked is not None:
-            positions = np.arange(where.start, where.stop, dtype=np.int32)
-            rows.append(positions - segment.first + flat)
-            weights.append((positions + 1 if asked.weighted else np.ones(len(where))).astype(np.float32))
-            counts.append(len(where))
-            logits.append(asked.logits)
-        flat += count
+    rows, weights, counts, logits, flat_offset = [], [], [], [], 0
+    for (job, count), segment in zip(scheduled_tokens, segments, strict=True):
+        pooled_range, pooling_spec = segment.pooled, job.request.pooling
+        if pooled_range and pooling_spec is not None:
+            positions = np.arange(pooled_range.start, pooled_range.stop, dtype=np.int32)
+            rows.append(positions - segment.first + flat_offset)
+            weights.append(
+                (positions + 1 if pooling_spec.position_weighted else np.ones(len(pooled_range))).astype(np.float32)
+            )
+            counts.append(len(pooled_range))
+            logits.append(pooling_spec.logits)
+        flat_offset += count
     if not rows:
         return None
     return Pooling(np.concatenate(rows), np.concatenate(weights), np.array(counts, np.int32), tuple(logits))

@@ -31,13 +31,13 @@ class DecodeWindow:
     its blocks until these tokens are in the arena, so that other jobs can begin with them.
     """
 
-    def __init__(self, cache: KVCache, running: RunningSet, long_tail_rows: int = 0) -> None:
+    def __init__(self, cache: KVCache, running_set: RunningSet, long_tail_rows: int = 0) -> None:
         self.lanes: tuple[Lane, ...] = ()
         self.column = 0
         self.columns = TAIL_COLUMNS
         self._long_tail_rows = long_tail_rows
         self._cache = cache
-        self._running = running
+        self._running_set = running_set
         self._awaiting_flush: list[Lane] = []
 
     @property
@@ -62,50 +62,48 @@ class DecodeWindow:
         A dead lane is computed in each of the remaining steps, and its tokens are ignored. A flush empties the
         pipeline, which costs about one step of all lanes.
         """
-        left = self.columns - self.column
-        dead = sum([lane.job.generation != lane.generation for lane in self.lanes])
-        return not left or bool(dead and dead * left >= len(self.lanes))
+        remaining_columns = self.columns - self.column
+        num_dead_lanes = sum([lane.job.generation != lane.generation for lane in self.lanes])
+        return not remaining_columns or bool(num_dead_lanes and num_dead_lanes * remaining_columns >= len(self.lanes))
 
     def plan_step(
         self, builder: StepBuilder, make_room: Callable[[Job, int], None], flush: Flush | None = None
     ) -> tuple[StepPlan, Sequence[Job]] | None:
-        """Plan the window's next step. Return it and the jobs that get a token in it; None if there are none. Opens a
-        window if none is open: see `open`.
-        """
+        """Open a window if none is open. Return its next step and the jobs that get a token in it; None if none do."""
         if self.column == 0:
             self.open(make_room)
-        todo = self.next_jobs
-        if not todo:
+        jobs_by_lane = self.next_jobs
+        if not jobs_by_lane:
             return None
-        first = next(iter(todo.values()))  # all rows get their tokens in the same steps
-        committed = first.num_planned_outputs == first.num_generated
-        plan = builder.build_decode(self.lanes, self.column, self.columns, todo, committed, flush)
+        first = next(iter(jobs_by_lane.values()))  # all rows get their tokens in the same steps
+        all_committed = first.num_planned_outputs == first.num_generated
+        plan = builder.build_decode(self.lanes, self.column, self.columns, jobs_by_lane, all_committed, flush)
         self.column += 1
-        return plan, list(todo.values())
+        return plan, list(jobs_by_lane.values())
 
     def open(self, make_room: Callable[[Job, int], None]) -> None:
         """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that a
         job may get in the window, and may preempt other jobs for it.
         """
-        self.columns = self._choose_columns([job for job in self._running.jobs if job.can_decode])
-        for job in self._running.jobs_by_turn:
+        self.columns = self._choose_columns([job for job in self._running_set.jobs if job.can_decode])
+        for job in self._running_set.jobs_by_turn:
             if job.can_decode:
                 outputs = min(self.columns, job.num_plannable)
                 make_room(job, job.num_computed_tokens + outputs)
-        ready = sorted([job for job in self._running.jobs if job.can_decode], key=adapter_order)
-        self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
+        decoding_jobs = sorted([job for job in self._running_set.jobs if job.can_decode], key=adapter_order)
+        self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in decoding_jobs)
 
     def _choose_columns(self, jobs: Sequence[Job]) -> int:
-        """Return how many tail columns a window with a lane for each of these jobs gets. No job gives up blocks for a
-        long tail.
-        """
+        """Return how many tail columns a window of these jobs gets. No job gives up blocks for a long tail."""
         if not self._cache.uses_token_memory:
             return _COLUMNS_WITHOUT_TAIL
         if len(jobs) > self._long_tail_rows:
             return TAIL_COLUMNS
-        room = sum(min(LONG_TAIL_COLUMNS, job.num_plannable) + self._cache.pools.block_size for job in jobs)
-        fits = all(job.num_computed_tokens + room <= self._cache.max_tokens_without_preemption(job.id) for job in jobs)
-        return LONG_TAIL_COLUMNS if fits else TAIL_COLUMNS
+        tokens_to_add = sum(min(LONG_TAIL_COLUMNS, job.num_plannable) + self._cache.pools.block_size for job in jobs)
+        all_fit = all(
+            job.num_computed_tokens + tokens_to_add <= self._cache.max_tokens_without_preemption(job.id) for job in jobs
+        )
+        return LONG_TAIL_COLUMNS if all_fit else TAIL_COLUMNS
 
     def find_lane(self, job: Job) -> Lane | None:
         """Return the live lane of a job; None if it has none."""
@@ -121,15 +119,15 @@ class DecodeWindow:
         Everything is committed, so a live lane has all its columns. A lane whose job has ended has those that were
         planned for the job.
         """
-        ends = {}
+        end_by_lane = {}
         for i, lane in enumerate(self.lanes):
             if lane.is_live or lane in self._awaiting_flush:
-                ends[i] = min(lane.job.num_computed_tokens, len(lane.job.tokens))
-        flush = make_flush(self._cache, self.lanes, self.column, ends) if ends and self.column else None
-        for i, end in ends.items():
-            self._running.note_stored(self.lanes[i].job, end)
+                end_by_lane[i] = min(lane.job.num_computed_tokens, len(lane.job.tokens))
+        flush = make_flush(self._cache, self.lanes, self.column, end_by_lane) if end_by_lane and self.column else None
+        for i, end in end_by_lane.items():
+            self._running_set.note_stored(self.lanes[i].job, end)
         for job in self.jobs_awaiting_flush:
-            self._running.release_blocks(job)
+            self._running_set.release_blocks(job)
         self.forget()
         return flush
 
@@ -175,13 +173,11 @@ class DrainReason(Enum):
 
 
 class PipelineGate:
-    """Decides for each step whether it may run ahead of the one in flight. `steps` counts the planned steps by reason;
-    None counts those that ran ahead.
-    """
+    """Decides if a step may run ahead of the one in flight. `steps` counts planned steps by reason; None: ran ahead."""
 
-    def __init__(self, running: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
+    def __init__(self, running_set: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
         self.steps: Counter[DrainReason | None] = Counter()
-        self._running = running
+        self._running_set = running_set
         self._window = window
         self._admission = admission
         self._pipeline = pipeline
@@ -195,8 +191,8 @@ class PipelineGate:
             DrainReason.CONTRADICTED if self._waiting_for is DrainReason.VERIFY else self._waiting_for
         )
         if reason is None or not reason.ends_window:
-            found = self._find_reason()
-            reason = found if in_flight else found or reason
+            current_reason = self._find_reason()
+            reason = current_reason if in_flight else current_reason or reason
         self._waiting_for = reason if in_flight else None
         return reason
 
@@ -208,12 +204,12 @@ class PipelineGate:
         """Return the reason to drain that holds now, if any. MLX writes the arena in place only when nothing else is
         in flight (`KVArena`).
         """
-        jobs, window, admission = self._running.jobs, self._window, self._admission
+        jobs, window, admission = self._running_set.jobs, self._window, self._admission
         prefills = drops = verifies = False
         for job in jobs:
             prefills = prefills or job.state is RequestState.PREFILLING
             drops = drops or (job.keep is not None and job.must_drop)
-            verifies = verifies or job.verifying != () or (job.drafts != () and job.can_decode)
+            verifies = verifies or job.drafts_in_flight != () or (job.drafts != () and job.can_decode)
         if prefills:
             return DrainReason.PROMPT
         if drops:

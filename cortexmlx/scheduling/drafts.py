@@ -23,7 +23,9 @@ def can_draft(job: Job, cache: KVCache) -> bool:
     functions are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled
     gets no more.
     """
-    return job.can_decode and not (job.verifying or job.processed or job.spoiled or cache.needs_ends)
+    return job.can_decode and not (
+        job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or cache.needs_ends
+    )
 
 
 def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
@@ -46,18 +48,18 @@ def fit_drafts(job: Job, cache: KVCache) -> None:
     if not (job.drafts and job.can_decode):
         job.drafts = ()
         return
-    room = min(job.num_plannable, cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens)
-    job.drafts = job.drafts[: max(room - 1, 0)]
+    available_tokens = min(job.num_plannable, cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens)
+    job.drafts = job.drafts[: max(available_tokens - 1, 0)]
     tokens = job.num_computed_tokens + 1 + len(job.drafts)
     try:
         cache.reserve(job.id, tokens)
     except KVCacheFull:  # the arena may not grow any more
         job.drafts = ()
     else:
-        job.reserved = max(job.reserved, tokens)
+        job.reserved_tokens = max(job.reserved_tokens, tokens)
 
 
-def accept_drafts(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> RowTokens:
+def accept_drafts(job: Job, tokens: Sequence[int], first: int, running_set: RunningSet) -> RowTokens:
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
     results begin at `first`. What was computed for wrong drafts is cut off.
 
@@ -65,18 +67,20 @@ def accept_drafts(job: Job, tokens: Sequence[int], first: int, running: RunningS
     job is `spoiled`, and that block is not shared.
     """
     accepted_tokens: list[int] = []
-    reason, right, job.spoiled = None, 0, min(tokens) < 0
-    for token, drafted in zip_longest(tokens, job.verifying):
+    reason, num_accepted, job.is_spoiled = None, 0, min(tokens) < 0
+    for token, draft_token in zip_longest(tokens, job.drafts_in_flight):
         if token < 0:
             break
         accepted_tokens.append(token)
         reason = job.append_token(token)
-        right += drafted == token
-        if reason is not None or drafted != token:
+        num_accepted += draft_token == token
+        if reason is not None or draft_token != token:
             break
-    row = RowTokens(job, accepted_tokens, first, reason, len(job.verifying), right)
+    row = RowTokens(job, accepted_tokens, first, reason, len(job.drafts_in_flight), num_accepted)
     job.drop_rejected_drafts()
-    stored = job.num_computed_tokens
-    running.cache.truncate(job.id, stored)
-    running.note_stored(job, stored - stored % running.cache.block_size if job.spoiled else stored)
+    num_computed = job.num_computed_tokens
+    running_set.cache.truncate(job.id, num_computed)
+    running_set.note_stored(
+        job, num_computed - num_computed % running_set.cache.block_size if job.is_spoiled else num_computed
+    )
     return row

@@ -36,7 +36,7 @@ class _Account:
     """How many of its requests wait, parked ones included."""
     rows: int = 0
     """How many of its requests run."""
-    owed: bool = False
+    is_idle_debtor: bool = False
     """Whether it is idle, has had more than others, and is therefore in the heap of such clients."""
 
 
@@ -53,7 +53,7 @@ class FairShare:
     def __init__(self) -> None:
         self.now = 0
         self._accounts: dict[Client, _Account] = {}
-        self._owed: list[tuple[int, int, Client]] = []
+        self._idle_debtors: list[tuple[int, int, Client]] = []
         self._arrivals = 0
         self._open = 0
 
@@ -118,38 +118,38 @@ class FairShare:
         """Drop all accounts."""
         self.now = self._open = 0
         self._accounts.clear()
-        self._owed.clear()
+        self._idle_debtors.clear()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if an account is lost, or kept for nothing."""
         assert self._open == sum(a.requests + a.rows for a in self._accounts.values()), "requests were counted wrongly"
         assert self._open or not self._accounts, "accounts are kept while nobody waits or runs"
-        assert {client for *_, client in self._owed} == {c for c, a in self._accounts.items() if a.owed}
+        assert {client for *_, client in self._idle_debtors} == {
+            c for c, a in self._accounts.items() if a.is_idle_debtor
+        }
         for client, account in self._accounts.items():
             idle = not account.requests and not account.rows
-            assert account.owed or not idle, f"the account of {client} is kept for nothing"
+            assert account.is_idle_debtor or not idle, f"the account of {client} is kept for nothing"
 
     def _charge_up_to(self, job: Job, total: int) -> bool:
-        """Charge a job's client, or pay back, so that the job has paid `total` tokens in all. Return whether that
-        changed anything.
-        """
-        due, job.paid = total - job.paid, total
-        self._accounts[job.client].tokens += due
-        return due != 0
+        """Charge a job's client, or pay back, until `total` tokens are paid. Return whether that changed anything."""
+        charge, job.paid_tokens = total - job.paid_tokens, total
+        self._accounts[job.client].tokens += charge
+        return charge != 0
 
     def _close_request(self, client: Client) -> None:
         """Count one of a client's requests as ended."""
         self._open -= 1
         if not self._open:
             self.clear()
-        elif not self._accounts[client].owed:
+        elif not self._accounts[client].is_idle_debtor:
             self._drop_or_keep(client)
 
     def _drop_idle_accounts(self) -> None:
         """Drop the accounts of idle clients that have had no more tokens than a new client begins with."""
-        while self._owed and self._owed[0][0] <= self.now + QUANTUM:
-            *_, client = heappop(self._owed)
-            self._accounts[client].owed = False
+        while self._idle_debtors and self._idle_debtors[0][0] <= self.now + QUANTUM:
+            *_, client = heappop(self._idle_debtors)
+            self._accounts[client].is_idle_debtor = False
             self._drop_or_keep(client)
 
     def _drop_or_keep(self, client: Client) -> None:
@@ -160,15 +160,13 @@ class FairShare:
         if account.tokens <= self.now + QUANTUM:
             del self._accounts[client]
         else:
-            account.owed = True
+            account.is_idle_debtor = True
             self._arrivals += 1
-            heappush(self._owed, (account.tokens, self._arrivals, client))
+            heappush(self._idle_debtors, (account.tokens, self._arrivals, client))
 
 
 def tokens_to_begin(job: Job) -> int:
-    """Return the tokens that a job needs to begin: its own, cached or not, and those of its answer that are charged in
-    advance.
-    """
+    """Return the tokens a job needs to begin: its own, cached or not, and those of its answer charged in advance."""
     return len(job.tokens) + max(0, _advance_tokens(job) - job.num_generated)
 
 
@@ -198,7 +196,7 @@ class OrderedHeap(Generic[T]):
     def __init__(self) -> None:
         self._orders: dict[T, Order] = {}
         self._heap: list[tuple[Order, int, T]] = []
-        self._added = 0
+        self._add_count = 0
 
     def __len__(self) -> int:
         return len(self._orders)
@@ -212,82 +210,76 @@ class OrderedHeap(Generic[T]):
         """The item that comes first. There must be one."""
         return self._heap[0][2]
 
-    def add(self, order: Order, thing: T) -> None:
+    def add(self, order: Order, item: T) -> None:
         """Add an item at its place. An item that is here already moves there."""
-        self._orders[thing] = order
-        self._added += 1
-        heappush(self._heap, (order, self._added, thing))
+        self._orders[item] = order
+        self._add_count += 1
+        heappush(self._heap, (order, self._add_count, item))
         self._drop_stale()
 
-    def remove(self, thing: T) -> None:
+    def remove(self, item: T) -> None:
         """Remove an item."""
-        del self._orders[thing]
+        del self._orders[item]
         self._drop_stale()
 
     def _drop_stale(self) -> None:
         """Drop removed entries from the top of the heap, or all of them if they make up half of it."""
         if len(self._heap) > 2 * len(self._orders) + _MAX_STALE:
-            self._heap = [(order, i, thing) for i, (thing, order) in enumerate(self._orders.items())]
+            self._heap = [(order, i, item) for i, (item, order) in enumerate(self._orders.items())]
             heapify(self._heap)
         while self._heap and self._orders.get(self._heap[0][2]) != self._heap[0][0]:
             heappop(self._heap)
 
 
 class ClientQueues:
-    """The waiting jobs: a queue per client, ordered by priority and age. `turns` orders the queues. A queue can be
-    passed over as a whole, however long it is.
-    """
+    """The waiting jobs: a queue per client, by priority and age. `turns` orders the queues; any can be passed over."""
 
     def __init__(self, turns: FairShare) -> None:
         self._turns = turns
-        self._lines: dict[Client, OrderedHeap[Job]] = {}
+        self._client_queues: dict[Client, OrderedHeap[Job]] = {}
         self._heads: OrderedHeap[Client] = OrderedHeap()
-        self._passed: list[Client] = []
+        self._passed_clients: list[Client] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._client_queues.values()))
 
     def __iter__(self) -> Iterator[Job]:
         """Yield all jobs, in no particular order."""
-        return (job for line in self._lines.values() for job in line)
+        return (job for queue in self._client_queues.values() for job in queue)
 
     @property
     def first(self) -> Job | None:
-        """The first job of the client whose turn it is; None if there is none. Clients that are passed over do not
-        count.
-        """
-        return self._lines[self._heads.first].first if self._heads else None
+        """The first job of the client whose turn it is; None if there is none. Passed-over clients do not count."""
+        return self._client_queues[self._heads.first].first if self._heads else None
 
     def add(self, job: Job) -> None:
         """Put a job at its place in its client's queue."""
-        line = self._lines.get(job.client)
-        if line is None:
-            line = self._lines[job.client] = OrderedHeap()
+        queue = self._client_queues.get(job.client)
+        if queue is None:
+            queue = self._client_queues[job.client] = OrderedHeap()
             self._heads.add(self._turns.place(job.client), job.client)
-        line.add(job.order, job)
+        queue.add(job.order, job)
 
     def remove(self, job: Job) -> None:
         """Take a job out of its client's queue, at whatever place it is."""
-        line = self._lines[job.client]
-        line.remove(job)
-        if not line:
+        queue = self._client_queues[job.client]
+        queue.remove(job)
+        if not queue:
             self._heads.remove(job.client)
-            del self._lines[job.client]
+            del self._client_queues[job.client]
 
     def reorder_client(self, client: Client) -> None:
-        """Put a client's queue at its new place after the client's account has changed. No client may be passed over
-        now.
-        """
-        if client in self._lines:
+        """Put a client's queue at its new place after its account has changed. No client may be passed over now."""
+        if client in self._client_queues:
             self._heads.add(self._turns.place(client), client)
 
     def pass_over(self, client: Client) -> None:
         """Leave a client's queue out of `first` until `bring_back`. Costs O(log clients)."""
         self._heads.remove(client)
-        self._passed.append(client)
+        self._passed_clients.append(client)
 
     def bring_back(self) -> None:
         """Put the queues that were passed over back at their places."""
-        for client in self._passed:
+        for client in self._passed_clients:
             self._heads.add(self._turns.place(client), client)
-        self._passed.clear()
+        self._passed_clients.clear()

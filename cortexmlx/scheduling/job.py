@@ -71,7 +71,7 @@ class Job:
     """Tokens of `request.scored` that have their log-probabilities. The first token needs none."""
     num_pooled_tokens: int = 0
     """Tokens of a request without an answer whose states are summed up, and those before the first of them."""
-    reserved: int = 0
+    reserved_tokens: int = 0
     """Tokens for which room is promised to it."""
     cached: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
@@ -97,7 +97,7 @@ class Job:
     """The number of its first row, in the order of beginning; 0: it has not begun."""
     price: int = 0
     """Tokens that its client has paid for its prompt."""
-    paid: int = 0
+    paid_tokens: int = 0
     """Tokens that its client has paid in all."""
     most_drafts: int = sys.maxsize
     """How many of its next tokens may be drafted at most: the token after them may have to be one that depends on the
@@ -105,9 +105,9 @@ class Job:
     """
     drafts: tuple[int, ...] = ()
     """Guessed next tokens, to be verified."""
-    verifying: tuple[int, ...] = ()
+    drafts_in_flight: tuple[int, ...] = ()
     """The guessed tokens that a step in flight verifies."""
-    spoiled: bool = False
+    is_spoiled: bool = False
     """Whether wrong drafts may have left NaN in its last block: see `drafts.accept_drafts`."""
     finish_reason: FinishReason | None = None
     """Why it ended; None: it has not ended."""
@@ -115,11 +115,11 @@ class Job:
     """How its tokens are chosen, without the caller's functions and types: plain data that goes into plans."""
     adapter: int = field(init=False)
     """The number of its adapter in plans; 0: the base model."""
-    processed: bool = field(init=False)
+    has_logits_processors: bool = field(init=False)
     """Whether functions of the caller change its logits. The runner has them, under the job's id."""
     tokens: list[int] = field(init=False)
-    """The prompt and the committed tokens, without those in `dropped`."""
-    dropped: list[int] = field(init=False)
+    """The prompt and the committed tokens, without those in `dropped_tokens`."""
+    dropped_tokens: list[int] = field(init=False)
     """Tokens that `keep` has dropped, in order."""
     prompt_length: int = field(init=False)
     """Tokens of the prompt, dropped ones included."""
@@ -131,24 +131,22 @@ class Job:
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
         self.adapter = 0 if request.adapter_key is None else request.adapter_key.number
-        self.params, self.processed = request.params, bool(request.params.logits_processors)
-        if self.processed or request.params.structured is not None or request.params.tools:
+        self.params, self.has_logits_processors = request.params, bool(request.params.logits_processors)
+        if self.has_logits_processors or request.params.structured is not None or request.params.tools:
             self.params = copy(request.params)  # `replace` would check all values again
             for name, none in (("logits_processors", ()), ("structured", None), ("tools", ())):
                 object.__setattr__(self.params, name, none)
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
-        if request.pooled is not None:
-            self.keep, self.num_pooled_tokens = None, request.pooled.first
-        self.dropped = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
+        if request.pooling is not None:
+            self.keep, self.num_pooled_tokens = None, request.pooling.first
+        self.dropped_tokens = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
 
     @property
     def block_salt(self) -> Salt:
-        """The salt of its cached blocks: its own, and that of its adapter, whose keys and values no other adapter can
-        use.
-        """
+        """The salt of its cached blocks: its own and its adapter's, whose keys and values no other adapter can use."""
         adapter = self.request.adapter_key
         return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 
@@ -165,15 +163,15 @@ class Job:
     @property
     def output(self) -> list[int]:
         """The generated tokens so far."""
-        if self.keep is None or not self.dropped:
+        if self.keep is None or not self.dropped_tokens:
             return self.tokens[self.prompt_length :]
         first = self.keep.first
-        return [*self.tokens[:first], *self.dropped, *self.tokens[first:]][self.prompt_length :]
+        return [*self.tokens[:first], *self.dropped_tokens, *self.tokens[first:]][self.prompt_length :]
 
     @property
     def num_generated(self) -> int:
         """How many tokens were generated and committed."""
-        return len(self.tokens) + len(self.dropped) - self.prompt_length
+        return len(self.tokens) + len(self.dropped_tokens) - self.prompt_length
 
     @property
     def kept_prompt_length(self) -> int:
@@ -189,8 +187,12 @@ class Job:
     @property
     def num_plannable(self) -> int:
         """How many more tokens can be planned before it ends or must drop some."""
-        left = self.max_new_tokens - self.num_planned_outputs
-        return left if self.keep is None else min(left, self.keep.max_row_tokens - self.num_computed_tokens)
+        remaining_outputs = self.max_new_tokens - self.num_planned_outputs
+        return (
+            remaining_outputs
+            if self.keep is None
+            else min(remaining_outputs, self.keep.max_row_tokens - self.num_computed_tokens)
+        )
 
     @property
     def must_drop(self) -> bool:
@@ -200,22 +202,20 @@ class Job:
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def preempt(self) -> int:
-        """Reset it, since it loses its row and blocks, and drop the tokens that `keep` does not keep. Return how many
-        were dropped.
-        """
+        """Reset it, as it loses its row and blocks, and drop tokens that `keep` does not keep. Return their number."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0
         self.num_planned_outputs = self.num_generated
-        self.drafts = self.verifying = ()
+        self.drafts = self.drafts_in_flight = ()
         return self.drop_tokens()
 
     def drop_tokens(self) -> int:
         """Drop the tokens that `keep` does not keep in a text of this length. Return how many."""
-        gone = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
-        self.dropped += gone
-        self.drops += bool(gone)
-        return len(gone)
+        removed_tokens = [] if self.keep is None else self.keep.remove_surplus(self.tokens)
+        self.dropped_tokens += removed_tokens
+        self.drops += bool(removed_tokens)
+        return len(removed_tokens)
 
     @property
     def has_outgrown_row(self) -> bool:
@@ -230,19 +230,17 @@ class Job:
     @property
     def has_unscored_tokens(self) -> bool:
         """Whether tokens of its text still lack their log-probabilities."""
-        return self.num_scored_tokens < len(self.request.scored)
+        return self.num_scored_tokens < len(self.request.scored_tokens)
 
     @property
     def is_pooling(self) -> bool:
-        """Whether it has no answer, but the pooled states of its prompt as a result. It ends with its prompt, and
-        takes no row.
-        """
-        return self.request.pooled is not None
+        """Whether its result is its prompt's pooled states, not an answer. It ends with its prompt and takes no row."""
+        return self.request.pooling is not None
 
     def num_sharable(self, tokens: int) -> int:
         """Return how many of its first `tokens` tokens it may share with other jobs in the prefix cache."""
-        pooled = self.request.pooled
-        return tokens if pooled is None else min(tokens, pooled.shared)
+        pooling_spec = self.request.pooling
+        return tokens if pooling_spec is None else min(tokens, pooling_spec.shared)
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -250,27 +248,25 @@ class Job:
         text is scored: those before the next token to score. Of a prompt whose states are summed up: those that it
         shares, before the next state that counts.
         """
-        most = len(self.tokens) - 1
+        max_reusable = len(self.tokens) - 1
         if self.is_pooling:
-            return self.num_sharable(min(most, self.num_pooled_tokens))
-        return min(most, self.num_scored_tokens - 1) if self.has_unscored_tokens else most
+            return self.num_sharable(min(max_reusable, self.num_pooled_tokens))
+        return min(max_reusable, self.num_scored_tokens - 1) if self.has_unscored_tokens else max_reusable
 
     def positions_to_score(self, first: int, end: int) -> range:
-        """Return the positions of the tokens that get log-probabilities when the tokens `first .. end` are computed:
-        each follows one of these.
-        """
-        return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
+        """Return the positions that get log-probabilities if `first .. end` are computed: each follows one of these."""
+        return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored_tokens)))
 
     def positions_to_pool(self, first: int, end: int) -> range:
         """Return the positions of the tokens whose states are pooled when the tokens `first .. end` are computed."""
         return range(max(first, self.num_pooled_tokens), end) if self.is_pooling else range(0)
 
-    def note_prompt_results(self, scored: range, pooled: range) -> bool:
+    def note_prompt_results(self, scored_range: range, pooled_range: range) -> bool:
         """Note which tokens of the prompt were scored, and which were pooled. Return whether that ends the job."""
-        if scored:
-            self.num_scored_tokens = scored.stop
-        if pooled:
-            self.num_pooled_tokens = pooled.stop
+        if scored_range:
+            self.num_scored_tokens = scored_range.stop
+        if pooled_range:
+            self.num_pooled_tokens = pooled_range.stop
         return self.is_pooling and self.num_pooled_tokens == self.prompt_length
 
     def append_token(self, token: int) -> FinishReason | None:
@@ -287,16 +283,16 @@ class Job:
 
     def drop_rejected_drafts(self) -> None:
         """Forget what was computed for drafts that turned out wrong: everything from its newest token on."""
-        self.verifying = ()
+        self.drafts_in_flight = ()
         self.num_computed_tokens = self.state_at = len(self.tokens) - 1
         self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
         """Count a refusal of memory to a step of which this job took most."""
-        computed = self.num_computed_tokens + len(self.dropped)
-        farther = computed > self.refused_at
-        self.refusals = 0 if farther else self.refusals + 1
-        self.refused_at = max(self.refused_at, computed)
+        num_computed = self.num_computed_tokens + len(self.dropped_tokens)
+        has_progressed = num_computed > self.refused_at
+        self.refusals = 0 if has_progressed else self.refusals + 1
+        self.refused_at = max(self.refused_at, num_computed)
 
     @property
     def is_running(self) -> bool:
@@ -305,9 +301,7 @@ class Job:
 
     @property
     def can_decode(self) -> bool:
-        """Whether it decodes and another token can be planned: see `num_plannable`. This runs for each row in each
-        step.
-        """
+        """Whether it decodes and another token can be planned: see `num_plannable`. Runs for each row in each step."""
         if self.state is not RequestState.DECODING or self.num_planned_outputs >= self.max_new_tokens:
             return False
         return self.keep is None or self.num_computed_tokens < self.keep.max_row_tokens
@@ -316,8 +310,8 @@ class Job:
     def needs_history(self) -> bool:
         """Whether its sampling needs the tokens so far: it has penalties or logits processors."""
         p = self.params
-        penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-        return penalised or self.processed
+        has_penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+        return has_penalties or self.has_logits_processors
 
     def check_invariants(self, length: int) -> None:
         """Raise AssertionError if the numbers of a running job do not fit its `length` in the cache."""
@@ -336,9 +330,7 @@ def adapter_order(job: Job) -> int:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """The tokens that a step chose for a job: one, several if drafts were verified, or none if a pooling job has
-    ended.
-    """
+    """The tokens that a step chose for a job: one, several if drafts were verified, none if a pooling job has ended."""
 
     job: Job
     tokens: Sequence[int]
@@ -346,9 +338,9 @@ class RowTokens:
     """The index of the first token in the step's result. The others follow it."""
     finish_reason: FinishReason | None
     """Why the last token ends the answer; None: it does not."""
-    drafted: int = 0
+    num_drafted: int = 0
     """How many drafted tokens the step verified."""
-    accepted: int = 0
+    num_accepted: int = 0
     """How many of these were right."""
 
 

@@ -39,31 +39,27 @@ class KeepPolicy:
         return self.first + 2 * self.last
 
     def count_surplus(self, tokens: int) -> int:
-        """Return how many tokens of a text of `tokens` tokens are dropped: the oldest ones after the `first`, a
-        multiple of `last`.
-        """
+        """Return how many of `tokens` tokens of a text are dropped: the oldest after `first`, a multiple of `last`."""
         return max(0, -(-(tokens - self.max_row_tokens) // self.last)) * self.last
 
     def remove_surplus(self, text: list[T]) -> list[T]:
         """Remove the surplus tokens from a text, and return them."""
-        gone = slice(self.first, self.first + self.count_surplus(len(text)))
-        taken = text[gone]
-        del text[gone]
-        return taken
+        surplus_slice = slice(self.first, self.first + self.count_surplus(len(text)))
+        removed_tokens = text[surplus_slice]
+        del text[surplus_slice]
+        return removed_tokens
 
     def check(self, context: int, capacity: int) -> None:
-        """Raise InvalidRequest if a row could get longer than the model's `context`, or than a cache of `capacity`
-        tokens.
-        """
-        for holds, has, else_do in (
+        """Raise InvalidRequest if a row could outgrow the model's `context`, or a cache of `capacity` tokens."""
+        for max_tokens, limit_phrase, other_advice in (
             (context, "the model's context has", ""),
             (capacity, "the KV cache holds", ", or raise the KV memory (--kv-memory)"),
         ):
-            if self.max_row_tokens > holds:
-                fits = (holds - self.first) // 2
-                smaller = f"keep_last at most {fits}" if fits > 0 else "keep_first smaller"
+            if self.max_row_tokens > max_tokens:
+                max_keep_last = (max_tokens - self.first) // 2
+                smaller_setting = f"keep_last at most {max_keep_last}" if max_keep_last > 0 else "keep_first smaller"
                 raise InvalidRequest(
                     f"keep_first is {self.first} and keep_last {self.last}: a row has {self.max_row_tokens} tokens "
-                    "(keep_first + "
-                    f"2 x keep_last) when it drops some, and {has} {holds}: make {smaller}{else_do}"
+                    f"(keep_first + 2 x keep_last) when it drops some, and {limit_phrase} {max_tokens}: make "
+                    f"{smaller_setting}{other_advice}"
                 )

@@ -25,9 +25,9 @@ class CostModel:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Update the estimate: a step with prefill, of `tokens` tokens in all, took `seconds`."""
-        cost = seconds / tokens
-        known = self.seconds_per_token
-        self.seconds_per_token = cost if known is None else known + _NEWEST_WEIGHT * (cost - known)
+        new_cost = seconds / tokens
+        old_cost = self.seconds_per_token
+        self.seconds_per_token = new_cost if old_cost is None else old_cost + _NEWEST_WEIGHT * (new_cost - old_cost)
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """Update the estimate from a step that took `seconds`, if it computed pieces of prompts and waited for no
@@ -36,39 +36,40 @@ class CostModel:
         if plan.loads or all(len(segment.logits) == segment.count for segment in plan.segments):
             return
         tokens = len(plan.positions)
-        alone = tokens - sum(max(len(segment.logits) - 1, 0) for segment in plan.segments)
-        self.observe(alone, seconds * alone / tokens)
+        undrafted_tokens = tokens - sum(max(len(segment.logits) - 1, 0) for segment in plan.segments)
+        self.observe(undrafted_tokens, seconds * undrafted_tokens / tokens)
 
-    def tokens_within(self, seconds: float, least: int, most: int) -> int:
-        """Return how many tokens a step can compute in `seconds`, between `least` and `most`; `least` while no step was
-        observed.
-        """
+    def tokens_within(self, seconds: float, min_tokens: int, max_tokens: int) -> int:
+        """Return how many tokens fit in `seconds`, from `min_tokens` to `max_tokens`; before any step, `min_tokens`."""
         if self.seconds_per_token is None:
-            return least
-        return max(least, min(most, int(seconds / self.seconds_per_token)))
+            return min_tokens
+        return max(min_tokens, min(max_tokens, int(seconds / self.seconds_per_token)))
 
-    def prompt_budget(self, seconds: float | None, most: int, decoding: int) -> int:
-        """Return how many prompt tokens a step may compute beside `decoding` rows, to take about `seconds` (None: any
-        time). The step has at most `most` tokens in all, and at least `LEAST_PIECE` of prompts.
+    def prompt_budget(self, seconds: float | None, max_tokens: int, decode_rows: int) -> int:
+        """Return how many prompt tokens a step may compute beside `decode_rows` rows, to take about `seconds` (None:
+        any time). The step has at most `max_tokens` tokens in all, and at least `LEAST_PIECE` of prompts.
         """
-        least = min(LEAST_PIECE, most)
-        return max(least, (most if seconds is None else self.tokens_within(seconds, least, most)) - decoding)
+        min_tokens = min(LEAST_PIECE, max_tokens)
+        return max(
+            min_tokens,
+            (max_tokens if seconds is None else self.tokens_within(seconds, min_tokens, max_tokens)) - decode_rows,
+        )
 
 
-def share_budget(budget: int, needs: list[int]) -> list[int]:
-    """Divide a step's budget of prompt tokens among prompts, the oldest first. `needs` are the tokens that each prompt
-    still lacks.
+def share_budget(budget: int, needed_tokens: list[int]) -> list[int]:
+    """Divide a step's budget of prompt tokens among prompts, the oldest first. `needed_tokens` are the tokens that each
+    prompt still lacks.
 
     The oldest prompt gets half while others wait. The other half goes to the shortest prompts first, and what is left
     to the oldest again. So a long prompt advances, and short ones need not wait for its end.
     """
-    if not needs:
+    if not needed_tokens:
         return []
-    parts = [0] * len(needs)
-    parts[0] = min(needs[0], budget if len(needs) == 1 else (budget + 1) // 2)
-    left = budget - parts[0]
-    for i in sorted(range(1, len(needs)), key=lambda i: needs[i]):
-        parts[i] = min(needs[i], left)
-        left -= parts[i]
-    parts[0] += min(left, needs[0] - parts[0])
+    parts = [0] * len(needed_tokens)
+    parts[0] = min(needed_tokens[0], budget if len(needed_tokens) == 1 else (budget + 1) // 2)
+    remaining_budget = budget - parts[0]
+    for i in sorted(range(1, len(needed_tokens)), key=lambda i: needed_tokens[i]):
+        parts[i] = min(needed_tokens[i], remaining_budget)
+        remaining_budget -= parts[i]
+    parts[0] += min(remaining_budget, needed_tokens[0] - parts[0])
     return parts

@@ -98,9 +98,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class ArenaWrite:
-    """The arena slots that one layer group's new tokens go to: `slots`, in order. The slots `zeros`, after them in new
-    blocks, are set to zero.
-    """
+    """Arena slots of a layer group's new tokens: `slots`, in order; `zeros`, after them in new blocks, are zeroed."""
 
     slots: IntArray
     zeros: IntArray
@@ -108,15 +106,13 @@ class ArenaWrite:
     @property
     def run_start(self) -> int | None:
         """The first slot if all slots are consecutive, so that one slice takes them; otherwise None."""
-        every = np.concatenate([self.slots, self.zeros])
-        return int(every[0]) if len(every) and every[0] >= 0 and (np.diff(every) == 1).all() else None
+        all_slots = np.concatenate([self.slots, self.zeros])
+        return int(all_slots[0]) if len(all_slots) and all_slots[0] >= 0 and (np.diff(all_slots) == 1).all() else None
 
 
 @dataclass(frozen=True)
 class Flush:
-    """A write of the tail's columns `0 .. columns` to the arena: in each layer group to `slots` `[rows * columns]`,
-    row by row.
-    """
+    """Tail columns `0 .. columns` to write to the arena: per layer group to `slots` `[rows * columns]`, row by row."""
 
     columns: int
     writes: tuple[ArenaWrite, ...]
@@ -124,9 +120,7 @@ class Flush:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step as plain data: a forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens,
-    `[n]` those that need logits.
-    """
+    """One step as plain data: a forward pass over `[T]` flat tokens, single-token segments first; `[n]` need logits."""
 
     number: int
     kind: StepKind

@@ -34,7 +34,7 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
-        self.outgrown = False
+        self.has_outgrown_cache = False
         """Whether a job has come to the end of a cache that may not grow."""
         self._texts = self._text_tokens = 0
         """How many of the jobs end with their prompts, and how many tokens of those are not computed yet."""
@@ -53,29 +53,30 @@ class RunningSet:
 
     @property
     def jobs_by_turn(self) -> list[Job]:
-        """The running jobs in the order of their turns. Within a client, its turns go to its jobs by priority and
-        age.
-        """
-        ordered = sorted(self.jobs, key=lambda j: j.order)
+        """The running jobs in the order of their turns. A client's turns go to its jobs by priority and age."""
+        jobs_by_order = sorted(self.jobs, key=lambda j: j.order)
         turns: dict[str | None, list[int]] = {}
         for job in self.jobs:
             turns.setdefault(job.client, []).append(job.turn)
         if len(turns) == 1:
-            return ordered
-        for own in turns.values():
-            own.sort(reverse=True)
-        return [job for _, job in sorted(((turns[job.client].pop(), job) for job in ordered), key=lambda pair: pair[0])]
+            return jobs_by_order
+        for client_turns in turns.values():
+            client_turns.sort(reverse=True)
+        return [
+            job
+            for _, job in sorted(((turns[job.client].pop(), job) for job in jobs_by_order), key=lambda pair: pair[0])
+        ]
 
     @property
     def victim(self) -> Job:
         """The job to preempt next. Of the clients with several rows, the one that uses most tokens loses its last row.
         If every client has one row, the job that began last loses it.
         """
-        rows: dict[str | None, list[Job]] = {}
+        jobs_by_client: dict[str | None, list[Job]] = {}
         for job in self.jobs_by_turn:
-            rows.setdefault(job.client, []).append(job)
-        several = [own for own in rows.values() if len(own) > 1]
-        return max(several or [self.jobs_by_turn], key=lambda own: sum(len(job.tokens) for job in own))[-1]
+            jobs_by_client.setdefault(job.client, []).append(job)
+        candidates = [client_jobs for client_jobs in jobs_by_client.values() if len(client_jobs) > 1]
+        return max(candidates or [self.jobs_by_turn], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
     def compute_keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
         """Return the prefix cache's keys of the full blocks of `tokens`; none if they are not shared."""
@@ -111,9 +112,7 @@ class RunningSet:
         assert self._text_tokens == sum(map(_missing_tokens, texts)), "the count of the tokens of texts is wrong"
 
     def initial_keys(self, job: Job) -> list[Key]:
-        """Return the block keys of a new job's prompt. A fork takes those of its parent, as far as the parent still
-        has the prompt.
-        """
+        """Return the block keys of a new job's prompt: for a fork, its parent's, if that still has the prompt."""
         parent = job.fork_of
         if parent is None or parent.drops:
             return self.compute_job_keys(job)
@@ -134,20 +133,20 @@ class RunningSet:
         need, tables = self._blocks_needed(job, match), self.cache.tables
         if tables.can_obtain(need, None, job.is_pooling):
             return True
-        return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.is_pooling)
+        return tables.can_obtain(need, {row.id: row.reserved_tokens for row in self.jobs}, job.is_pooling)
 
     @property
     def obtainable_blocks(self) -> list[int]:
         """The blocks of each layer group that a new job can have now, if headroom is dropped."""
-        blocks = self.cache.tables.obtainable_blocks({row.id: row.reserved for row in self.jobs})
+        blocks = self.cache.tables.obtainable_blocks({row.id: row.reserved_tokens for row in self.jobs})
         return [count - self.rows for count in blocks]
 
-    def fits_uncached(self, job: Job, room: list[int]) -> bool:
-        """Return whether a job fits into `room` blocks of each group, even if nothing of it is cached. The prefix
-        cache is not looked at.
-        """
-        needed = self.cache.blocks_needed(len(job.tokens), None)
-        return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
+    def fits_uncached(self, job: Job, obtainable_blocks: list[int]) -> bool:
+        """Return whether a job fits into `obtainable_blocks` blocks of each group, with the prefix cache ignored."""
+        needed_blocks = self.cache.blocks_needed(len(job.tokens), None)
+        return not self.jobs or all(
+            count <= block_limit for count, block_limit in zip(needed_blocks, obtainable_blocks, strict=True)
+        )
 
     def make_room(self, job: Job, match: PrefixMatch | None) -> PrefixMatch | None:
         """Drop headroom if a job that fits needs it. Return the job's match after that.
@@ -158,10 +157,10 @@ class RunningSet:
         if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.is_pooling):
             return match
         self.drop_headroom()
-        evicted = False
+        has_evicted = False
         while not self.jobs and job.is_pooling and self._lacks_blocks(job, match) and self.cache.pools.drop_cached(1):
-            evicted, match = True, None  # it may be what was evicted
-        return self.match(job) if evicted else match
+            has_evicted, match = True, None  # it may be what was evicted
+        return self.match(job) if has_evicted else match
 
     def _lacks_blocks(self, job: Job, match: PrefixMatch | None) -> bool:
         """Return whether a job needs more blocks than it can get without dropping headroom."""
@@ -192,7 +191,7 @@ class RunningSet:
             self._turns += 1
             job.turn = self._turns
         job.state = RequestState.PREFILLING
-        job.num_planned_outputs, job.reserved = job.num_generated, len(job.tokens)
+        job.num_planned_outputs, job.reserved_tokens = job.num_generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
         if job.is_pooling:
             self._texts += 1
@@ -219,14 +218,18 @@ class RunningSet:
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.begin_row(job.row, job.id)
-        shared, forked = self.shares_prefix(job), max(job.params.n, job.params.best_of or 1) > 1
-        again, next_turn = job.kept_prompt_length - 1, job.kept_prompt_length - max(job.request.tail, 1)
-        wanted = {again, next_turn, self._next_turn_anchor(job)} if shared else {again} if forked else set()
+        shared, has_forks = self.shares_prefix(job), max(job.params.n, job.params.best_of or 1) > 1
+        repeat_cut, next_turn_cut = job.kept_prompt_length - 1, job.kept_prompt_length - max(job.request.tail_length, 1)
+        wanted_cuts = (
+            {repeat_cut, next_turn_cut, self._next_turn_anchor(job)} if shared else {repeat_cut} if has_forks else set()
+        )
         if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
-            wanted |= {next_turn // self.cache.block_size * self.cache.block_size}
+            wanted_cuts |= {next_turn_cut // self.cache.block_size * self.cache.block_size}
         if match is not None:
             self.cache.reorder_resume_points(match, self._next_turn_anchor(job))
-        job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
+        job.cuts = {
+            position for position in wanted_cuts | {match.chain if match else 0} if position > job.num_computed_tokens
+        }
         job.spare_cuts = self._spare_cut_places(job) - job.cuts if shared and not job.is_pooling else set()
 
     def _spare_cut_places(self, job: Job) -> set[int]:
@@ -236,17 +239,15 @@ class RunningSet:
         """
         windows = [group.spec.window or 0 for group in self.cache.groups]
         first, ratio = (_FIRST_SPARE_DISTANCE, 2) if max(windows) <= _FIRST_SPARE_DISTANCE else (4 * max(windows), 4)
-        size, end, places, distance = self.cache.block_size, job.kept_prompt_length, set(), first
+        size, end, positions, distance = self.cache.block_size, job.kept_prompt_length, set(), first
         while end - distance >= job.num_computed_tokens + first:
-            places.add((end - distance) // size * size)
+            positions.add((end - distance) // size * size)
             distance *= ratio
-        return places
+        return positions
 
     def _next_turn_anchor(self, job: Job) -> int:
-        """Return after how many tokens the next turn's text differs from this one; 0 if that is not known, or if
-        earlier tokens were dropped.
-        """
-        return job.request.anchor if job.kept_prompt_length == job.prompt_length else 0
+        """Return after how many tokens the next turn's text differs; 0 if unknown or earlier tokens were dropped."""
+        return job.request.anchor_length if job.kept_prompt_length == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
         """Keep the state at the anchor longer than those of the rounds after it."""
@@ -254,16 +255,16 @@ class RunningSet:
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.mark_used(job.id, anchor)
 
-    def plan_cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan which recurrent states to keep within a step that computes the `scheduled` tokens."""
+    def plan_cuts(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
+        """Plan which recurrent states to keep within a step that computes `scheduled_tokens` tokens."""
         cuts = []
-        for job, count in scheduled if self.cache.states.snapshots is not None else ():
+        for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count
-            every = (*job.cuts, *job.spare_cuts)
-            for place in sorted(place for place in every if job.num_computed_tokens < place <= end):
-                snapshot = self.cache.states.make_snapshot(job.id, place, place in job.spare_cuts)
+            all_cuts = (*job.cuts, *job.spare_cuts)
+            for position in sorted(place for place in all_cuts if job.num_computed_tokens < place <= end):
+                snapshot = self.cache.states.make_snapshot(job.id, position, position in job.spare_cuts)
                 if snapshot is not None:
-                    cuts.append(RowSnapshot(job.row, place, snapshot))
+                    cuts.append(RowSnapshot(job.row, position, snapshot))
                     self._use_anchor(job)
         return tuple(cuts)
 
@@ -289,8 +290,8 @@ class RunningSet:
             capacity = self.cache.tables.capacity_tokens
             if tokens > capacity:
                 limit_answer(job, capacity)
-                tokens, self.outgrown = capacity, True
-            job.reserved = max(job.reserved, tokens)
+                tokens, self.has_outgrown_cache = capacity, True
+            job.reserved_tokens = max(job.reserved_tokens, tokens)
             try:
                 self.cache.reserve(job.id, tokens)
                 return True
@@ -303,25 +304,23 @@ class RunningSet:
 
     def drop_headroom(self) -> int:
         """Free the blocks that running jobs have beyond their reserved tokens. Return how many these were."""
-        return sum(self.cache.free_spare_blocks(job.id, job.reserved) for job in self.jobs)
+        return sum(self.cache.free_spare_blocks(job.id, job.reserved_tokens) for job in self.jobs)
 
     @property
     def has_drafts(self) -> bool:
         """Whether a row has drafted tokens to verify, or a step in flight verifies some."""
-        return any(job.verifying or (job.drafts and job.can_decode) for job in self.jobs)
+        return any(job.drafts_in_flight or (job.drafts and job.can_decode) for job in self.jobs)
 
     def note_stored(self, job: Job, tokens: int) -> None:
-        """Note that the job's first `tokens` tokens are in the arena, and cache their blocks. They may also be written
-        later, but before anyone reads them.
-        """
-        before = job.num_stored_tokens
-        self._text_tokens -= tokens - before if job.is_pooling else 0
+        """Note that a job's first `tokens` tokens are in the arena, or will be before a read; cache their blocks."""
+        previous_stored = job.num_stored_tokens
+        self._text_tokens -= tokens - previous_stored if job.is_pooling else 0
         job.num_stored_tokens = tokens
         if self.shares_prefix(job):
-            stored = job.num_sharable(min(tokens, len(job.tokens)))
-            self.cache.register(job.id, job.tokens, stored, job.keys)
-            for place in sorted(p for p in (*job.spare_cuts, *job.cuts) if before < p <= stored):
-                self.cache.add_resume_point(job.id, place, place in job.spare_cuts)
+            num_cacheable = job.num_sharable(min(tokens, len(job.tokens)))
+            self.cache.register(job.id, job.tokens, num_cacheable, job.keys)
+            for position in sorted(p for p in (*job.spare_cuts, *job.cuts) if previous_stored < p <= num_cacheable):
+                self.cache.add_resume_point(job.id, position, position in job.spare_cuts)
         self.changes += 1
 
     def should_cache_newest(self, job: Job) -> bool:
@@ -348,12 +347,13 @@ class RunningSet:
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
-        stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares_prefix(job) else 0
-        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.accept_drafts`
-            stored -= stored % self.cache.block_size
-        self.cache.states.end_row(job.row, job.id, job.state_at if job.state_at <= stored else 0)
+        num_cacheable = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares_prefix(job) else 0
+        # It is not known whether a block with drafts can be used: see `drafts.accept_drafts`.
+        if job.drafts_in_flight:
+            num_cacheable -= num_cacheable % self.cache.block_size
+        self.cache.states.end_row(job.row, job.id, job.state_at if job.state_at <= num_cacheable else 0)
         if self.shares_prefix(job):
-            self.cache.cache_and_free(job.id, job.tokens, stored, job.keys, passed=job.must_drop)
+            self.cache.cache_and_free(job.id, job.tokens, num_cacheable, job.keys, evict_first=job.must_drop)
         else:
             self.cache.free(job.id)
         self.changes += 1
@@ -365,9 +365,7 @@ def _missing_tokens(job: Job) -> int:
 
 
 def can_fork(job: Job) -> bool:
-    """Return whether a fork can copy its parent's blocks now: the parent has its prompt in the arena, except for the
-    last token.
-    """
+    """Return whether a fork can copy its parent's blocks now: all of its prompt but the last token is in the arena."""
     parent = job.fork_of
     return (
         parent is not None

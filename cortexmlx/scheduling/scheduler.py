@@ -86,7 +86,7 @@ class Scheduler:
     `config` and the blocks of the cache.
 
     `clock` returns seconds; jobs are ordered by their arrival. Call `accept_load` with the pieces of a disk load. The
-    caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
+    caller of `plan` must empty `ended_jobs`: jobs that ended without a new token, because the system refused the cache
     memory. The caller of `commit` ends the jobs whose tokens or text have come to an end.
     """
 
@@ -96,32 +96,28 @@ class Scheduler:
         self.backoff = Backoff(config.max_rows, config.prefill_budget)
         self._growth = GrowthRetry()
         self.limits = LengthLimits(config.context_length, config.max_request_tokens, config.keep)
-        self.costs = CostModel()
+        self.cost_model = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
-        self.ended: list[Job] = []
+        self.ended_jobs: list[Job] = []
         self._clock = clock
-        self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
-        self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
+        self._running_set = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
+        self._admission = Admission(self._running_set, config.client_tokens, config.worth_waiting, self.cost_model)
         self.accept_load = self._admission.accept_load
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
-        self._window = DecodeWindow(cache, self._running, config.long_tail_rows)
+        self._window = DecodeWindow(cache, self._running_set, config.long_tail_rows)
         self._arrivals = 0
-        self.gate = PipelineGate(self._running, self._window, self._admission, config.pipeline)
-        self._shrinking = False
+        self.pipeline_gate = PipelineGate(self._running_set, self._window, self._admission, config.pipeline)
+        self._shrink_requested = False
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` tokens can never be
-        answered.
-        """
+        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` can never be answered."""
         self.limits.check_prompt(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
-        """Queue a job for a request, and return it. With `fork_of`, it is another answer to that job's prompt. Raises
-        PromptTooLong if it can never fit.
-        """
+        """Queue a job, and return it. `fork_of`: for another answer to that job's prompt. Raises PromptTooLong."""
         self.limits.check_request(request, self.cache.tables.configured_tokens)
         if not self._jobs:  # a refusal costs nobody anything
             self._allow_growth()
@@ -139,8 +135,8 @@ class Scheduler:
             keep=self.limits.keep,
             salt=salt if fork_of is None else fork_of.salt,
         )
-        job.keys = self._running.initial_keys(job)
-        self.dropped_tokens += len(job.dropped)
+        job.keys = self._running_set.initial_keys(job)
+        self.dropped_tokens += len(job.dropped_tokens)
         self._jobs[job_id] = job
         self._admission.enqueue(job)
         return job
@@ -157,18 +153,18 @@ class Scheduler:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        lane, running = self._window.find_lane(job), job.is_running
+        lane, was_running = self._window.find_lane(job), job.is_running
         job.state, job.finish_reason = state, reason
         job.generation += 1
-        if not running:
+        if not was_running:
             self._admission.remove(job)
         else:
-            self._running.release_row(job)
+            self._running_set.release_row(job)
             self._admission.end_running_job(job)
-            if lane is not None and self._running.should_cache_newest(job):
+            if lane is not None and self._running_set.should_cache_newest(job):
                 self._window.await_flush(lane)
             else:
-                self._running.release_blocks(job)
+                self._running_set.release_blocks(job)
         if surplus:
             del job.tokens[-surplus:]
 
@@ -192,13 +188,13 @@ class Scheduler:
         for job in self._window.jobs_awaiting_flush:
             self.cache.free(job.id)
         self._window.forget()
-        for job in self._running.jobs_by_turn:
-            self._requeue(job, trusted=False)
+        for job in self._running_set.jobs_by_turn:
+            self._requeue(job, is_trusted=False)
         for seq in list(self.cache.tables.sequences):  # whoever was to begin in the step that failed
             self.cache.free(seq)
-        self.gate.reset()
+        self.pipeline_gate.reset()
         self._builder.forget_results()
-        self._running.take_loads()
+        self._running_set.take_loads()
         self.cache.release_copy_sources()
         self.cache.pools.drop_cached()
 
@@ -209,65 +205,61 @@ class Scheduler:
 
     @property
     def draftable_jobs(self) -> list[Job]:
-        """The running jobs whose next tokens may be drafted: see `drafts.can_draft`. None while steps are kept small,
-        because one was refused memory.
-        """
-        rows = () if self.backoff.holds_back else self._running.jobs
+        """The running jobs that pass `drafts.can_draft`; none while steps are kept small after a refusal of memory."""
+        rows = () if self.backoff.holds_back else self._running_set.jobs
         return [job for job in rows if drafts.can_draft(job, self.cache)]
 
     @property
     def is_prefilling(self) -> bool:
         """Whether some row's prompt is not fully computed yet."""
-        return self._running.is_prefilling
+        return self._running_set.is_prefilling
 
     def relieve_memory(self, critical: bool) -> None:
-        """Evict half of the unused cached blocks, or all if memory is `critical`; then the arena shrinks at the next
-        drain, too.
-        """
+        """Evict half of the unused cached blocks; if `critical`, all, and then shrink the arena at the next drain."""
         unused = self.cache.pools.unused_entries
         self.cache.pools.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
         self.cache.pools.record_release()
-        self._running.drop_headroom()
-        self._shrinking = True
+        self._running_set.drop_headroom()
+        self._shrink_requested = True
         if self.is_idle:
             self.shrink_arena()
 
     def shrink_arena(self) -> None:
         """Free the unused end of the arena, if `relieve_memory` asked for it. Nothing may be in flight."""
-        if self._shrinking:
-            self._shrinking = False
+        if self._shrink_requested:
+            self._shrink_requested = False
             self.cache.pools.shrink(1)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to plan: no job waits, runs or awaits a flush, or all jobs wait for the disk."""
-        nothing = not self._jobs or (self._admission.is_stalled and not self._running.jobs)
+        nothing = not self._jobs or (self._admission.is_stalled and not self._running_set.jobs)
         return nothing and not self._window.jobs_awaiting_flush
 
     @property
     def jobs(self) -> tuple[Job, ...]:
         """All jobs that have not ended: the running ones, then the waiting ones in order."""
-        return (*self._running.jobs, *self._admission.waiting_jobs)
+        return (*self._running_set.jobs, *self._admission.waiting_jobs)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks contradict each other."""
-        running, ended = self._running.jobs, self._window.jobs_awaiting_flush
-        assert self._running.rows <= self.config.max_rows and all(job.is_running for job in running)
+        running_jobs, flushing_jobs = self._running_set.jobs, self._window.jobs_awaiting_flush
+        assert self._running_set.rows <= self.config.max_rows and all(job.is_running for job in running_jobs)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
-        with_blocks = {job.id for job in (*running, *ended)}
+        with_blocks = {job.id for job in (*running_jobs, *flushing_jobs)}
         assert self.cache.tables.sequences.keys() == with_blocks, "blocks of nobody, or nobody's blocks"
-        for job in running:
+        for job in running_jobs:
             job.check_invariants(self.cache.tables.length(job.id))
         self._admission.check_invariants()
-        self._running.check_invariants()
+        self._running_set.check_invariants()
         self.cache.check_invariants()
 
     @property
     def rows_running(self) -> int:
         """How many jobs have a row."""
-        return len(self._running.jobs)
+        return len(self._running_set.jobs)
 
     @property
     def rows_waiting(self) -> int:
@@ -287,9 +279,7 @@ class Scheduler:
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan(self, in_flight: int) -> StepPlan | None:
-        """Plan the next step. None if there is nothing to compute, or nothing before the `in_flight` steps are
-        committed.
-        """
+        """Plan the next step; None if nothing can be computed, or not before the `in_flight` steps are committed."""
         pools = self.cache.pools
         limit = pools.max_blocks
         plan = self._plan_step(in_flight)
@@ -297,7 +287,7 @@ class Scheduler:
             self._allow_growth()  # nobody runs, and whoever waits does not fit into what the system allowed
             limit = pools.max_blocks
             plan = self._plan_step(in_flight)
-        if pools.max_blocks != limit or self._running.outgrown:
+        if pools.max_blocks != limit or self._running_set.has_outgrown_cache:
             self.end_stuck_jobs()
             plan = plan or self._plan_step(in_flight)
             if plan is None and not in_flight and not self.is_idle:  # who ran has ended, and who waits does not fit
@@ -311,45 +301,39 @@ class Scheduler:
         self._admission.recheck_queue()
 
     def end_stuck_jobs(self) -> None:
-        """End the jobs that can get no further in the cache, which may not grow for now. While others run, those that
-        wait wait on.
-        """
+        """End the jobs that are stuck because the cache may not grow now. While others run, waiting jobs wait on."""
         self._growth.note_refusal()
-        self._running.outgrown = False
-        jobs = self._running.jobs or self._jobs.values()
+        self._running_set.has_outgrown_cache = False
+        jobs = self._running_set.jobs or self._jobs.values()
         for job in limit_stuck_jobs(list(jobs), self.cache.tables.capacity_tokens):
             if job.num_generated:
                 self.finish(job.id, FinishReason.LENGTH)
             else:
                 self.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
-            self.ended.append(job)
+            self.ended_jobs.append(job)
         self._admission.recheck_queue()
 
     def _plan_step(self, in_flight: int) -> StepPlan | None:
-        """Plan the next step, if nothing has to be waited for, and count it by its reason to drain (None: it ran
-        ahead).
-        """
-        reason = self.gate.drain_reason(in_flight)
+        """Plan the next step if nothing must be waited for, and count it by its drain reason (None: it ran ahead)."""
+        reason = self.pipeline_gate.drain_reason(in_flight)
         if reason is not None and in_flight:
             return None
         plan = self._plan_drained() if reason is not None and reason.ends_window else self._plan_decode(flush=None)
-        self.gate.steps[reason] += plan is not None
+        self.pipeline_gate.steps[reason] += plan is not None
         return plan
 
     def _plan_drained(self) -> StepPlan | None:
-        """Plan a step while nothing is in flight: flush the tail, admit jobs, then plan a MIXED step or open a
-        window.
-        """
+        """Plan a step with nothing in flight: flush the tail, admit jobs, then plan a MIXED step or open a window."""
         flush = self._window.close()
         self.shrink_arena()
-        for job in self._running.jobs_to_shorten:
+        for job in self._running_set.jobs_to_shorten:
             if job.has_outgrown_row:  # it may have no other end, so those of its client that wait go first
                 job.reset_arrival(self._clock())
             self._requeue(job)
         copies = self._admission.admit()
-        mixed = self._running.is_prefilling or self._running.has_drafts
-        plan = (self._plan_mixed(flush) if mixed else None) or self._plan_decode(flush)
-        loads = self._running.take_loads()
+        is_mixed = self._running_set.is_prefilling or self._running_set.has_drafts
+        plan = (self._plan_mixed(flush) if is_mixed else None) or self._plan_decode(flush)
+        loads = self._running_set.take_loads()
         if plan is None and (flush is not None or loads or copies):
             plan = self._builder.build_flush(flush)
         return replace(plan, loads=loads, copies=copies) if plan is not None and (loads or copies) else plan
@@ -358,59 +342,59 @@ class Scheduler:
         """Plan a MIXED step: one token and its drafts for every decoding row, and pieces of prompts within the budget.
         All of it is written straight to the arena.
         """
-        for job in self._running.jobs_by_turn:
+        for job in self._running_set.jobs_by_turn:
             if job.can_decode:
                 self._reserve(job, job.num_computed_tokens + 1)
-        for job in self._running.jobs:
+        for job in self._running_set.jobs:
             drafts.fit_drafts(job, self.cache)
-        decoding = [j for j in self._running.jobs if j.can_decode]
-        prefilling = [j for j in self._running.jobs_by_turn if j.state is RequestState.PREFILLING]
+        decoding = [j for j in self._running_set.jobs if j.can_decode]
+        prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
-        budget = self.costs.prompt_budget(target, self.backoff.tokens, len(decoding))
+        budget = self.cost_model.prompt_budget(target, self.backoff.tokens, len(decoding))
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
-        pieces = []
+        prefill_counts = []
         for job, count in zip(prefilling, counts, strict=True):
             if count and job.is_running:
                 count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
                 self._reserve(job, job.num_computed_tokens + count)
-                pieces.append((job, count))
+                prefill_counts.append((job, count))
         decoding = [j for j in decoding if j.is_running]
-        pieces = [(job, count) for job, count in pieces if job.is_running]
-        several = [(j, 1 + len(j.drafts)) for j in decoding] + pieces
-        scheduled = sorted(several, key=lambda each: (each[1] > 1, adapter_order(each[0])))
-        if not scheduled:
+        prefill_counts = [(job, count) for job, count in prefill_counts if job.is_running]
+        job_counts = [(j, 1 + len(j.drafts)) for j in decoding] + prefill_counts
+        scheduled_tokens = sorted(job_counts, key=lambda each: (each[1] > 1, adapter_order(each[0])))
+        if not scheduled_tokens:
             return None
-        plan = self._builder.build_mixed(scheduled, flush, self._running.plan_cuts(scheduled))
-        self._advance_jobs(plan, scheduled)
+        plan = self._builder.build_mixed(scheduled_tokens, flush, self._running_set.plan_cuts(scheduled_tokens))
+        self._advance_jobs(plan, scheduled_tokens)
         return plan
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """Plan a DECODE step: one token for every lane of the window. Open a window if none is open."""
-        planned = self._window.plan_step(self._builder, self._reserve, flush)
-        if planned is None:
+        planned_step = self._window.plan_step(self._builder, self._reserve, flush)
+        if planned_step is None:
             return None
-        plan, jobs = planned
+        plan, jobs = planned_step
         self._advance_jobs(plan, [(job, 1) for job in jobs])
         return plan
 
-    def _advance_jobs(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
+    def _advance_jobs(self, plan: StepPlan, scheduled_tokens: ScheduledTokens) -> None:
         """Advance the jobs of a planned step by the tokens that it computes."""
-        mixed = plan.kind is StepKind.MIXED
-        for job, count in scheduled:
+        is_mixed = plan.kind is StepKind.MIXED
+        for job, count in scheduled_tokens:
             job.num_computed_tokens += count
             job.state_at = job.num_computed_tokens
             self.cache.append(job.id, count)
-            if mixed:
-                self._running.note_stored(job, job.num_computed_tokens)
+            if is_mixed:
+                self._running_set.note_stored(job, job.num_computed_tokens)
             if job.num_computed_tokens < len(job.tokens):
                 self._admission.release_stored(job)
             else:
                 if job.state is RequestState.PREFILLING:
                     self._admission.release_claims(job)
                 job.state = RequestState.DECODING
-                if mixed:
-                    job.verifying, job.drafts = job.drafts, ()
-                job.num_planned_outputs += 0 if mixed and job.is_pooling else 1 + len(job.verifying)
+                if is_mixed:
+                    job.drafts_in_flight, job.drafts = job.drafts, ()
+                job.num_planned_outputs += 0 if is_mixed and job.is_pooling else 1 + len(job.drafts_in_flight)
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -419,8 +403,8 @@ class Scheduler:
 
         One job alone always fits, because its limit keeps it within the cache.
         """
-        while job.is_running and not self._running.reserve(job, tokens):
-            self._preempt(self._running.victim)
+        while job.is_running and not self._running_set.reserve(job, tokens):
+            self._preempt(self._running_set.victim)
 
     def _preempt(self, job: Job) -> None:
         """Take a job's row and blocks for other jobs, and queue it again."""
@@ -428,15 +412,13 @@ class Scheduler:
         self.preemptions += 1
         self._requeue(job)
 
-    def _requeue(self, job: Job, trusted: bool = True) -> None:
-        """Queue a running job again, with the tokens that it keeps. What it stored stays cached only if it is
-        `trusted`.
-        """
-        self._running.release_row(job)
+    def _requeue(self, job: Job, is_trusted: bool = True) -> None:
+        """Queue a running job again, with the tokens that it keeps. What it stored stays cached if `is_trusted`."""
+        self._running_set.release_row(job)
         self._admission.release_claims(job)
-        self._running.release_blocks(job) if trusted else self.cache.free(job.id)
+        self._running_set.release_blocks(job) if is_trusted else self.cache.free(job.id)
         self.dropped_tokens += job.preempt()
-        job.keys = self._running.compute_job_keys(job)
+        job.keys = self._running_set.compute_job_keys(job)
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -447,7 +429,7 @@ class Scheduler:
         ends it.
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
-            self.costs.learn(plan, seconds)
+            self.cost_model.learn(plan, seconds)
         rows: list[RowTokens] = []
         for segment in plan.segments if plan.kind is StepKind.MIXED and plan.has_prompt_results else ():
             job = self._find_job(segment)
@@ -462,13 +444,13 @@ class Scheduler:
             first, end = end, end + len(segment.logits)
             if not segment.live or (job := self._find_job(segment)) is None:
                 continue
-            if not job.verifying:
+            if not job.drafts_in_flight:
                 token = tokens[first]
                 rows.append(RowTokens(job, (token,), first, job.append_token(token)))
                 continue
-            rows.append(drafts.accept_drafts(job, tokens[first:end], first, self._running))
-            if job.spoiled and rows[-1].finish_reason is None:
-                self._requeue(job, trusted=False)
+            rows.append(drafts.accept_drafts(job, tokens[first:end], first, self._running_set))
+            if job.is_spoiled and rows[-1].finish_reason is None:
+                self._requeue(job, is_trusted=False)
         return rows
 
     def _find_job(self, segment: Segment) -> Job | None:

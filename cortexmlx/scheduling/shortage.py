@@ -67,7 +67,7 @@ class LengthLimits:
     def check_request(self, request: QueuedRequest, capacity: int) -> None:
         """Check a request's prompt as `check_prompt` does. If it has no answer, it needs no room for one."""
         tokens = len(request.prompt)
-        if request.pooled is None:
+        if request.pooling is None:
             self.check_prompt(tokens, capacity, request.params)
         elif tokens > min(self.context, self.max_request_tokens or _MAX_LENGTH, capacity):
             raise PromptTooLong(
@@ -78,35 +78,34 @@ class LengthLimits:
 
     def max_new_tokens(self, request: QueuedRequest, capacity: int) -> int:
         """Return how many tokens an answer of a request may have."""
-        if request.pooled is not None:
+        if request.pooling is not None:
             return 0
-        room, most = self.max_answer_tokens(len(request.prompt), capacity), request.params.max_tokens
-        return room if most is None else min(most, room)
+        available_tokens, requested_tokens = (
+            self.max_answer_tokens(len(request.prompt), capacity),
+            request.params.max_tokens,
+        )
+        return available_tokens if requested_tokens is None else min(requested_tokens, available_tokens)
 
     def max_scored_tokens(self, capacity: int) -> int:
-        """Return how long a text to score may be for a cache of `capacity` tokens, which need not hold the last
-        token.
-        """
+        """Return how long a scored text may be for a cache of `capacity` tokens, which need not hold the last one."""
         return min(self.max_tokens, (capacity if self.keep is None else min(capacity, self.keep.max_row_tokens)) + 1)
 
     def max_answer_tokens(self, prompt: int, capacity: int) -> int:
-        """Return how many tokens the answer to a prompt of `prompt` tokens may have. Its last token needs no place in
-        a cache of `capacity` tokens.
-        """
-        most = self.max_tokens - prompt
+        """Return the answer's token limit after `prompt` tokens; a cache of `capacity` need not hold the last one."""
+        max_tokens = self.max_tokens - prompt
         return (
-            most if self.keep is not None and self.keep.max_row_tokens <= capacity else min(most, capacity + 1 - prompt)
+            max_tokens
+            if self.keep is not None and self.keep.max_row_tokens <= capacity
+            else min(max_tokens, capacity + 1 - prompt)
         )
 
 
 def limit_answer(job: Job, capacity: int) -> None:
-    """Limit a job's answer so that it ends when a cache of `capacity` tokens is full. Its last token needs no place
-    there.
-    """
+    """Limit a job's answer to end when a cache of `capacity` tokens is full; its last token needs no place there."""
     if job.is_pooling or (job.keep is not None and job.keep.max_row_tokens <= capacity):
         return
-    most = capacity + 1 - job.prompt_length + len(job.dropped)
-    job.max_new_tokens = max(job.num_generated, min(job.max_new_tokens, most))
+    max_tokens = capacity + 1 - job.prompt_length + len(job.dropped_tokens)
+    job.max_new_tokens = max(job.num_generated, min(job.max_new_tokens, max_tokens))
 
 
 def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
@@ -114,15 +113,15 @@ def limit_stuck_jobs(jobs: Iterable[Job], capacity: int) -> list[Job]:
     has reached its end, or their prompt alone is too long. Other answers stay as long as they may be: the cache may
     have grown before they fill it.
     """
-    ended = []
+    stuck_jobs = []
     for job in jobs:
-        longest = job.max_new_tokens
+        previous_limit = job.max_new_tokens
         limit_answer(job, capacity)
         if job.prompt_length > capacity if job.is_pooling else job.num_generated >= job.max_new_tokens:
-            ended.append(job)
+            stuck_jobs.append(job)
         else:
-            job.max_new_tokens = longest
-    return ended
+            job.max_new_tokens = previous_limit
+    return stuck_jobs
 
 
 def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
@@ -131,9 +130,9 @@ def largest_job(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
 
     Without a step, or if no job is in it, all running jobs count. None if none runs.
     """
-    of_step = {segment.job: segment.count for segment in plan.segments} if plan is not None else {}
-    concerned = [job for job in jobs if (job.id in of_step if of_step else job.is_running)]
-    return max(concerned, key=lambda job: (of_step.get(job.id, 0), len(job.tokens)), default=None)
+    tokens_by_job = {segment.job: segment.count for segment in plan.segments} if plan is not None else {}
+    candidates = [job for job in jobs if (job.id in tokens_by_job if tokens_by_job else job.is_running)]
+    return max(candidates, key=lambda job: (tokens_by_job.get(job.id, 0), len(job.tokens)), default=None)
 
 
 def cache_full_error(job: Job, capacity: int) -> KVCacheFull:
@@ -176,23 +175,23 @@ class Backoff:
         self.most_tokens = self.tokens = most_tokens
         self.holds_back = False
         """Whether a step could have more rows, or more tokens."""
-        self._good = 0
+        self._good_steps = 0
 
     def tighten(self, rows: int) -> None:
         """Allow at most `rows` rows, at least one, and half as many tokens, because memory was refused."""
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
-        self._good = 0
+        self._good_steps = 0
         self._update_holds_back()
 
     def relax(self) -> bool:
         """Count a good step, and loosen the bounds after many. Return whether the next steps may have more."""
         if not self.holds_back:
             return False
-        self._good += 1
-        if self._good < STEPS_TO_RELAX:
+        self._good_steps += 1
+        if self._good_steps < STEPS_TO_RELAX:
             return False
-        self._good = 0
+        self._good_steps = 0
         self.rows = min(self.most_rows, 2 * self.rows)
         self.tokens = min(self.most_tokens, 2 * self.tokens)
         self._update_holds_back()
@@ -210,19 +209,19 @@ class GrowthRetry:
     """
 
     def __init__(self) -> None:
-        self.wait = self._good = 0
+        self.wait = self._good_steps = 0
         """The good steps to wait for; 0: nothing was refused lately, and nobody need ask."""
 
     def note_refusal(self) -> None:
         """Note that growth was refused, and wait longer than the last time."""
-        self.wait, self._good = min(max(STEPS_TO_RELAX, 2 * self.wait), MOST_STEPS), 0
+        self.wait, self._good_steps = min(max(STEPS_TO_RELAX, 2 * self.wait), MOST_STEPS), 0
 
     def note_good_step(self) -> bool:
         """Count a good step. Return whether growth may be asked for again from now on."""
         if not self.wait:
             return False
-        self._good += 1
-        due = self._good == self.wait
-        if self._good >= 2 * self.wait:  # nothing was refused since
+        self._good_steps += 1
+        is_due = self._good_steps == self.wait
+        if self._good_steps >= 2 * self.wait:  # nothing was refused since
             self.wait = 0
-        return due
+        return is_due

@@ -45,19 +45,17 @@ PATHS = (
 """What is served."""
 
 
-def build_application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
+def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
     """Build the ASGI application for an engine, several by name, or a pool."""
-    models, tally = ModelDirectory(served, settings), ServerCounters(PATHS)
+    models, tally = ModelDirectory(model_source, settings), ServerCounters(PATHS)
     generation, monitoring = GenerationEndpoints(models, settings, tally), MonitoringEndpoints(models, settings, tally)
-    responses, vectors = ResponseEndpoints(generation.stored), EmbeddingEndpoints(generation)
+    responses, vectors = ResponseEndpoints(generation.stored_responses), EmbeddingEndpoints(generation)
 
-    def log(logged: LoggedRequest, path: str) -> None:
-        """Count and log a request. `path` is without what the server is mounted under. The page's own requests are not
-        logged: they would fill the log.
-        """
-        tally.count_reply(logged, path)
-        if settings.log is not None and not (path == LIVE_PATH and logged.status == 200):
-            settings.log(logged)
+    def log(log_entry: LoggedRequest, path: str) -> None:
+        """Count a request; log it unless it is the page's own: they would fill the log. `path` leaves out the mount."""
+        tally.count_reply(log_entry, path)
+        if settings.log is not None and not (path == LIVE_PATH and log_entry.status == 200):
+            settings.log(log_entry)
 
     routes = [
         *(Route(path, generation.handler(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
@@ -74,7 +72,7 @@ def build_application(served: Engine | Mapping[str, Engine] | ModelPool, setting
         Route(LIVE_PATH, with_error_replies(monitoring.live), methods=["GET"]),
         Route("/", monitoring.root, methods=["GET"]),
     ]
-    made = Starlette(
+    application = Starlette(
         routes=routes,
         middleware=[
             Middleware(PathNormalizer, paths=frozenset(PATHS) - {*PUBLIC_PATHS}),
@@ -83,8 +81,8 @@ def build_application(served: Engine | Mapping[str, Engine] | ModelPool, setting
         ],
         exception_handlers={404: _path_error, 405: _path_error, 500: _internal_error},
     )
-    made.state.generation = generation
-    return made
+    application.state.generation = generation
+    return application
 
 
 async def _health(request: Request) -> Response:
@@ -96,8 +94,8 @@ async def _path_error(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown path (404) or with a wrong method (405), and name the served paths."""
     status: int = getattr(error, "status_code", 404)
     path = request.url.path
-    why = "is not served" if status == 404 else f"does not take {request.method}"
-    return error_reply(RequestRefused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
+    reason = "is not served" if status == 404 else f"does not take {request.method}"
+    return error_reply(RequestRefused(status, f"{path[:200]} {reason}: there are {', '.join(PATHS)}"), path)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

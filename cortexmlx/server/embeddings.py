@@ -44,24 +44,27 @@ class EmbeddingEndpoints:
     async def embeddings(self, request: Request) -> Response:
         """Handle POST `/v1/embeddings`."""
 
-        async def answer(body: dict[str, Any], lease: ModelLease, began: float) -> Response:
+        async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
             info = lease.engine.info
-            asked = await self._run_by_body_size(
+            embedding_request = await self._run_by_body_size(
                 request, lambda: embeddings.read(body, info.embedding, info.vocab_size)
             )
-            options: dict[str, Any] = {"prompt": asked.prompt, "dimensions": asked.dimensions}
+            options: dict[str, Any] = {"prompt": embedding_request.prompt, "dimensions": embedding_request.dimensions}
             work = lease.engine.aembed(
-                asked.inputs, **options, truncate=asked.truncate, client=request.scope.get(SCOPE_CLIENT, "")
+                embedding_request.inputs,
+                **options,
+                truncate=embedding_request.truncate,
+                client=request.scope.get(SCOPE_CLIENT, ""),
             )
-            made = await self._run_with_limits(request, work, began)
-            request.scope[SCOPE_TOKENS] = RequestTokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
-            size = 0 if asked.base64 else made.vectors.size * _JSON_BYTES_PER_NUMBER
+            result = await self._run_with_limits(request, work, start_time)
+            request.scope[SCOPE_TOKENS] = RequestTokens(sum(result.prompt_tokens), sum(result.cached_tokens), 0)
+            size = 0 if embedding_request.base64 else result.vectors.size * _JSON_BYTES_PER_NUMBER
             return await _list_reply(
-                max(size, made.vectors.nbytes),
+                max(size, result.vectors.nbytes),
                 lambda: (
-                    embeddings.reply_without_items(made, lease.name),
+                    embeddings.reply_without_items(result, lease.name),
                     "data",
-                    embeddings.embedding_items(asked, made),
+                    embeddings.embedding_items(embedding_request, result),
                 ),
             )
 
@@ -70,24 +73,26 @@ class EmbeddingEndpoints:
     async def rerank(self, request: Request) -> Response:
         """Handle POST `/v1/rerank`: score documents for a query, the best first."""
 
-        async def answer(body: dict[str, Any], lease: ModelLease, began: float) -> Response:
-            asked = await self._run_by_body_size(request, lambda: rerank.read(body, lease.engine.longest_request))
+        async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
+            rerank_request = await self._run_by_body_size(
+                request, lambda: rerank.read(body, lease.engine.longest_request)
+            )
             work = lease.engine.arerank(
-                asked.query,
-                asked.documents,
-                instruction=asked.instruction,
-                truncate=asked.truncate,
+                rerank_request.query,
+                rerank_request.documents,
+                instruction=rerank_request.instruction,
+                truncate=rerank_request.truncate,
                 client=request.scope.get(SCOPE_CLIENT, ""),
             )
-            made = await self._run_with_limits(request, work, began)
-            request.scope[SCOPE_TOKENS] = RequestTokens(made.prompt_tokens, made.cached_tokens, 0)
-            named = uuid.uuid4().hex
+            result = await self._run_with_limits(request, work, start_time)
+            request.scope[SCOPE_TOKENS] = RequestTokens(result.prompt_tokens, result.cached_tokens, 0)
+            reply_id = uuid.uuid4().hex
             return await _list_reply(
                 request.scope[SCOPE_BODY_BYTES],
                 lambda: (
-                    rerank.reply_without_items(made, lease.name, named),
+                    rerank.reply_without_items(result, lease.name, reply_id),
                     "results",
-                    rerank.result_items(asked, made),
+                    rerank.result_items(rerank_request, result),
                 ),
             )
 
@@ -99,37 +104,35 @@ class EmbeddingEndpoints:
         read: Callable[[dict[str, Any]], object],
         answer: Callable[[dict[str, Any], ModelLease, float], Awaitable[Response]],
     ) -> Response:
-        """Read the body, lease the model that it names, call `answer`, and release the model. `read` checks the body
-        before a model is loaded.
-        """
+        """Read the body, lease its model, call `answer`, release the model. `read` checks the body before a load."""
         generation = self._generation
-        with ExitStack() as held:
-            body = await generation.read_body(request, held)
-            began, name = time.monotonic(), body.get("model")
+        with ExitStack() as exit_stack:
+            body = await generation.read_body(request, exit_stack)
+            start_time, name = time.monotonic(), body.get("model")
             if not generation.models.is_ready(name):  # a wrong body loads no model
                 await self._run_by_body_size(request, lambda: read(body))
             lease = await generation.models.acquire(name, request)
-            held.callback(lease.release)
+            exit_stack.callback(lease.release)
             try:
                 if lease.adapter is not None:
                     raise embeddings.unsupported_adapter_error(lease.name)
                 request.scope[SCOPE_MODEL] = lease.name
-                return await answer(body, lease, began)
+                return await answer(body, lease, start_time)
             except EmbeddingRefused as error:  # a folder's path is nobody's business
-                said, info = str(error), lease.engine.info
-                raise EmbeddingRefused(said.replace(info.path, lease.name).replace(info.name, lease.name)) from None
+                message, info = str(error), lease.engine.info
+                raise EmbeddingRefused(message.replace(info.path, lease.name).replace(info.name, lease.name)) from None
 
     @staticmethod
     async def _run_by_body_size(request: Request, work: Callable[[], T]) -> T:
         """Run work on the body: on a thread if the body is large."""
         return await run_by_size(request.scope[SCOPE_BODY_BYTES], work)
 
-    async def _run_with_limits(self, request: Request, work: Awaitable[T], began: float) -> T:
+    async def _run_with_limits(self, request: Request, work: Awaitable[T], start_time: float) -> T:
         """Await `work`; cancel it if the client disconnects, and raise RequestTimeout if the request's time is over."""
         timeout = self._generation.settings.timeout
-        left = None if timeout is None else max(timeout - (time.monotonic() - began), 0.001)
+        remaining_seconds = None if timeout is None else max(timeout - (time.monotonic() - start_time), 0.001)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining_seconds):
                 return await run_until_disconnect(request, work)
         except TimeoutError as error:
             if isinstance(error, RequestTimeout):

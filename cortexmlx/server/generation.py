@@ -95,65 +95,67 @@ class GenerationEndpoints:
         self.settings = settings
         self.tally = tally
         clients = len(set(settings.keys.values()))
-        self.places = RequestLimiter(settings.max_open, clients, MAX_FULL_BODIES * settings.max_body)
-        self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
+        self.request_limiter = RequestLimiter(settings.max_open, clients, MAX_FULL_BODIES * settings.max_body)
+        self.stored_responses = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
         self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
     @property
     def open_requests(self) -> int:
         """How many requests are being read or answered."""
-        return self.places.open_count
+        return self.request_limiter.open_count
 
     def handler(self, protocol: ServedProtocol) -> RequestHandler:
         """Return the request handler of a protocol's path."""
 
         async def answer(request: Request) -> Response:
-            with ExitStack() as held:
-                body = await self.read_body(request, held)
-                began, name = time.monotonic(), body.get("model")
+            with ExitStack() as exit_stack:
+                body = await self.read_body(request, exit_stack)
+                start_time, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
                     defaults = self._request_defaults(request)
                     await run_by_size(request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults))
                 lease = await self.models.acquire(name, request)
-                held.callback(lease.release)
+                exit_stack.callback(lease.release)
                 request.scope[SCOPE_MODEL] = lease.name
-                return await self._generate(request, protocol, body, lease, time.monotonic() - began, held)
+                return await self._generate(request, protocol, body, lease, time.monotonic() - start_time, exit_stack)
 
         return with_error_replies(answer)
 
-    async def read_body(self, request: Request, held: ExitStack) -> dict[str, Any]:
-        """Read the JSON body of a request, which counts as open until `held` is closed. Raises RequestRefused if too
-        many requests are open, before the body takes memory.
+    async def read_body(self, request: Request, exit_stack: ExitStack) -> dict[str, Any]:
+        """Read the JSON body of a request, which counts as open until `exit_stack` is closed. Raises RequestRefused if
+        too many requests are open, before the body takes memory.
         """
-        place = held.enter_context(self.places.acquire(request.scope.get(SCOPE_CLIENT, "")))
-        most, seconds = self.settings.max_body, self.settings.body_seconds
-        return await read_json_body(request, place, most, seconds)
+        permit = exit_stack.enter_context(self.request_limiter.acquire(request.scope.get(SCOPE_CLIENT, "")))
+        max_bytes, seconds = self.settings.max_body, self.settings.body_seconds
+        return await read_json_body(request, permit, max_bytes, seconds)
 
     async def count_tokens(self, request: Request) -> Response:
         """Handle POST `/v1/messages/count_tokens`: return the number of tokens of a message's prompt."""
-        with ExitStack() as held:
-            body = await self.read_body(request, held)
-            size, unknown = request.scope[SCOPE_BODY_BYTES], self._request_defaults(request)
-            await run_by_size(size, lambda: messages.read_for_counting(body, unknown))  # a wrong body loads no model
+        with ExitStack() as exit_stack:
+            body = await self.read_body(request, exit_stack)
+            size, general_defaults = request.scope[SCOPE_BODY_BYTES], self._request_defaults(request)
+            await run_by_size(
+                size, lambda: messages.read_for_counting(body, general_defaults)
+            )  # a wrong body loads no model
             lease = await self.models.acquire(body.get("model"), request)
-            held.callback(lease.release)
+            exit_stack.callback(lease.release)
             defaults = self._request_defaults(request, lease)
-            asked: TextRequest = await run_by_size(size, lambda: messages.read_for_counting(body, defaults))
-            prompt: Any = asked.prompts[0]
-            chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
-            tokens = await self._tokenize_prompt(lease, chat, asked.params)
+            text_request: TextRequest = await run_by_size(size, lambda: messages.read_for_counting(body, defaults))
+            prompt: Any = text_request.prompts[0]
+            chat = ChatPrompt(prompt, text_request.template_vars, text_request.hints)
+            tokens = await self._tokenize_prompt(lease, chat, text_request.params)
         return json_reply({"input_tokens": len(tokens)}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def tokenize(self, request: Request) -> Response:
         """Handle POST `/tokenize`, as llama.cpp has it: return the tokens of the text `content`."""
-        with ExitStack() as held:
-            body = await self.read_body(request, held)
+        with ExitStack() as exit_stack:
+            body = await self.read_body(request, exit_stack)
             text = body.get("content", body.get("prompt"))
             if not isinstance(text, str):
                 raise InvalidRequest("`content` must be a text", field="content")
             lease = await self.models.acquire(body.get("model"), request)
-            held.callback(lease.release)
+            exit_stack.callback(lease.release)
             tokens = await self._tokenize_prompt(lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
@@ -163,27 +165,27 @@ class GenerationEndpoints:
         protocol: ServedProtocol,
         body: dict[str, Any],
         lease: ModelLease,
-        waited: float,
-        held: ExitStack,
+        waited_seconds: float,
+        exit_stack: ExitStack,
     ) -> Response:
-        """Submit the request to the leased model and return its reply or stream. `waited`: the seconds that it waited
-        for the model; `held` is closed when a stream ends.
+        """Submit the request to the leased model and return its reply or stream. `waited_seconds`: the seconds that it
+        waited for the model; `exit_stack` is closed when a stream ends.
         """
         client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
-        question: TextRequest = await run_by_size(
+        text_request: TextRequest = await run_by_size(
             request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults)
         )
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = EventMailbox(asyncio.get_running_loop())
         table = self._tables.for_model(lease.engine.info.identity)
-        answers = HttpRequestAnswers(lease.engine, self._mailbox, question, table, lease.adapter)
+        answers = HttpRequestAnswers(lease.engine, self._mailbox, text_request, table, lease.adapter)
         info = ReplyInfo(
             uuid.uuid4().hex,
             lease.name,
             int(time.time()),
             lease.engine.token_bytes,
             seal=defaults.seal,
-            keep=self.stored.for_client(client).store,
+            keep=self.stored_responses.for_client(client).store,
             progress=answers.progress,
         )
         headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
@@ -191,16 +193,18 @@ class GenerationEndpoints:
         def finish() -> None:
             answers.close()
             request.scope[SCOPE_TOKENS] = _sum_tokens(answers.completions.values())
-            self.tally.count_answers(lease.name, answers.completions.values(), answers.failed, answers.cancelled_count)
+            self.tally.count_answers(
+                lease.name, answers.completions.values(), answers.failed_count, answers.cancelled_count
+            )
 
-        held.callback(finish)
+        exit_stack.callback(finish)
         timeout = self.settings.timeout
-        await answers.submit(client, None if timeout is None else max(timeout - waited, 0.001))
-        if question.stream:
-            stream = self._stream_events(answers, protocol, protocol.stream_class(question, info))
-            return EventStream(stream, held.pop_all().close, headers)
+        await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
+        if text_request.stream:
+            stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
+            return EventStream(stream, exit_stack.pop_all().close, headers)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
-        return json_reply(protocol.module.write(question, completions, info), headers=headers)
+        return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
 
     @staticmethod
     async def _tokenize_prompt(lease: ModelLease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
@@ -208,14 +212,14 @@ class GenerationEndpoints:
         return await run_on_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
     def _request_defaults(self, request: Request, lease: ModelLease | None = None) -> RequestDefaults:
-        """Return the defaults for a client's body, with its seal and stored responses. Without a lease, nothing is
-        known of the model.
-        """
+        """Return the defaults for a client's body, with its seal and stored responses. No `lease`: no known model."""
         client = request.scope.get(SCOPE_CLIENT)
-        usual = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
-        known = None if lease is None else lease.engine.info.known_vars
+        defaults = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
+        known_vars = None if lease is None else lease.engine.info.known_vars
         seal = Seal(self.settings.secret, client or "")
-        return replace(usual, seal=seal, earlier=self.stored.for_client(client), known_vars=known)
+        return replace(
+            defaults, seal=seal, earlier_responses=self.stored_responses.for_client(client), known_vars=known_vars
+        )
 
     async def _stream_events(
         self, answers: HttpRequestAnswers, protocol: ServedProtocol, chunks: Any
@@ -242,9 +246,9 @@ class GenerationEndpoints:
                 if item is not None and item[1].error is not None:
                     return
         except BaseException as error:
-            if (why := error_for_client(error)) is None or answers.closed:
+            if (client_error := error_for_client(error)) is None or answers.closed:
                 raise
-            yield as_bytes(TokenEvent("", error=why))
+            yield as_bytes(TokenEvent("", error=client_error))
             return
         if not protocol.named_events:
             yield b"data: [DONE]\n\n"
@@ -284,7 +288,7 @@ class HttpRequestAnswers:
         """Whether nobody reads what comes."""
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
-        self.failed = 0
+        self.failed_count = 0
         """How many prompts ended with an error."""
 
     async def submit(self, client: str | None, timeout: float | None) -> None:
@@ -293,15 +297,15 @@ class HttpRequestAnswers:
 
     def _submit_prompts(self, client: str | None, timeout: float | None) -> None:
         """Submit all prompts, on the caller's thread."""
-        for number, asked in enumerate(self._request.prompts):
-            prompt: Any = asked
-            reading = None
-            if not isinstance(asked, str) and not is_token_list(asked):
+        for number, prompt_input in enumerate(self._request.prompts):
+            prompt: Any = prompt_input
+            transcript_memory = None
+            if not isinstance(prompt_input, str) and not is_token_list(prompt_input):
                 if self._transcripts is not None:
-                    reading = TranscriptMemory(self._transcripts, client or "", prompt, self._request.params)
-                    prompt = reading.messages
-                prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
-            listener = self._make_listener(number, reading)
+                    transcript_memory = TranscriptMemory(self._transcripts, client or "", prompt, self._request.params)
+                    prompt = transcript_memory.messages
+                prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, transcript_memory)
+            listener = self._make_listener(number, transcript_memory)
             self._handles.append(
                 self._engine.submit(
                     prompt,
@@ -313,21 +317,19 @@ class HttpRequestAnswers:
                 )
             )
 
-    def _make_listener(self, number: int, reading: TranscriptMemory | None) -> Any:
-        """Return the callback that the engine calls with each event of a prompt. `reading` remembers the answer for
-        later turns.
-        """
+    def _make_listener(self, number: int, transcript_memory: TranscriptMemory | None) -> Any:
+        """Return the callback for a prompt's engine events. `transcript_memory` keeps the answer for later turns."""
 
         def deliver(event: TokenEvent) -> None:
-            if event.completion is not None and reading is not None:
-                reading.remember(event.completion)
+            if event.completion is not None and transcript_memory is not None:
+                transcript_memory.remember(event.completion)
             if self.closed:
                 return
             self._events.append((number, event))
             self._news.set()
             if len(self._events) > MAX_QUEUED_EVENTS:
-                why = f"more than {MAX_QUEUED_EVENTS} events wait to be read: the request is cancelled"
-                self._events.append((number, TokenEvent("", error=SlowClient(why))))
+                message = f"more than {MAX_QUEUED_EVENTS} events wait to be read: the request is cancelled"
+                self._events.append((number, TokenEvent("", error=SlowClient(message))))
                 self.close()
 
         return lambda event: self._mailbox.put(deliver, event)
@@ -352,7 +354,7 @@ class HttpRequestAnswers:
             number, event = self._events.popleft()
             if event.completion is not None:
                 self.completions[number] = event.completion
-            self.failed += event.error is not None
+            self.failed_count += event.error is not None
             yield number, event
             if event.error is not None:
                 return
@@ -360,7 +362,7 @@ class HttpRequestAnswers:
     @property
     def cancelled_count(self) -> int:
         """How many prompts have no answer, because the client left or another prompt failed."""
-        return len(self._handles) - len(self.completions) - self.failed
+        return len(self._handles) - len(self.completions) - self.failed_count
 
     def progress(self) -> Progress | None:
         """Return the prefill progress of the first prompt; None if it has not begun."""
@@ -371,7 +373,7 @@ class HttpRequestAnswers:
         async for item in self.events(3600.0):
             if item is not None and item[1].error is not None:
                 raise item[1].error
-        return [(done, *done.others) for _, done in sorted(self.completions.items())]
+        return [(completion, *completion.others) for _, completion in sorted(self.completions.items())]
 
     def close(self) -> None:
         """Cancel all prompts that have not ended. Safe to call again, and from other threads."""
@@ -388,36 +390,36 @@ class EventMailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._waiting: deque[tuple[EventCallback, TokenEvent]] = deque()
-        self._woken = False
+        self._queued_events: deque[tuple[EventCallback, TokenEvent]] = deque()
+        self._wakeup_pending = False
         self.wakeups = 0
         """How often the loop was woken."""
 
     def put(self, deliver: EventCallback, event: TokenEvent) -> None:
         """Schedule `deliver(event)` on the event loop. Called on the engine's thread."""
-        self._waiting.append((deliver, event))
-        if not self._woken:
-            self._woken = True
+        self._queued_events.append((deliver, event))
+        if not self._wakeup_pending:
+            self._wakeup_pending = True
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 self.loop.call_soon_threadsafe(self._deliver_all)
 
     def _deliver_all(self) -> None:
         """Deliver all queued events, on the event loop."""
-        self._woken = False  # before the first event is taken: what is put after that wakes the loop again
+        self._wakeup_pending = False  # before the first event is taken: what is put after that wakes the loop again
         self.wakeups += 1
-        while self._waiting:
-            deliver, event = self._waiting.popleft()
+        while self._queued_events:
+            deliver, event = self._queued_events.popleft()
             deliver(event)
 
 
 def _sum_tokens(completions: Iterable[Completion]) -> RequestTokens | None:
     """Add up the tokens of the answers to all prompts of a request; None if there are no answers."""
-    listed = list(completions)
-    if not listed:
+    completion_list = list(completions)
+    if not completion_list:
         return None
-    answers = [answer for first in listed for answer in (first, *first.others)]
+    answers = [answer for first in completion_list for answer in (first, *first.others)]
     return RequestTokens(
-        sum(first.usage.prompt_tokens for first in listed),
-        sum(first.usage.cached_tokens for first in listed),
+        sum(first.usage.prompt_tokens for first in completion_list),
+        sum(first.usage.cached_tokens for first in completion_list),
         sum(answer.usage.completion_tokens for answer in answers),
     )

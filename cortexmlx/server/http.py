@@ -69,53 +69,51 @@ class RequestRefused(InvalidRequest):
         self.headers = headers or {}
 
 
-async def read_json_body(request: Request, place: RequestPermit, most: int, seconds: float) -> dict[str, Any]:
-    """Read and parse a JSON object of at most `most` bytes within `seconds`; `place` counts its memory. Raises
-    RequestRefused.
-    """
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large_error(int(declared), most)
-    pieces, size, began = [], 0, asyncio.get_running_loop().time()
+async def read_json_body(request: Request, permit: RequestPermit, max_bytes: int, seconds: float) -> dict[str, Any]:
+    """Read a JSON object within `max_bytes` and `seconds`; `permit` counts its memory. Raises RequestRefused."""
+    declared_size = request.headers.get("content-length", "")
+    if declared_size.isdecimal() and int(declared_size) > max_bytes:
+        raise _too_large_error(int(declared_size), max_bytes)
+    chunks, size, start_time = [], 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds) as limit:
-            with place.receiving_body(limit):
-                async for piece in request.stream():
-                    size += len(piece)
-                    if size > most:
-                        raise _too_large_error(size, most)
-                    place.set_body_size(size)
-                    pieces.append(piece)
+            with permit.receiving_body(limit):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > max_bytes:
+                        raise _too_large_error(size, max_bytes)
+                    permit.set_body_size(size)
+                    chunks.append(chunk)
     except TimeoutError:
-        took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
+        elapsed_seconds = min(seconds, round(asyncio.get_running_loop().time() - start_time, 1))
         raise RequestRefused(
-            408, f"{size:,} bytes of the body have come in {took:g} s, which is not all of it"
+            408, f"{size:,} bytes of the body have come in {elapsed_seconds:g} s, which is not all of it"
         ) from None
-    data = b"".join(pieces)
-    if (coding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
-        data = await run_on_thread(lambda: decompress(data, coding, most))
-        place.set_body_size(len(data))
+    data = b"".join(chunks)
+    if (encoding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
+        data = await run_on_thread(lambda: decompress(data, encoding, max_bytes))
+        permit.set_body_size(len(data))
     request.scope[SCOPE_BODY_BYTES] = len(data)
     return await run_by_size(len(data), lambda: parse_json(data))
 
 
-def decompress(data: bytes, coding: str, most: int) -> bytes:
-    """Decompress a gzip or deflate body of at most `most` bytes when plain. Raises RequestRefused for a larger one,
-    before it takes memory, and for other encodings.
+def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Decompress a gzip or deflate body of at most `max_bytes` bytes when plain. Raises RequestRefused for a larger
+    one, before it takes memory, and for other encodings.
     """
-    if coding not in _ENCODINGS:
-        why = f"a body of the content-encoding {coding[:40]!r} is not read: send it plain, or with gzip"
-        raise RequestRefused(415, why, headers={"accept-encoding": "gzip, deflate, identity"})
-    reader = zlib.decompressobj(_ENCODINGS[coding])
+    if encoding not in _ENCODINGS:
+        message = f"a body of the content-encoding {encoding[:40]!r} is not read: send it plain, or with gzip"
+        raise RequestRefused(415, message, headers={"accept-encoding": "gzip, deflate, identity"})
+    reader = zlib.decompressobj(_ENCODINGS[encoding])
     try:
-        plain = reader.decompress(data, most + 1)
+        plain_data = reader.decompress(data, max_bytes + 1)
     except zlib.error as error:
-        raise InvalidRequest(f"the body is no {coding}: {error}") from None
-    if len(plain) > most:
-        raise _too_large_error(len(plain), most)
+        raise InvalidRequest(f"the body is no {encoding}: {error}") from None
+    if len(plain_data) > max_bytes:
+        raise _too_large_error(len(plain_data), max_bytes)
     if not reader.eof or reader.unused_data:
-        raise InvalidRequest(f"the body is no whole {coding}: it ends early, or something follows")
-    return plain
+        raise InvalidRequest(f"the body is no whole {encoding}: it ends early, or something follows")
+    return plain_data
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
@@ -126,9 +124,9 @@ async def run_by_size(size: int, work: Callable[[], T]) -> T:
 _ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-def _too_large_error(size: int, most: int) -> RequestRefused:
+def _too_large_error(size: int, max_bytes: int) -> RequestRefused:
     """Return the error for a body that is too large (413)."""
-    return RequestRefused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
+    return RequestRefused(413, f"the body has {size:,} bytes or more, but must have at most {max_bytes:,}")
 
 
 # JSON that strangers send: parsed within bounds, so that it holds up nobody else's stream.
@@ -182,10 +180,10 @@ def _check_value_count(data: bytes) -> None:
 def _check_nesting(body: dict[str, Any]) -> None:
     """Raise InvalidRequest if a parsed body is nested too deeply, or its tool calls' arguments have too many values."""
     level: list[Any] = [body]
-    inner = 0
+    value_count = 0
     for _ in range(MAX_DEPTH):
-        inner += sum(_count_argument_values(each) for each in level if isinstance(each, dict))
-        if inner > MAX_VALUES:
+        value_count += sum(_count_argument_values(each) for each in level if isinstance(each, dict))
+        if value_count > MAX_VALUES:
             raise _too_many_values_error()
         level = [
             child
@@ -225,20 +223,20 @@ MAX_FULL_BODIES = 16
 
 
 class RequestLimiter:
-    """Limits the open HTTP requests (`most`) and the bytes of their bodies (`most_bytes`), fairly among clients. Half
-    of the requests are reserved for single clients, the same number for each; half go to whoever comes first. If
-    there are too few to reserve one for each, a client has half of them at most. Of the bytes, one client of
-    several has half at most, and small bodies are never refused.
+    """Limits the open HTTP requests (`max_requests`) and the bytes of their bodies (`max_bytes`), fairly among clients.
+    Half of the requests are reserved for single clients, the same number for each; half go to whoever comes first. If
+    there are too few to reserve one for each, a client has half of them at most. Of the bytes, one client of several
+    has half at most, and small bodies are never refused.
     """
 
-    def __init__(self, most: int, clients: int = 1, most_bytes: int = sys.maxsize) -> None:
-        self._most = most
-        self._others = max(0, clients - 1)
+    def __init__(self, max_requests: int, clients: int = 1, max_bytes: int = sys.maxsize) -> None:
+        self._max_requests = max_requests
+        self._other_clients = max(0, clients - 1)
         shared = clients > 1
-        self._own = most // (2 * clients) if shared else 0
-        self._most_of_one = (most + 1) // 2 if shared and not self._own else most
-        self._most_bytes = most_bytes
-        self._most_bytes_of_one = most_bytes // 2 if shared else most_bytes
+        self._reserved_per_client = max_requests // (2 * clients) if shared else 0
+        self._max_per_client = (max_requests + 1) // 2 if shared and not self._reserved_per_client else max_requests
+        self._max_bytes = max_bytes
+        self._max_bytes_per_client = max_bytes // 2 if shared else max_bytes
         self._open: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._slow: dict[RequestPermit, asyncio.Timeout] = {}
@@ -251,31 +249,42 @@ class RequestLimiter:
     def acquire(self, client: str = "") -> RequestPermit:
         """Return a permit for a request. Raises RequestRefused (429) if this client has none left."""
         if not self._has_room(client) and not self._cut_slow_body(client):
-            mine = self._open[client]
-            whose = f"{mine} requests" if mine == self.open_count else f"{mine} requests of this key, and others,"
-            raise _overloaded_error(f"{whose} run or wait")
+            client_count = self._open[client]
+            request_text = (
+                f"{client_count} requests"
+                if client_count == self.open_count
+                else f"{client_count} requests of this key, and others,"
+            )
+            raise _overloaded_error(f"{request_text} run or wait")
         self._open[client] += 1
         return RequestPermit(self, client)
 
     def _has_room(self, client: str) -> bool:
         """Whether a client may open another request."""
-        mine, free = self._open[client], self._most - self.open_count
-        if mine < self._own:
-            return free > 0
-        taken = sum(min(self._own, count) for other, count in self._open.items() if other != client)
-        return free > self._own * self._others - taken and mine < self._most_of_one
+        client_count, free_count = self._open[client], self._max_requests - self.open_count
+        if client_count < self._reserved_per_client:
+            return free_count > 0
+        used_reserved = sum(
+            min(self._reserved_per_client, count)
+            for other_client, count in self._open.items()
+            if other_client != client
+        )
+        return (
+            free_count > self._reserved_per_client * self._other_clients - used_reserved
+            and client_count < self._max_per_client
+        )
 
-    def _has_body_memory(self, client: str, more: int) -> bool:
+    def _has_body_memory(self, client: str, added_bytes: int) -> bool:
         """Whether a client's bodies may take this many more bytes."""
-        mine, all_bytes = self._bytes[client] + more, self._bytes.total() + more
-        return mine <= self._most_bytes_of_one and all_bytes <= self._most_bytes
+        client_bytes, all_bytes = self._bytes[client] + added_bytes, self._bytes.total() + added_bytes
+        return client_bytes <= self._max_bytes_per_client and all_bytes <= self._max_bytes
 
     def _cut_slow_body(self, client: str) -> bool:
         """Cancel the oldest of this client's bodies that arrive slowly; return whether there was one."""
         now = asyncio.get_running_loop().time()
-        for place, limit in self._slow.items():
-            if place.client == client and now - place.since >= SLOW_BODY_SECONDS:
-                place.release()
+        for permit, limit in self._slow.items():
+            if permit.client == client and now - permit.since >= SLOW_BODY_SECONDS:
+                permit.release()
                 limit.reschedule(now)
                 return True
         return False
@@ -284,46 +293,44 @@ class RequestLimiter:
 class RequestPermit:
     """A permit for one open request, from the RequestLimiter, until it is released."""
 
-    def __init__(self, places: RequestLimiter, client: str) -> None:
+    def __init__(self, limiter: RequestLimiter, client: str) -> None:
         self.client = client
         self.since = 0.0
         """When its body began to arrive, on the loop's clock."""
-        self._places = places
-        self._left = False
+        self._limiter = limiter
+        self._released = False
         self._size = 0
 
     @contextmanager
     def receiving_body(self, limit: asyncio.Timeout) -> Iterator[None]:
         """A context in which the body arrives: if it is slow and others wait, the limiter cuts it with `limit`."""
         self.since = asyncio.get_running_loop().time()
-        self._places._slow[self] = limit
+        self._limiter._slow[self] = limit
         try:
             yield
         finally:
-            self._places._slow.pop(self, None)
+            self._limiter._slow.pop(self, None)
 
     def set_body_size(self, size: int) -> None:
-        """Report the body's size so far. Raises RequestRefused if the bodies of this client, or of all, take too much
-        memory.
-        """
-        if self._left:
+        """Report the body's size so far. Raises RequestRefused if this client's or all bodies take too much memory."""
+        if self._released:
             return
-        while size > SMALL_BODY and not self._places._has_body_memory(self.client, size - self._size):
-            if not self._places._cut_slow_body(self.client):
+        while size > SMALL_BODY and not self._limiter._has_body_memory(self.client, size - self._size):
+            if not self._limiter._cut_slow_body(self.client):
                 raise _overloaded_error("the bodies of other requests take the memory that there is for them")
-        if not self._left:
-            self._places._bytes[self.client] += size - self._size
+        if not self._released:
+            self._limiter._bytes[self.client] += size - self._size
             self._size = size
 
     def release(self) -> None:
         """Give the permit back. Safe to call again."""
-        if not self._left:
-            self._left = True
-            self._places._slow.pop(self, None)
-            self._places._open[self.client] -= 1
-            self._places._bytes[self.client] -= self._size
-            if not self._places._open[self.client]:
-                del self._places._open[self.client], self._places._bytes[self.client]
+        if not self._released:
+            self._released = True
+            self._limiter._slow.pop(self, None)
+            self._limiter._open[self.client] -= 1
+            self._limiter._bytes[self.client] -= self._size
+            if not self._limiter._open[self.client]:
+                del self._limiter._open[self.client], self._limiter._bytes[self.client]
 
     def __enter__(self) -> RequestPermit:
         return self
@@ -332,9 +339,9 @@ class RequestPermit:
         self.release()
 
 
-def _overloaded_error(why: str) -> RequestRefused:
+def _overloaded_error(reason: str) -> RequestRefused:
     """Return the error for too many requests (429), with `retry-after`."""
-    return RequestRefused(429, f"{why}: come again later", "overloaded", {"retry-after": "1"})
+    return RequestRefused(429, f"{reason}: come again later", "overloaded", {"retry-after": "1"})
 
 
 # Replies: JSON, errors in the form of the protocol, and streams of events.
@@ -349,9 +356,9 @@ def with_error_replies(answer: RequestHandler) -> RequestHandler:
         except ClientDisconnect:
             return Response(status_code=499)
         except BaseException as error:
-            if (why := error_for_client(error)) is None:
+            if (client_error := error_for_client(error)) is None:
                 raise
-            return error_reply(why, request.url.path)
+            return error_reply(client_error, request.url.path)
 
     return answer_or_error
 
@@ -423,9 +430,7 @@ def to_json_bytes(body: Any) -> bytes:
 
 
 def server_sent_event(body: Any, name: str | None = None) -> bytes:
-    """Return the bytes of one server-sent event. Its data has no Unicode line breaks, at which many clients would
-    split it.
-    """
+    """Return a server-sent event's bytes. Its data has no Unicode line breaks: many clients would split it there."""
     head = b"" if name is None else f"event: {name}\n".encode()
     data = to_json_bytes(body)
     for sign in "\u2028\u2029\x85":
@@ -434,9 +439,7 @@ def server_sent_event(body: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A streaming HTTP reply of server-sent events. `end` is called when it is over, perhaps twice, also if the client
-    left before it began.
-    """
+    """A reply of server-sent events. `end` is called after it, maybe twice, also if the client left before it began."""
 
     def __init__(
         self, events: AsyncIterator[bytes], end: Callable[[], None], headers: Mapping[str, str] | None = None

@@ -30,28 +30,26 @@ CANCEL_SECONDS = 1.0
 
 
 class HttpServer:
-    """Runs an ASGI application with uvicorn on an open socket. `stop`, SIGINT and SIGTERM end it: no new requests are
-    taken, those that run get `grace` seconds.
-    """
+    """Serves an ASGI application with uvicorn until `stop`, SIGINT or SIGTERM; running requests get `grace` seconds."""
 
     def __init__(
-        self, application: Any, bound: socket.socket, grace: float = 10.0, limits: ConnectionLimits | None = None
+        self, application: Any, listener: socket.socket, grace: float = 10.0, limits: ConnectionLimits | None = None
     ) -> None:
         import uvicorn
 
-        self._socket = bound
-        self.url = _listener_url(bound)
+        self._socket = listener
+        self.url = _listener_url(listener)
         """The address, for programs on this machine."""
-        listening = self
-        given = limits or ConnectionLimits()
-        allowed = replace(given, connections=allowed_connections(given.connections))
+        http_server = self
+        given_limits = limits or ConnectionLimits()
+        actual_limits = replace(given_limits, connections=allowed_connections(given_limits.connections))
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
-            http=connection_class(allowed),
+            http=connection_class(actual_limits),
             ws="none",
-            h11_max_incomplete_event_size=allowed.head_bytes,
-            timeout_keep_alive=max(1, round(allowed.idle_seconds)),
+            h11_max_incomplete_event_size=actual_limits.head_bytes,
+            timeout_keep_alive=max(1, round(actual_limits.idle_seconds)),
             log_level="error",  # whoever sends nonsense could fill the log with warnings
             access_log=False,
             server_header=False,
@@ -63,7 +61,7 @@ class HttpServer:
         class Server(uvicorn.Server):
             @contextmanager
             def capture_signals(self) -> Iterator[None]:
-                with listening._stop_on_signals():
+                with http_server._stop_on_signals():
                     yield
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -99,16 +97,16 @@ class HttpServer:
     def _stop_on_signals(self) -> Iterator[None]:
         """Stop the server on SIGINT and SIGTERM inside this context, if it runs on the main thread."""
         loop = asyncio.get_running_loop()
-        taken = []
-        for number in (signal.SIGINT, signal.SIGTERM):
+        handled_signals = []
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
             with suppress(ValueError, RuntimeError):  # not the main thread
-                loop.add_signal_handler(number, self.stop)
-                taken.append(number)
+                loop.add_signal_handler(signal_number, self.stop)
+                handled_signals.append(signal_number)
         try:
             yield
         finally:
-            for number in taken:
-                loop.remove_signal_handler(number)
+            for signal_number in handled_signals:
+                loop.remove_signal_handler(signal_number)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
@@ -120,21 +118,19 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-def allowed_connections(wanted: int) -> int:
-    """Return how many of `wanted` connections the limit on open files allows, beside `RESERVED_FILES`. The limit is
-    raised as far as the system permits.
-    """
+def allowed_connections(requested_count: int) -> int:
+    """Raise the limit on open files; return how many of `requested_count` connections fit beside `RESERVED_FILES`."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    needed_files = requested_count + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed_files:
+        possible_files = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
         with suppress(ValueError, OSError):  # macOS has a limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-            soft = possible
-        return max(1, min(wanted, soft - RESERVED_FILES))
-    return wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (possible_files, hard))
+            soft = possible_files
+        return max(1, min(requested_count, soft - RESERVED_FILES))
+    return requested_count
 
 
 def _listener_url(listener: socket.socket) -> str:
@@ -145,9 +141,7 @@ def _listener_url(listener: socket.socket) -> str:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open a socket that listens on an address; port 0: any free port. Raises CortexError if the address cannot be
-    used.
-    """
+    """Open a socket that listens on an address (port 0: any free one). Raises CortexError if it cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -212,16 +206,16 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._awaited = AwaitedPart.NOTHING
-        self._receiving = _OneShotTimer(self.loop)
-        self._sending = _OneShotTimer(self.loop)
+        self._timed_part = AwaitedPart.NOTHING
+        self._receive_timer = _OneShotTimer(self.loop)
+        self._send_timer = _OneShotTimer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection. If there are too many, an idle one is closed; if none is idle, this one is refused."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections and not self._close_idle_connection():
-            why = f"{self.limits.connections:,} connections are in use: come again later"
-            self._send_error(RequestRefused(503, why, "overloaded", {"retry-after": "1"}))
+            message = f"{self.limits.connections:,} connections are in use: come again later"
+            self._send_error(RequestRefused(503, message, "overloaded", {"retry-after": "1"}))
         self._update_timers()
 
     def data_received(self, data: bytes) -> None:
@@ -235,10 +229,10 @@ class LimitedConnection(H11Protocol):
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431:
-            why = f"the line and the headers must have at most {self.limits.head_bytes:,} bytes together"
+            message = f"the line and the headers must have at most {self.limits.head_bytes:,} bytes together"
         else:
-            why = f"this is no HTTP request: {str(error)[:200]}"
-        self._send_error(RequestRefused(status, why))
+            message = f"this is no HTTP request: {str(error)[:200]}"
+        self._send_error(RequestRefused(status, message))
 
     def on_response_complete(self) -> None:
         """Wait for the next request of this connection."""
@@ -259,23 +253,23 @@ class LimitedConnection(H11Protocol):
         """Stop the time limit: the client has read something."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self._sending.stop()
+            self._send_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers of a closed connection."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        self._receiving.stop()
-        self._sending.stop()
+        self._receive_timer.stop()
+        self._send_timer.stop()
 
     def _update_timers(self) -> None:
         """Start or stop the timers to match what is awaited now. A timer that runs for the same part goes on."""
-        awaited = self._awaited_part()
-        if awaited is not self._awaited:
-            self._awaited = awaited
-            self._receiving.stop()
-            if awaited is not AwaitedPart.NOTHING:
-                self._receiving.start(self.limits.head_seconds, self._on_receive_timeout)
+        part = self._awaited_part()
+        if part is not self._timed_part:
+            self._timed_part = part
+            self._receive_timer.stop()
+            if part is not AwaitedPart.NOTHING:
+                self._receive_timer.start(self.limits.head_seconds, self._on_receive_timeout)
         if self.transport.is_closing():
             self._start_send_timer()
 
@@ -290,8 +284,8 @@ class LimitedConnection(H11Protocol):
 
     def _on_receive_timeout(self) -> None:
         """Refuse or close a connection whose awaited part did not come in time."""
-        begun = bool(self.conn.trailing_data[0])
-        if self._awaited is AwaitedPart.HEAD and begun:
+        has_received_bytes = bool(self.conn.trailing_data[0])
+        if self._timed_part is AwaitedPart.HEAD and has_received_bytes:
             self._send_error(
                 RequestRefused(408, f"a request's headers must be whole within {self.limits.head_seconds:g} s")
             )
@@ -301,13 +295,13 @@ class LimitedConnection(H11Protocol):
 
     def _start_send_timer(self) -> None:
         """Abort the connection unless the client reads within `send_seconds`."""
-        self._sending.start(self.limits.send_seconds, self.transport.abort)
+        self._send_timer.start(self.limits.send_seconds, self.transport.abort)
 
     def _close_idle_connection(self) -> bool:
         """Close a connection that waits for its next request; return whether there was one."""
-        for other in self.connections:
-            if isinstance(other, LimitedConnection) and other.timeout_keep_alive_task is not None:
-                other.timeout_keep_alive_handler()
+        for connection in self.connections:
+            if isinstance(connection, LimitedConnection) and connection.timeout_keep_alive_task is not None:
+                connection.timeout_keep_alive_handler()
                 return True
         return False
 
@@ -316,13 +310,13 @@ class LimitedConnection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = error_body(error)
             body["error"] |= {"type": "server_error" if error.status == 503 else "invalid_request_error"}
-            told = to_json_bytes(body)
-            headers = {**error.headers, "content-type": "application/json", "content-length": str(len(told))}
+            content = to_json_bytes(body)
+            headers = {**error.headers, "content-type": "application/json", "content-length": str(len(content))}
             phrase = HTTPStatus(error.status).phrase
             head = h11.Response(
                 status_code=error.status, reason=phrase, headers=[*headers.items(), ("connection", "close")]
             )
-            for part in (head, h11.Data(data=told), h11.EndOfMessage()):
+            for part in (head, h11.Data(data=content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(part) or b"")
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application has nobody to answer
@@ -335,18 +329,18 @@ class _OneShotTimer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._running: asyncio.TimerHandle | None = None
+        self._handle: asyncio.TimerHandle | None = None
 
-    def start(self, seconds: float, then: Callable[[], None]) -> None:
+    def start(self, seconds: float, callback: Callable[[], None]) -> None:
         """Start the timer. One that runs already goes on unchanged."""
-        if self._running is None:
-            self._running = self._loop.call_later(seconds, then)
+        if self._handle is None:
+            self._handle = self._loop.call_later(seconds, callback)
 
     def stop(self) -> None:
         """Stop the timer, if it runs."""
-        if self._running is not None:
-            self._running.cancel()
-            self._running = None
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
 
 def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:

@@ -34,9 +34,7 @@ NamedEngines = Sequence[tuple[str, "Engine"]]
 
 
 class _Metric(NamedTuple):
-    """A Prometheus metric and how to read it from the engine's statistics. A name that ends in `_total` is a
-    counter.
-    """
+    """A Prometheus metric and how to read it from the engine's statistics. A name ending in `_total` is a counter."""
 
     name: str
     help: str
@@ -118,22 +116,22 @@ def _server_metrics(tally: ServerCounters, started: float) -> Iterator[Metric]:
     for (path, status), count in sorted(replies.items()):
         http.add_metric([path, str(status)], count)
     yield http
-    ended = _counter(
+    answer_counter = _counter(
         "requests_total", "Answers that have ended. A cancelled or failed prompt counts once.", "model", "finish_reason"
     )
     for model, each in models.items():
         for reason, count in sorted(each.reasons.items()):
-            ended.add_metric([_label_value(model), reason], count)
-    yield ended
-    for name, said, of in (
+            answer_counter.add_metric([_label_value(model), reason], count)
+    yield answer_counter
+    for name, help_text, read_histogram in (
         ("queue_seconds", "From the submission to the start of the prefill.", attrgetter("queued")),
         ("time_to_first_token_seconds", "From the submission to the first token.", attrgetter("first_token")),
         ("time_per_output_token_seconds", "Mean time between an answer's tokens.", attrgetter("each_token")),
         ("request_seconds", "From the submission to the last token.", attrgetter("whole")),
     ):
-        family = HistogramMetricFamily(f"cortexmlx_{name}", said, labels=["model"])
+        family = HistogramMetricFamily(f"cortexmlx_{name}", help_text, labels=["model"])
         for model, each in models.items():
-            histogram: Histogram = of(each)
+            histogram: Histogram = read_histogram(each)
             bounds = map(floatToGoString, (*histogram.bounds, math.inf))
             counts = accumulate(histogram.counts)
             family.add_metric([_label_value(model)], list(zip(bounds, counts, strict=True)), histogram.sum)
@@ -155,19 +153,19 @@ def _model_metrics(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iter
 
 def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
     """Yield the metrics in the engines' statistics, with a label for each model."""
-    for value in _ENGINE_METRICS:
-        family = _model_family(value.name, value.help)
+    for engine_metric in _ENGINE_METRICS:
+        family = _model_family(engine_metric.name, engine_metric.help)
         for model, each in stats.items():
-            family.add_metric([_label_value(model)], value.read_value(each))
+            family.add_metric([_label_value(model)], engine_metric.read_value(each))
         yield family
     blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
     drafts = {
-        what: _counter(
-            f"{what}_tokens_total", f"Tokens that were {what}, by where drafts come from.", "model", "source"
+        outcome: _counter(
+            f"{outcome}_tokens_total", f"Tokens that were {outcome}, by where drafts come from.", "model", "source"
         )
-        for what in ("drafted", "accepted")
+        for outcome in ("drafted", "accepted")
     }
-    verified = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
+    verified_counter = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
     steps = _counter("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
     times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
     total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
@@ -176,35 +174,35 @@ def _engine_metrics(stats: dict[str, EngineStats]) -> Iterator[Metric]:
         total.add_metric([name], each.total_blocks)
         for use in ("used", "shared", "free", "cached"):
             blocks.add_metric([name, use], getattr(each, f"{use}_blocks"))
-        verified.add_metric([name], each.speculation.verified)
-        for source, of in each.speculation.sources.items():
-            drafts["drafted"].add_metric([name, source], of.drafted)
-            drafts["accepted"].add_metric([name, source], of.accepted)
+        verified_counter.add_metric([name], each.speculation.verified)
+        for source, draft_stats in each.speculation.sources.items():
+            drafts["drafted"].add_metric([name, source], draft_stats.drafted)
+            drafts["accepted"].add_metric([name, source], draft_stats.accepted)
         for reason, count in each.steps_by_reason.items():
             steps.add_metric([name, reason], count)
         for part in ("plan", "build", "wait", "commit", "mask"):
             times.add_metric([name, part], getattr(each, f"{part}_seconds"))
-    yield from (total, blocks, *drafts.values(), verified, steps, times)
+    yield from (total, blocks, *drafts.values(), verified_counter, steps, times)
     if any(each.kv_store is not None for each in stats.values()):
-        for stored in _STORE_METRICS:
-            family = _model_family(stored.name, stored.help)
+        for store_metric in _STORE_METRICS:
+            family = _model_family(store_metric.name, store_metric.help)
             for model, each in stats.items():
                 if each.kv_store is not None:
-                    family.add_metric([_label_value(model)], stored.read_value(each.kv_store))
+                    family.add_metric([_label_value(model)], store_metric.read_value(each.kv_store))
             yield family
 
 
-def _model_family(name: str, said: str) -> CounterMetricFamily | GaugeMetricFamily:
+def _model_family(name: str, help_text: str) -> CounterMetricFamily | GaugeMetricFamily:
     """Return an empty counter or gauge with the label `model`."""
-    return _counter(name, said, "model") if name.endswith("_total") else _gauge(name, said, "model")
+    return _counter(name, help_text, "model") if name.endswith("_total") else _gauge(name, help_text, "model")
 
 
-def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"cortexmlx_{name}", said, labels=labels)
+def _counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"cortexmlx_{name}", help_text, labels=labels)
 
 
-def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"cortexmlx_{name}", said, labels=labels)
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"cortexmlx_{name}", help_text, labels=labels)
 
 
 def _label_value(text: str) -> str:
@@ -242,9 +240,9 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """Return a copy that later durations do not change."""
-        copied = Histogram(self.bounds)
-        copied.counts, copied.sum = list(self.counts), self.sum
-        return copied
+        new_histogram = Histogram(self.bounds)
+        new_histogram.counts, new_histogram.sum = list(self.counts), self.sum
+        return new_histogram
 
 
 @dataclass
@@ -279,9 +277,7 @@ class AnswerCounts:
 
 
 class ServerCounters:
-    """Counts the server's replies and answers for `/metrics`, from any thread. `paths` are counted by name, others
-    together.
-    """
+    """Counts replies and answers for `/metrics`, from any thread. `paths` are counted by name, others together."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = frozenset(paths)
@@ -289,25 +285,25 @@ class ServerCounters:
         self._replies: Counter[tuple[str, int]] = Counter()
         self._models: dict[str, AnswerCounts] = {}
 
-    def count_reply(self, logged: LoggedRequest, path: str) -> None:
+    def count_reply(self, log_entry: LoggedRequest, path: str) -> None:
         """Count an HTTP reply, or a client that went away (status 499). `path` is the path inside the application."""
-        known = next((each for each in (path, path.rpartition("/")[0]) if each in self._paths), OTHER)
+        path_label = next((each for each in (path, path.rpartition("/")[0]) if each in self._paths), OTHER)
         with self._lock:
-            self._replies[known, logged.status] += 1
+            self._replies[path_label, log_entry.status] += 1
 
-    def count_answers(self, model: str, completions: Iterable[Completion], failed: int, cancelled: int) -> None:
-        """Count the answers of an ended request: its completions, and how many of its prompts failed or were
-        cancelled.
-        """
+    def count_answers(
+        self, model: str, completions: Iterable[Completion], failed_count: int, cancelled_count: int
+    ) -> None:
+        """Count the answers of an ended request: its completions, and how many prompts failed or were cancelled."""
         with self._lock:
             if model not in self._models and len(self._models) >= MAX_MODELS:
                 model = OTHER
-            counted = self._models.setdefault(model, AnswerCounts())
+            counts = self._models.setdefault(model, AnswerCounts())
             for first in completions:
                 for completion in (first, *first.others):
-                    counted.add(completion)
-            counted.reasons[FinishReason.ERROR.value] += failed
-            counted.reasons[FinishReason.CANCELLED.value] += cancelled
+                    counts.add(completion)
+            counts.reasons[FinishReason.ERROR.value] += failed_count
+            counts.reasons[FinishReason.CANCELLED.value] += cancelled_count
 
     def snapshot(self) -> tuple[Counter[tuple[str, int]], dict[str, AnswerCounts]]:
         """Return copies of the replies by path and status, and of the answers by model."""

@@ -27,9 +27,7 @@ _PREFLIGHT_HEADERS = (
 
 
 class AccessControl:
-    """Middleware that refuses requests without a valid API key (401), for another host, or from a foreign web page
-    (403).
-    """
+    """Middleware that refuses requests without a valid API key (401), for another host or from a foreign page (403)."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -42,8 +40,8 @@ class AccessControl:
             return
         headers = _decode_headers(scope)
         origin = headers.get("origin")
-        if why := self._foreign_reason(headers, origin):
-            await error_reply(RequestRefused(403, why), scope["path"])(scope, receive, send)
+        if reason := self._foreign_reason(headers, origin):
+            await error_reply(RequestRefused(403, reason), scope["path"])(scope, receive, send)
             return
         cors = _cors_headers(origin) if origin is not None and self._allows_origin(origin) else []
         if scope["method"] == "OPTIONS" and origin is not None:
@@ -60,9 +58,9 @@ class AccessControl:
         if self._settings.keys and path not in PUBLIC_PATHS:
             client = self._find_client(headers)
             if client is None:
-                why = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
-                refused = error_reply(RequestRefused(401, why, headers={"www-authenticate": "Bearer"}), path)
-                await refused(scope, receive, send_with_cors)
+                reason = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+                refusal = error_reply(RequestRefused(401, reason, headers={"www-authenticate": "Bearer"}), path)
+                await refusal(scope, receive, send_with_cors)
                 return
             scope[SCOPE_CLIENT] = client
 
@@ -85,12 +83,12 @@ class AccessControl:
     def _find_client(self, headers: Mapping[str, str]) -> str | None:
         """Return the client whose API key a request has, or None. All keys are compared, each in constant time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = None
+        api_key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        matched_client = None
         for key, client in self._settings.keys.items():
-            if hmac.compare_digest(key.encode(), given.encode()):
-                found = client
-        return found
+            if hmac.compare_digest(key.encode(), api_key.encode()):
+                matched_client = client
+        return matched_client
 
 
 def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
@@ -121,33 +119,31 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status, ended = time.perf_counter(), 499, False
+        started, status, is_complete = time.perf_counter(), 499, False
 
         async def watch_and_send(message: Message) -> None:
-            nonlocal status, ended
+            nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
             await self._app(scope, receive, watch_and_send)
         finally:
             seconds = time.perf_counter() - started
-            path, inside, shown = scope["path"][:200], application_path(scope), status if ended else 499
-            logged = LoggedRequest(
-                scope["method"], path, shown, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
+            path, app_path, logged_status = scope["path"][:200], application_path(scope), status if is_complete else 499
+            log_entry = LoggedRequest(
+                scope["method"], path, logged_status, seconds, scope.get(SCOPE_TOKENS), scope.get(SCOPE_MODEL)
             )
-            self._write(logged, inside)
+            self._write(log_entry, app_path)
 
 
 _VERSION = "/v1"
 
 
 class PathNormalizer:
-    """Middleware that maps path variants, such as doubled slashes or a missing `/v1`, to the served path. A redirect
-    would lose the body.
-    """
+    """Middleware that maps path variants, like `//` or no `/v1`, to the served path: a redirect would lose the body."""
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
         self._app = app
@@ -155,16 +151,19 @@ class PathNormalizer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer."""
-        if scope["type"] == "http":
-            scope = {**scope, "path": scope.get("root_path", "") + self.normalize(application_path(scope))}
+        if scope["type"] == "http" and (path := self.normalize(application_path(scope))) != application_path(scope):
+            scope = {**scope, "path": scope.get("root_path", "") + path}
         await self._app(scope, receive, send)
 
     def normalize(self, path: str) -> str:
         """Return the served path that a client's path means, or the path itself if none is."""
-        plain = re.sub(r"/{2,}", "/", path)
-        plain = plain.rstrip("/") or "/"
-        bare = re.sub(rf"^(?:{_VERSION})+(?=/)", "", plain)
-        return next((each for each in (plain, _VERSION + bare, bare) if self._is_served(each)), path)
+        clean_path = re.sub(r"/{2,}", "/", path)
+        clean_path = clean_path.rstrip("/") or "/"
+        unversioned_path = re.sub(rf"^(?:{_VERSION})+(?=/)", "", clean_path)
+        return next(
+            (each for each in (clean_path, _VERSION + unversioned_path, unversioned_path) if self._is_served(each)),
+            path,
+        )
 
     def _is_served(self, path: str) -> bool:
         """Whether a path is served, also one below a list, such as `/v1/models/NAME`."""

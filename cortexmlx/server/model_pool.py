@@ -86,30 +86,30 @@ class ModelPool:
 
         Raises InvalidRequest if two models have one name, or if a model can never be loaded.
         """
-        listed = tuple(models)
-        self._models = {model.name: model for model in listed}
+        served_models = tuple(models)
+        self._models = {model.name: model for model in served_models}
         budget = None if memory is None else parse_size(memory)
-        if not listed or len(self._models) < len(listed):
+        if not served_models or len(self._models) < len(served_models):
             raise InvalidRequest("a pool needs models, and each needs a name of its own")
-        if unknown := set(keep) - set(self._models):
-            raise InvalidRequest(f"{sorted(unknown)[0]!r} is to be kept, but is no model of the pool")
+        if unknown_names := set(keep) - set(self._models):
+            raise InvalidRequest(f"{sorted(unknown_names)[0]!r} is to be kept, but is no model of the pool")
         if idle is not None and not idle > 0:
             raise InvalidRequest(f"idle is {idle!r}, but must be above 0 seconds or None")
         if budget is not None:
-            _check_budget(listed, budget, keep)
+            _check_budget(served_models, budget, keep)
         self.memory = budget
         """The budget in bytes; None: any number."""
-        self._residency = Residency({m.name: m.memory for m in listed}, budget, keep, idle)
+        self._residency = Residency({m.name: m.memory for m in served_models}, budget, keep, idle)
         self._retries = LoadBackoff()
-        self._contexts = {m.name: m.context_length for m in listed}
+        self._contexts = {m.name: m.context_length for m in served_models}
         self._tell = tell or log.info
         self._complain = tell or log.warning
         self._clock = clock
         self._on_progress: OnProgress | None = None
         self._loaded: dict[str, tuple[Engine, RequestDefaults | None]] = {}
         self._waits: dict[int, _PoolWait] = {}
-        self._closing = False
-        self._changed = threading.Condition()
+        self._is_closing = False
+        self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="cortexmlx-models", daemon=True)
         self._thread.start()
 
@@ -139,43 +139,41 @@ class ModelPool:
 
     def loaded_engines(self) -> list[tuple[str, Engine]]:
         """Return the engines of the models in memory, each with its name. One may be closed meanwhile."""
-        with self._changed:
+        with self._condition:
             return [(name, engine) for name, (engine, _) in self._loaded.items()]
 
     def is_ready(self, name: str) -> bool:
         """Whether a request for a model would be granted at once."""
-        with self._changed:
+        with self._condition:
             self._check_engine(name)
             return self._residency.would_grant(name)
 
-    def request_model(self, name: str, settled: Callable[[], None] = lambda: None) -> _PoolWait:
-        """Request a model. `settled` is called, on any thread, when the request is granted or has failed later than at
-        once. Raises EngineClosed.
-        """
-        with self._changed:
-            if self._closing:
+    def request_model(self, name: str, on_settled: Callable[[], None] = lambda: None) -> _PoolWait:
+        """Request a model. `on_settled` runs on any thread when it is granted or fails later. Raises EngineClosed."""
+        with self._condition:
+            if self._is_closing:
                 raise _pool_closed_error()
             self._check_engine(name)
-            wait = _PoolWait(self, self._residency.add_request(name), settled)
+            wait = _PoolWait(self, self._residency.add_request(name), on_settled)
             if (refusal := self._load_refusal(name)) is not None:
                 self._residency.end_request(wait.ticket, self._clock())
                 wait.error, wait.cause = refusal
                 return wait
             self._waits[wait.ticket.number] = wait
-            self._hand_out(self._residency.grant_requests(), but=wait)
-            self._changed.notify()
+            self._hand_out(self._residency.grant_requests(), excluded_wait=wait)
+            self._condition.notify()
             return wait
 
     def acquire(self, name: str, on_progress: OnProgress | None = None) -> ModelLease:
         """Wait for a model on this thread and return its lease, to be released. `on_progress` is called while it is
         loaded, on other threads. Raises what loading raises, with the paths, and EngineClosed.
         """
-        there = threading.Event()
+        settled_event = threading.Event()
         self._on_progress = on_progress
-        wait = self.request_model(name, there.set)
+        wait = self.request_model(name, settled_event.set)
         try:
             while not wait.settled:
-                there.wait(LONGEST_SECONDS)
+                settled_event.wait(LONGEST_SECONDS)
             if wait.cause is not None:
                 raise wait.cause
             return wait.lease()
@@ -187,19 +185,17 @@ class ModelPool:
 
     def check_clock(self) -> None:
         """Have the pool's thread read the clock now, for tests with a clock of their own."""
-        with self._changed:
-            self._changed.notify()
+        with self._condition:
+            self._condition.notify()
 
     def close(self) -> None:
-        """Close all engines, also one that is being loaded, and wait for it. Running requests fail with EngineClosed.
-        Safe to call again.
-        """
-        with self._changed:
-            self._closing = True
+        """Close all engines, also one being loaded, and wait. Running requests fail with EngineClosed. Repeatable."""
+        with self._condition:
+            self._is_closing = True
             for wait in list(self._waits.values()):
                 if not wait.settled:
                     wait.fail(_pool_closed_error())
-            self._changed.notify()
+            self._condition.notify()
         self._thread.join()
 
     def __enter__(self) -> ModelPool:
@@ -214,19 +210,17 @@ class ModelPool:
 
     def end_wait(self, wait: _PoolWait) -> None:
         """End a granted request for a model, or withdraw a waiting one."""
-        with self._changed:
+        with self._condition:
             if self._waits.pop(wait.ticket.number, None) is not None:
                 self._check_engine(wait.ticket.model)
                 if self._residency.user_count(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
                     self._retries.record_success(wait.ticket.model)
                 self._residency.end_request(wait.ticket, self._clock())
                 self._hand_out(self._residency.grant_requests())
-                self._changed.notify()
+                self._condition.notify()
 
     def _check_engine(self, name: str) -> None:
-        """Mark a loaded model as failed if its engine has closed for good, so that it is unloaded, and loaded again on
-        request.
-        """
+        """Mark a loaded model as failed if its engine has closed for good: it is unloaded, and reloaded on request."""
         engine = self._loaded[name][0] if name in self._loaded else None
         loaded = self._residency.state_of_model(name) is ModelState.LOADED and not self._residency.has_failed(name)
         if engine is not None and engine.closed and loaded:
@@ -235,7 +229,7 @@ class ModelPool:
                 self._retries.record_failure(
                     name, EngineClosed("it failed before it had answered a request"), self._clock()
                 )
-            self._changed.notify()
+            self._condition.notify()
 
     def _load_refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
         """Return the error and the last load's exception if a model must not be loaded yet; None if it may be."""
@@ -244,12 +238,12 @@ class ModelPool:
         refusal = self._retries.current_failure(name, self._clock())
         return None if refusal is None else (cannot_load_error(name, *refusal), refusal[0])
 
-    def _hand_out(self, granted: Iterable[ModelTicket], but: _PoolWait | None = None) -> None:
-        """Give granted requests their leases. The wait `but` is not notified."""
-        for ticket in granted:
+    def _hand_out(self, tickets: Iterable[ModelTicket], excluded_wait: _PoolWait | None = None) -> None:
+        """Give granted requests their leases. The wait `excluded_wait` is not notified."""
+        for ticket in tickets:
             wait = self._waits[ticket.number]
             engine, defaults = self._loaded[ticket.model]
-            wait.grant(ModelLease(engine, ticket.model, defaults, on_release=wait.end), quiet=wait is but)
+            wait.grant(ModelLease(engine, ticket.model, defaults, on_release=wait.end), quiet=wait is excluded_wait)
 
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
@@ -260,7 +254,7 @@ class ModelPool:
                 self._load(self._models[action.model])
             else:
                 self._unload(action.model)
-                with self._changed:
+                with self._condition:
                     self._residency.finish_unload()
                     self._hand_out(self._residency.grant_requests())
         for name in list(self._loaded):
@@ -268,85 +262,85 @@ class ModelPool:
 
     def _next_action(self) -> LoadModel | UnloadModel | None:
         """Wait for the next load or unload; None when the pool is closed."""
-        with self._changed:
-            while not self._closing:
+        with self._condition:
+            while not self._is_closing:
                 action = self._residency.begin_action(self._clock())
                 if action is not None:
                     return action
-                due = self._residency.next_idle_unload()
-                wait = _MAX_WAIT_SECONDS if due is None else due - self._clock()
-                self._changed.wait(min(max(wait, 0.0), _MAX_WAIT_SECONDS))
+                unload_time = self._residency.next_idle_unload()
+                wait = _MAX_WAIT_SECONDS if unload_time is None else unload_time - self._clock()
+                self._condition.wait(min(max(wait, 0.0), _MAX_WAIT_SECONDS))
             return None
 
     def _load(self, model: ServedModel) -> None:
         """Load a model and grant the requests that wait for it, or record its failure."""
-        began = self._clock()
+        start_time = self._clock()
         engine: Engine | None = None
         try:
             engine = model.open(self._on_load_progress)
             defaults = None if model.defaults is None else model.defaults(engine)
-            longest = engine.longest_request
+            context_length = engine.longest_request
         except BaseException as error:  # whatever it is, the other models go on
             cause = error.with_traceback(None)
             if engine is not None:
                 _close_engine(engine, model.name)
             self._fail_load(model.name, cause)
             return
-        with self._changed:
+        with self._condition:
             if self._contexts[model.name] is None:
-                self._contexts[model.name] = longest
+                self._contexts[model.name] = context_length
             self._loaded[model.name] = (engine, defaults)
             self._hand_out(self._residency.finish_load(self._clock()))
             self._hand_out(self._residency.grant_requests())
-        self._report_event(f"loaded {model.name} in {self._clock() - began:.1f} s")
+        self._report_event(f"loaded {model.name} in {self._clock() - start_time:.1f} s")
 
     def _fail_load(self, name: str, cause: BaseException) -> None:
         """Record a failed load and fail the requests that wait for the model."""
-        with self._changed:
-            says = cannot_load_error(name, cause, self._retries.record_failure(name, cause, self._clock()))
+        with self._condition:
+            client_error = cannot_load_error(name, cause, self._retries.record_failure(name, cause, self._clock()))
             for ticket in self._residency.fail_load():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
-                    wait.fail(says, cause)
+                    wait.fail(client_error, cause)
             self._hand_out(self._residency.grant_requests())
-        if not self._closing:
-            self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", wrong=True)
+        if not self._is_closing:
+            self._report_event(f"{name} cannot be loaded: {cause or type(cause).__name__}", is_failure=True)
 
     def _unload(self, name: str) -> None:
         """Close a model's engine and free its memory."""
-        with self._changed:
+        with self._condition:
             engine, _ = self._loaded.pop(name)
             self._retries.record_unload(name)
         _close_engine(engine, name)
         del engine
         release_freed_memory()
-        if not self._closing:
+        if not self._is_closing:
             self._report_event(f"unloaded {name}")
 
-    def _report_event(self, text: str, *, wrong: bool = False) -> None:
+    def _report_event(self, text: str, *, is_failure: bool = False) -> None:
         """Report a load, failed load or unload to the pool's owner, or else to the log."""
         try:
-            (self._complain if wrong else self._tell)(text)
+            (self._complain if is_failure else self._tell)(text)
         except Exception:  # nobody reads any more: the models go on
             log.info(text)
 
     def _on_load_progress(self, progress: Progress) -> None:
         """Pass on the progress of a load. Raises EngineClosed, which ends the load, if the pool is closed."""
-        if self._closing:
+        if self._is_closing:
             raise _pool_closed_error()
-        if (told := self._on_progress) is not None:
-            told(progress)
+        if (on_progress := self._on_progress) is not None:
+            on_progress(progress)
 
 
 class _PoolWait:
     """A request for a model of a pool, which ends in a lease or an error."""
 
-    def __init__(self, pool: ModelPool, ticket: ModelTicket, settled: Callable[[], None]) -> None:
+    def __init__(self, pool: ModelPool, ticket: ModelTicket, on_settled: Callable[[], None]) -> None:
         self.ticket = ticket
         self.error: CortexError | None = None
         self.cause: BaseException | None = None
         """What loading raised, with the paths."""
         self._pool = pool
-        self._settled = settled
+        self._on_settled = on_settled
         self._lease: ModelLease | None = None
 
     @property
@@ -369,24 +363,26 @@ class _PoolWait:
         """Settle the request with a lease. `quiet`: without notifying its owner."""
         self._lease = lease
         if not quiet:
-            self._settled()
+            self._on_settled()
 
     def fail(self, error: CortexError, cause: BaseException | None = None) -> None:
         """Settle the request with an error."""
         self.error, self.cause = error, cause
-        self._settled()
+        self._on_settled()
 
 
 def _check_budget(models: Iterable[ServedModel], budget: int, keep: Collection[str]) -> None:
     """Raise InvalidRequest if a model does not fit into the budget beside those that are always loaded."""
-    held = sum(model.memory for model in models if model.name in keep)
+    kept_bytes = sum(model.memory for model in models if model.name in keep)
     for model in models:
-        others = held - (model.memory if model.name in keep else 0)
-        if model.memory + others > budget:
-            beside = f", of which those that are kept loaded take {format_bytes(others)}" if others else ""
+        other_bytes = kept_bytes - (model.memory if model.name in keep else 0)
+        if model.memory + other_bytes > budget:
+            others_note = (
+                f", of which those that are kept loaded take {format_bytes(other_bytes)}" if other_bytes else ""
+            )
             raise InvalidRequest(
                 f"{model.name} takes {format_bytes(model.memory)} when it is loaded, but the models may take "
-                f"{format_bytes(budget)} in all{beside}: give them more (--memory), or less for keys and values "
+                f"{format_bytes(budget)} in all{others_note}: give them more (--memory), or less for keys and values "
                 "(--kv-memory)"
             )
 
@@ -410,13 +406,13 @@ class OpenEngines:
     """Serves engines that the program itself has opened: one under its model's name, or several by name."""
 
     def __init__(self, engines: Engine | Mapping[str, Engine]) -> None:
-        self._given = engines
+        self._source = engines
         self._context: dict[str, int] = {}
 
     @cached_property
     def _engines(self) -> Mapping[str, Engine]:
-        given = self._given
-        return dict(given) if isinstance(given, Mapping) else {client_model_name(given.info.name): given}
+        source = self._source
+        return dict(source) if isinstance(source, Mapping) else {client_model_name(source.info.name): source}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -443,7 +439,7 @@ class OpenEngines:
         """Return True: an open engine can be used at once."""
         return True
 
-    def request_model(self, name: str, settled: Callable[[], None]) -> _ReadyWait:
+    def request_model(self, name: str, on_settled: Callable[[], None]) -> _ReadyWait:
         """Return a request that is already granted."""
         return _ReadyWait(ModelLease(self._engines[name], name))
 
@@ -514,9 +510,7 @@ class ModelProvider(Protocol):
         """The names of all models, in order. The first model answers requests that name none."""
 
     def context_length(self, name: str) -> int | None:
-        """Return how many tokens a prompt and its answer may have; None while that is not known. It does not change
-        once known.
-        """
+        """Return how many tokens a prompt and its answer may have; None while unknown. Once known, it never changes."""
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""
@@ -530,10 +524,8 @@ class ModelProvider(Protocol):
     def is_ready(self, name: str) -> bool:
         """Whether a request for a model would be granted at once."""
 
-    def request_model(self, name: str, settled: Callable[[], None]) -> ModelWait:
-        """Request a model. `settled` is called, on any thread, when the request is granted or has failed later than at
-        once.
-        """
+    def request_model(self, name: str, on_settled: Callable[[], None]) -> ModelWait:
+        """Request a model. `on_settled` is called, on any thread, when it is granted or fails later than at once."""
 
 
 # CannotLoad: what clients are told of a model that cannot be loaded.
@@ -550,9 +542,7 @@ _PUBLIC_REASONS = (
 
 
 class CannotLoad(CortexError):
-    """A model cannot be loaded now; it may be tried again after `seconds`. The message does not have its path: clients
-    read it.
-    """
+    """A model cannot be loaded now; it may be tried again after `seconds`. Clients read the message: no path in it."""
 
     def __init__(self, message: str, seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -561,6 +551,8 @@ class CannotLoad(CortexError):
 
 def cannot_load_error(name: str, cause: BaseException, seconds: float) -> CannotLoad:
     """Return the error for clients when loading a model raised `cause`. `seconds`: when it is tried again."""
-    why = next((words for kind, words in _PUBLIC_REASONS if isinstance(cause, kind)), "see the server's log")
-    again = math.ceil(seconds)
-    return CannotLoad(f"the model {name!r} cannot be loaded: {why}. Ask again in {again} s", again)
+    reason = next(
+        (reason_text for kind, reason_text in _PUBLIC_REASONS if isinstance(cause, kind)), "see the server's log"
+    )
+    retry_seconds = math.ceil(seconds)
+    return CannotLoad(f"the model {name!r} cannot be loaded: {reason}. Ask again in {retry_seconds} s", retry_seconds)

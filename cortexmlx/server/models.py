@@ -45,8 +45,10 @@ class ModelTarget:
 class ModelDirectory:
     """Resolves the model names of requests, leases the models, and answers `/v1/models`."""
 
-    def __init__(self, served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> None:
-        self._served: ModelProvider = served if isinstance(served, ModelPool) else OpenEngines(served)
+    def __init__(self, model_source: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> None:
+        self._provider: ModelProvider = (
+            model_source if isinstance(model_source, ModelPool) else OpenEngines(model_source)
+        )
         self._settings = settings
         self._started = int(time.time())
         if settings.aliases:
@@ -55,11 +57,11 @@ class ModelDirectory:
     @property
     def default_name(self) -> str:
         """The name of the first model, which answers requests that name none."""
-        return self._served.names[0]
+        return self._provider.names[0]
 
     def loaded_engines(self) -> list[tuple[str, Engine]]:
         """Return the engines of the models in memory, each with its name."""
-        return self._served.loaded_engines()
+        return self._provider.loaded_engines()
 
     async def acquire(self, name: object, request: Request | None = None) -> ModelLease:
         """Return a lease of the model with this name (None: the first), after waiting for its load, but not longer
@@ -67,17 +69,17 @@ class ModelDirectory:
 
         Raises RequestRefused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
         """
-        target, loop, settled = self._resolve(name), asyncio.get_running_loop(), asyncio.Event()
+        target, loop, settled_event = self._resolve(name), asyncio.get_running_loop(), asyncio.Event()
         model = target.model
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settled.set)
+                loop.call_soon_threadsafe(settled_event.set)
 
-        wait = self._served.request_model(model, wake)
+        wait = self._provider.request_model(model, wake)
         try:
             if not wait.settled:
-                await self._wait_for_model(model, wait, settled, request)
+                await self._wait_for_model(model, wait, settled_event, request)
             lease = wait.lease()
         except BaseException:
             wait.end()
@@ -86,12 +88,10 @@ class ModelDirectory:
 
     def is_ready(self, name: object) -> bool:
         """Whether `acquire` would not wait. Raises RequestRefused for an unknown name."""
-        return self._served.is_ready(self._resolve(name).model)
+        return self._provider.is_ready(self._resolve(name).model)
 
     async def list_models(self, request: Request) -> Response:
-        """Handle GET `/v1/models`: list all models and adapters under all their names, in one form for OpenAI's and
-        Anthropic's API. Nothing is loaded.
-        """
+        """Handle GET `/v1/models`: all names of models and adapters, in one form for both APIs. Nothing is loaded."""
         names = list(self._targets_by_name)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_reply({"object": "list", "data": [self._describe(name) for name in names], **pages})
@@ -106,10 +106,10 @@ class ModelDirectory:
         return json_reply(self._describe(name))
 
     async def _wait_for_model(
-        self, model: str, wait: ModelWait, settled: asyncio.Event, request: Request | None
+        self, model: str, wait: ModelWait, settled_event: asyncio.Event, request: Request | None
     ) -> None:
         """Wait until the model's request is settled. Raises ClientDisconnect or RequestTimeout."""
-        tasks = [asyncio.ensure_future(settled.wait())]
+        tasks = [asyncio.ensure_future(settled_event.wait())]
         if request is not None:
             tasks.append(asyncio.ensure_future(wait_for_disconnect(request)))  # type: ignore[arg-type]
         try:
@@ -129,74 +129,68 @@ class ModelDirectory:
     @property
     def _models_by_name(self) -> dict[str, str]:
         """All model names and aliases, each with the model's own name."""
-        names = self._served.names
-        others = dict.fromkeys(self._settings.names, names[0])
-        return {**{name: name for name in names}, **others, **self._settings.aliases}
+        names = self._provider.names
+        default_names = dict.fromkeys(self._settings.names, names[0])
+        return {**{name: name for name in names}, **default_names, **self._settings.aliases}
 
     @property
     def _targets_by_name(self) -> dict[str, ModelTarget]:
         """All names in the list of models: models, aliases, then `model:adapter` for each adapter."""
         models = {name: ModelTarget(model) for name, model in self._models_by_name.items()}
-        adapted = [
-            ModelTarget(model, adapter) for model in self._served.names for adapter in self._served.adapters(model)
+        adapter_targets = [
+            ModelTarget(model, adapter) for model in self._provider.names for adapter in self._provider.adapters(model)
         ]
-        return models | {target.name: target for target in adapted if target.name not in models}
+        return models | {target.name: target for target in adapter_targets if target.name not in models}
 
     def _resolve(self, name: object) -> ModelTarget:
         """Return the model and adapter that a name refers to. Raises InvalidRequest or RequestRefused (404)."""
         if name is None:
             return ModelTarget(self.default_name)
-        listed = self._targets_by_name
+        targets = self._targets_by_name
         if isinstance(name, str):
-            if name in listed:
-                return listed[name]
-            if (adapted := self._resolve_adapter(name)) is not None:
-                return adapted
+            if name in targets:
+                return targets[name]
+            if (adapter_target := self._resolve_adapter(name)) is not None:
+                return adapter_target
         if self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
             return ModelTarget(self.default_name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
-        told, shown = ", ".join(map(repr, listed)), name[:_MAX_SHOWN]
-        why = f"there is no model {shown!r}{suggestion(shown, listed)}: this server has {told}"
-        raise RequestRefused(404, why, "model_not_found")
+        known_names, shown_name = ", ".join(map(repr, targets)), name[:_MAX_SHOWN]
+        message = f"there is no model {shown_name!r}{suggestion(shown_name, targets)}: this server has {known_names}"
+        raise RequestRefused(404, message, "model_not_found")
 
     def _resolve_adapter(self, name: str) -> ModelTarget | None:
-        """Return the adapter that an unlisted name refers to (`alias:adapter`, or the adapter's own name if it is
-        unique); None: no adapter.
-        """
-        for own, adapter in self._split_adapter_name(name):
-            if adapter in self._served.adapters(own):
-                return ModelTarget(own, adapter)
-        having = [own for own in self._served.names if name in self._served.adapters(own)]
-        return ModelTarget(having[0], name) if len(having) == 1 else None
+        """Return what adapter an unlisted name means (`alias:adapter`, or an adapter's name if unique); None: none."""
+        for model, adapter in self._split_adapter_name(name):
+            if adapter in self._provider.adapters(model):
+                return ModelTarget(model, adapter)
+        matching_models = [own for own in self._provider.names if name in self._provider.adapters(own)]
+        return ModelTarget(matching_models[0], name) if len(matching_models) == 1 else None
 
     def _may_name_adapter(self, name: str) -> bool:
-        """Whether a name has the form `model:adapter` of a model with adapters, so that another model must not
-        answer.
-        """
-        return any(self._served.adapters(own) for own, _ in self._split_adapter_name(name))
+        """Whether a name has the form `model:adapter` of a model with adapters, so that no other model may answer."""
+        return any(self._provider.adapters(model) for model, _ in self._split_adapter_name(name))
 
     def _split_adapter_name(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield each model whose name or alias a name may begin with, and what follows the colon. Both may have
-        colons, too.
-        """
-        for known, own in self._models_by_name.items():
-            if name.startswith(f"{known}:"):
-                yield own, name[len(known) + 1 :]
+        """Yield each model whose name or alias may begin a name, and what follows the colon. Both may have colons."""
+        for known_name, model in self._models_by_name.items():
+            if name.startswith(f"{known_name}:"):
+                yield model, name[len(known_name) + 1 :]
 
     def _check_aliases(self) -> None:
         """Raise InvalidRequest for an alias of no model, or one that hides another model."""
         for name, model in self._settings.aliases.items():
-            if model not in self._served.names:
+            if model not in self._provider.names:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but there is no such model", field="aliases")
-            if name in self._served.names and name != model:
+            if name in self._provider.names and name != model:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but is a model's own name", field="aliases")
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return the entry of a model in `/v1/models`."""
         target = self._resolve(name)
         model = target.model
-        context = self._served.context_length(model)
+        context = self._provider.context_length(model)
         return {
             "id": name,
             "object": "model",
@@ -207,6 +201,6 @@ class ModelDirectory:
             "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
             "lifecycle": "active",
             **({} if context is None else {"context_length": context, "max_input_tokens": context}),
-            "loaded": self._served.is_loaded(model),
+            "loaded": self._provider.is_loaded(model),
             **({} if target.adapter is None else {"parent": model}),
         }

@@ -33,23 +33,19 @@ LIVE_PATH = "/live"
 
 
 class MonitoringEndpoints:
-    """The HTTP endpoints for people and programs that watch the server. All viewers together ask the engines a few
-    times a second.
-    """
+    """The HTTP endpoints for watching the server. All viewers together ask the engines only a few times a second."""
 
     def __init__(self, models: ModelDirectory, settings: ServerSettings, tally: ServerCounters) -> None:
         self._models = models
         self._settings = settings
         # What one client does is nothing to another: several of them see totals.
-        whole = len(set(settings.keys.values())) <= 1
+        include_details = len(set(settings.keys.values())) <= 1
         started = time.time()
-        self._live = SharedResult(lambda: live_state(models.loaded_engines(), whole))
+        self._live_state = SharedResult(lambda: live_state(models.loaded_engines(), include_details))
         self._metrics = SharedResult(lambda: render_metrics(models.loaded_engines(), tally, started))
 
     async def root(self, request: Request) -> Response:
-        """Handle GET `/`: the monitoring page for browsers, a line of text for others (with API keys, without the
-        model's name).
-        """
+        """Handle GET `/`: the monitoring page for browsers, else a line of text (with API keys, without model name)."""
         if wants_page(request):
             return page_response()
         name = "" if self._settings.keys else f": {self._models.default_name}"
@@ -57,11 +53,11 @@ class MonitoringEndpoints:
 
     async def live(self, request: Request) -> Response:
         """Handle GET `/live`: the JSON that the monitoring page shows."""
-        found = await self._live.get()
+        state = await self._live_state.get()
         headers = {"cache-control": "no-store", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers["content-encoding"] = "gzip"
-        body = found.gzipped if "content-encoding" in headers else found.plain
+        body = state.gzip_data if "content-encoding" in headers else state.json_data
         return Response(body, headers=headers, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
@@ -84,26 +80,26 @@ _STATE_DIGITS = bytes(range(ord("0"), ord("0") + len(BlockState))) + bytes(256 -
 class LiveState(NamedTuple):
     """The JSON that the monitoring page shows, plain and compressed."""
 
-    plain: bytes
-    gzipped: bytes
+    json_data: bytes
+    gzip_data: bytes
 
 
-def live_state(engines: Sequence[tuple[str, Engine]], whole: bool) -> LiveState:
-    """Return the JSON state of the open engines for the monitoring page. They are asked on their threads. `whole`:
-    with the map of blocks and the open requests, which would tell one client about another.
+def live_state(engines: Sequence[tuple[str, Engine]], include_details: bool) -> LiveState:
+    """Return the JSON state of the open engines for the monitoring page. They are asked on their threads.
+    `include_details`: with the map of blocks and the open requests, which would tell one client about another.
     """
     body = {
         "version": __version__,
         "seconds": round(time.monotonic(), 3),
-        "whole": whole,
+        "whole": include_details,
         "states": [state.name.lower() for state in BlockState],
-        "models": [_model_state(name, engine, whole) for name, engine in engines],
+        "models": [_model_state(name, engine, include_details) for name, engine in engines],
     }
-    plain = to_json_bytes(body)
-    return LiveState(plain, gzip.compress(plain, 1, mtime=0))
+    json_data = to_json_bytes(body)
+    return LiveState(json_data, gzip.compress(json_data, 1, mtime=0))
 
 
-def _model_state(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
+def _model_state(name: str, engine: Engine, include_details: bool) -> dict[str, Any]:
     """Return the state of one engine, or only its model's description if it is closed."""
     info = engine.info
     about = {
@@ -116,17 +112,17 @@ def _model_state(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
     }
     try:
         stats = engine.stats()
-        blocks = engine.blocks() if whole else None
-        longest = engine.longest_request
+        blocks = engine.blocks() if include_details else None
+        longest_request = engine.longest_request
     except CortexError:
         return {**about, "open": False}
     return {
         **about,
         "open": True,
-        "longest": longest,
+        "longest": longest_request,
         **_engine_totals(stats),
         "blocks": None if blocks is None else _block_map(blocks),
-        "requests": [_request_row(each) for each in stats.requests[:MAX_LISTED_REQUESTS]] if whole else None,
+        "requests": [_request_row(each) for each in stats.requests[:MAX_LISTED_REQUESTS]] if include_details else None,
     }
 
 
@@ -203,9 +199,7 @@ _PAGE_FILE = "index.html"
 
 @cache
 def _load_page() -> tuple[bytes, str]:
-    """Load the page's HTML file and build its content security policy: only its own script and styles, and only this
-    server.
-    """
+    """Load the page's HTML and build its content security policy: only its own script and styles, and this server."""
     text = files(__package__).joinpath(_PAGE_FILE).read_text(encoding="utf-8")
     rules = [
         "default-src 'none'",
@@ -259,21 +253,21 @@ MIN_INTERVAL = 0.25
 
 
 class SharedResult(Generic[T]):
-    """Caches the result of `make` for concurrent callers: one call at a time on a thread, at most one every `every`
+    """Caches the result of `make` for concurrent callers: one call at a time on a thread, at most one every `interval`
     seconds. Who asks in between gets the result of the call before, also if that is an error.
     """
 
-    def __init__(self, make: Callable[[], T], every: float = MIN_INTERVAL) -> None:
+    def __init__(self, make: Callable[[], T], interval: float = MIN_INTERVAL) -> None:
         self._make = make
-        self._every = every
+        self._interval = interval
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
-        self._next = 0.0
+        self._next_time = 0.0
 
     async def get(self) -> T:
         """Return the newest result, or raise its error. A cancelled caller does not end the call of the others."""
         loop = asyncio.get_running_loop()
-        if self._task is None or self._loop is not loop or (self._task.done() and time.monotonic() >= self._next):
+        if self._task is None or self._loop is not loop or (self._task.done() and time.monotonic() >= self._next_time):
             self._loop, self._task = loop, loop.create_task(self._make_on_thread())
             self._task.add_done_callback(_retrieve_error)
         return await asyncio.shield(self._task)
@@ -282,7 +276,7 @@ class SharedResult(Generic[T]):
         try:
             return await run_on_thread(self._make)
         finally:
-            self._next = time.monotonic() + self._every
+            self._next_time = time.monotonic() + self._interval
 
 
 def _retrieve_error(task: asyncio.Task[T]) -> None:

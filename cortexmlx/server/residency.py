@@ -50,13 +50,13 @@ class _ModelEntry:
     """The number of the newest ticket that was granted."""
     last_used: float = 0.0
     """When the last user left, or when it was loaded."""
-    failed: bool = False
+    has_failed: bool = False
     """Whether its engine has failed for good."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the model can serve requests."""
-        return self.state is ModelState.LOADED and not self.failed
+        return self.state is ModelState.LOADED and not self.has_failed
 
 
 class Residency:
@@ -76,43 +76,44 @@ class Residency:
         self,
         memory: Mapping[str, int],
         budget: int | None = None,
-        kept: Collection[str] = (),
+        kept_models: Collection[str] = (),
         idle: float | None = None,
     ) -> None:
-        """`memory` has the bytes of each model, `budget` those of all together (None: any number). Models in `kept` are
-        never unloaded. Others are unloaded after `idle` seconds without a request; None: only for room.
+        """`memory` has the bytes of each model, `budget` those of all together (None: any number). Models in
+        `kept_models` are never unloaded. Others are unloaded after `idle` seconds without a request; None: only for
+        room.
         """
         self._models = {name: _ModelEntry(size) for name, size in memory.items()}
         self._budget = budget
-        self._kept = frozenset(kept)
+        self._kept_models = frozenset(kept_models)
         self._idle = idle
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, ModelTicket] = {}
-        self._running: dict[int, ModelTicket] = {}
-        self._changing: str | None = None
+        self._waiting_tickets: dict[int, ModelTicket] = {}
+        self._granted_tickets: dict[int, ModelTicket] = {}
+        self._changing_model: str | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def add_request(self, model: str) -> ModelTicket:
         """Queue a request for a model. `grant_requests` or `finish_load` returns it once it is granted."""
         ticket = ModelTicket(next(self._numbers), model)
-        self._waiting[ticket.number] = ticket
+        self._waiting_tickets[ticket.number] = ticket
         return ticket
 
     def grant_requests(self) -> list[ModelTicket]:
         """Grant all requests that can be granted, and return them. Call it after every change."""
-        granted = []
-        for ticket in list(self._waiting.values()):
+        granted_tickets = []
+        for ticket in list(self._waiting_tickets.values()):
             model = self._models[ticket.model]
             if model.is_ready and not self._must_make_room(ticket):
                 self._grant_ticket(ticket)
-                granted.append(ticket)
-        return granted
+                granted_tickets.append(ticket)
+        return granted_tickets
 
     def end_request(self, ticket: ModelTicket, now: float) -> None:
         """Withdraw a waiting request, or end one that was granted. Safe to call again."""
-        self._waiting.pop(ticket.number, None)
-        if self._running.pop(ticket.number, None) is not None:
+        self._waiting_tickets.pop(ticket.number, None)
+        if self._granted_tickets.pop(ticket.number, None) is not None:
             model = self._models[ticket.model]
             model.users -= 1
             model.last_used = max(model.last_used, now)
@@ -123,22 +124,22 @@ class Residency:
 
     def has_failed(self, model: str) -> bool:
         """Whether a loaded model's engine has failed for good."""
-        return self._models[model].failed
+        return self._models[model].has_failed
 
     def mark_failed(self, model: str) -> None:
         """Record that a loaded model's engine has failed for good. Safe to call again."""
         if self._models[model].state is ModelState.LOADED:
-            self._models[model].failed = True
+            self._models[model].has_failed = True
 
     # -- loading and unloading ----------------------------------------------------------------------------------------
 
     def begin_action(self, now: float) -> LoadModel | UnloadModel | None:
         """Return the next load or unload, and count it as begun; None if there is nothing to do."""
-        if self._changing is not None:
+        if self._changing_model is not None:
             return None
         action = self._choose_action(now)
         if action is not None:
-            self._changing = action.model
+            self._changing_model = action.model
             self._models[action.model].state = (
                 ModelState.LOADING if isinstance(action, LoadModel) else ModelState.UNLOADING
             )
@@ -148,18 +149,18 @@ class Residency:
         """Record that the model is loaded. Grant and return the requests that waited for it."""
         model = self._finish_action(ModelState.LOADED)
         self._models[model].last_used = now
-        mine = [ticket for ticket in self._waiting.values() if ticket.model == model]
-        for ticket in mine:
+        tickets = [ticket for ticket in self._waiting_tickets.values() if ticket.model == model]
+        for ticket in tickets:
             self._grant_ticket(ticket)
-        return mine
+        return tickets
 
     def fail_load(self) -> list[ModelTicket]:
         """Record that the model cannot be loaded. Drop and return the requests that waited for it."""
         model = self._finish_action(ModelState.UNLOADED)
-        mine = [ticket for ticket in self._waiting.values() if ticket.model == model]
-        for ticket in mine:
-            del self._waiting[ticket.number]
-        return mine
+        tickets = [ticket for ticket in self._waiting_tickets.values() if ticket.model == model]
+        for ticket in tickets:
+            del self._waiting_tickets[ticket.number]
+        return tickets
 
     def finish_unload(self) -> None:
         """Record that the model is unloaded."""
@@ -184,7 +185,7 @@ class Residency:
     @property
     def waiting_requests(self) -> tuple[ModelTicket, ...]:
         """The requests that wait, the oldest first."""
-        return tuple(self._waiting.values())
+        return tuple(self._waiting_tickets.values())
 
     @property
     def used_memory(self) -> int:
@@ -196,7 +197,7 @@ class Residency:
     def _choose_action(self, now: float) -> LoadModel | UnloadModel | None:
         """Return the next load or unload, or None."""
         for name, model in self._models.items():
-            if model.failed and not model.users:
+            if model.has_failed and not model.users:
                 return UnloadModel(name)
         head = self._oldest_unserved()
         if head is not None:
@@ -213,44 +214,49 @@ class Residency:
 
     def _oldest_unserved(self) -> ModelTicket | None:
         """Return the oldest request whose model is neither loaded nor loading."""
-        gone = (ModelState.UNLOADED, ModelState.UNLOADING)
-        return next((ticket for ticket in self._waiting.values() if self._models[ticket.model].state in gone), None)
+        unloaded_states = (ModelState.UNLOADED, ModelState.UNLOADING)
+        return next(
+            (
+                ticket
+                for ticket in self._waiting_tickets.values()
+                if self._models[ticket.model].state in unloaded_states
+            ),
+            None,
+        )
 
     def _missing_bytes(self, head: ModelTicket) -> int:
-        """Return how many bytes must be freed before the oldest request's model fits. What is being unloaded counts as
-        free, since nothing else begins meanwhile.
-        """
+        """Return the bytes to free for `head`'s model. Those being unloaded count as free: nothing begins meanwhile."""
         if self._budget is None:
             return 0
-        there = (ModelState.LOADING, ModelState.LOADED)
-        taken = sum(model.memory for model in self._models.values() if model.state in there)
-        return taken + self._models[head.model].memory - self._budget
+        loaded_states = (ModelState.LOADING, ModelState.LOADED)
+        used_bytes = sum(model.memory for model in self._models.values() if model.state in loaded_states)
+        return used_bytes + self._models[head.model].memory - self._budget
 
     def _models_to_unload(self) -> list[str]:
-        """Return the models to unload for the oldest request, the least recently used first. Empty if it fits, or if
-        it cannot fit before a load ends.
-        """
+        """Return models to unload for the oldest request, longest unused first; none if it fits or awaits a load."""
         head = self._oldest_unserved()
-        short = 0 if head is None else self._missing_bytes(head)
-        if short <= 0:
+        missing_bytes = 0 if head is None else self._missing_bytes(head)
+        if missing_bytes <= 0:
             return []
-        loaded = [(n, m) for n, m in self._models.items() if m.state is ModelState.LOADED and n not in self._kept]
+        loaded = [
+            (n, m) for n, m in self._models.items() if m.state is ModelState.LOADED and n not in self._kept_models
+        ]
         # Those in use are ordered by their newest grant: a model that makes room gets none, and so stays the first.
         order = sorted(
             loaded, key=lambda item: (item[1].users > 0, item[1].newest_ticket if item[1].users else item[1].last_used)
         )
-        chosen: list[str] = []
+        model_names: list[str] = []
         for name, model in order:
-            if short > 0:
-                chosen.append(name)
-                short -= model.memory
-        if short > 0:
+            if missing_bytes > 0:
+                model_names.append(name)
+                missing_bytes -= model.memory
+        if missing_bytes > 0:
             return []
-        for name in list(chosen):
-            if short + self._models[name].memory <= 0:  # what the others free is enough
-                chosen.remove(name)
-                short += self._models[name].memory
-        return chosen
+        for name in list(model_names):
+            if missing_bytes + self._models[name].memory <= 0:  # what the others free is enough
+                model_names.remove(name)
+                missing_bytes += self._models[name].memory
+        return model_names
 
     def _must_make_room(self, ticket: ModelTicket) -> bool:
         """Whether a request's model must be unloaded for an older request."""
@@ -259,25 +265,28 @@ class Residency:
 
     def _idle_models(self) -> list[str]:
         """Return the loaded models that nobody uses or waits for, and that may be unloaded."""
-        asked = {ticket.model for ticket in self._waiting.values()}
+        requested_models = {ticket.model for ticket in self._waiting_tickets.values()}
         return [
             name
             for name, model in self._models.items()
-            if model.state is ModelState.LOADED and not model.users and name not in self._kept and name not in asked
+            if model.state is ModelState.LOADED
+            and not model.users
+            and name not in self._kept_models
+            and name not in requested_models
         ]
 
     def _grant_ticket(self, ticket: ModelTicket) -> None:
-        del self._waiting[ticket.number]
-        self._running[ticket.number] = ticket
+        del self._waiting_tickets[ticket.number]
+        self._granted_tickets[ticket.number] = ticket
         model = self._models[ticket.model]
         model.users += 1
         model.newest_ticket = ticket.number
 
     def _finish_action(self, state: ModelState) -> str:
         """End the running load or unload with this state of the model, and return the model."""
-        assert self._changing is not None
-        model, self._changing = self._changing, None
-        self._models[model].state, self._models[model].failed = state, False
+        assert self._changing_model is not None
+        model, self._changing_model = self._changing_model, None
+        self._models[model].state, self._models[model].has_failed = state, False
         return model
 
 
@@ -305,11 +314,11 @@ class LoadBackoff:
 
     def __init__(self) -> None:
         self._failures: dict[str, _LoadFailure] = {}
-        self._serving: set[str] = set()
+        self._served_models: set[str] = set()
 
     def record_failure(self, model: str, cause: BaseException, now: float) -> float:
         """Record a failure. Return in how many seconds the model may be tried again."""
-        self._serving.discard(model)
+        self._served_models.discard(model)
         last = self._failures.get(model)
         seconds = FIRST_SECONDS if last is None else min(2 * last.seconds, MOST_SECONDS)
         self._failures[model] = _LoadFailure(cause, seconds, now + seconds)
@@ -317,20 +326,18 @@ class LoadBackoff:
 
     def record_success(self, model: str) -> None:
         """Record that a model has served a request, and forget its failures."""
-        self._serving.add(model)
+        self._served_models.add(model)
         self._failures.pop(model, None)
 
     def has_served(self, model: str) -> bool:
         """Whether a model has served a request since it was loaded."""
-        return model in self._serving
+        return model in self._served_models
 
     def record_unload(self, model: str) -> None:
         """Record that a model was unloaded."""
-        self._serving.discard(model)
+        self._served_models.discard(model)
 
     def current_failure(self, model: str, now: float) -> tuple[BaseException, float] | None:
-        """Return the last failure's exception and the seconds until the next try; None if the model may be tried
-        now.
-        """
+        """Return the last failure's exception and the seconds until the next try; None if it may be tried now."""
         last = self._failures.get(model)
         return None if last is None or now >= last.retry_time else (last.cause, last.retry_time - now)

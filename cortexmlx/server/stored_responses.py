@@ -30,9 +30,7 @@ _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[a-z0-9]+)?")
 
 @dataclass(eq=False)
 class StoredTurn:
-    """The input and output items that one response added to its conversation, as JSON; shared by all responses that
-    continue it.
-    """
+    """The input and output items that one response added to its conversation, as JSON; later responses share it."""
 
     items: tuple[bytes, ...]
     """What the client sent."""
@@ -69,17 +67,15 @@ class StoredResponse:
         return {**body, "output": _parse_items(self.turn.output)}
 
     def items(self) -> list[Body]:
-        """Return the input and output items of the conversation up to the end of this response, without
-        instructions.
-        """
+        """Return the conversation's input and output items up to the end of this response, without instructions."""
         return [*self.input_items(), *_parse_items(self.turn.output)]
 
     def input_items(self) -> list[Body]:
         """Return the items that the model was given for this response, without instructions."""
-        *earlier, last = self.turn.conversation()
+        *earlier_turns, last_turn = self.turn.conversation()
         return [
-            *(item for turn in earlier for item in _parse_items(turn.items + turn.output)),
-            *_parse_items(last.items),
+            *(item for turn in earlier_turns for item in _parse_items(turn.items + turn.output)),
+            *_parse_items(last_turn.items),
         ]
 
 
@@ -91,62 +87,62 @@ def _parse_items(items: Sequence[bytes]) -> list[Body]:
 class ClientResponses:
     """The stored responses of one client, within limits; the least recently used one is removed first."""
 
-    def __init__(self, most_bytes: int, most: int) -> None:
-        self._most_bytes = most_bytes
-        self._most = most
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_count = max_count
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.size = 0
         """Bytes of all kept responses, and of the turns before them."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._responses)
 
     def __iter__(self) -> Iterator[str]:
         """The ids, in the order in which they would go."""
-        return iter(self._kept)
+        return iter(self._responses)
 
     def find_response(self, id: str) -> StoredResponse | None:
         """Return a stored response, or None, and mark it as the most recently used."""
-        if id in self._kept:
-            self._kept.move_to_end(id)
-        return self._kept.get(id)
+        if id in self._responses:
+            self._responses.move_to_end(id)
+        return self._responses.get(id)
 
     def find_item(self, id: str) -> Body | None:
         """Return an item that the client sent or the model wrote, or None."""
-        named = _ITEM_ID.fullmatch(id)
-        kept = self._kept.get(f"resp_{named[1]}") if named else None
-        if kept is None:
+        id_match = _ITEM_ID.fullmatch(id)
+        response = self._responses.get(f"resp_{id_match[1]}") if id_match else None
+        if response is None:
             return None
-        both = _parse_items(kept.turn.output + kept.turn.items)
-        return next((item for item in both if item.get("id") == id), None)
+        items = _parse_items(response.turn.output + response.turn.items)
+        return next((item for item in items if item.get("id") == id), None)
 
     def store(self, request: Request, body: Body) -> None:
         """Store a finished response if its request asks for that, and remove old ones beyond the limits."""
         details = response_details(request)
-        if not details.store or self._most < 1:
+        if not details.store or self._max_count < 1:
             return
         number = body["id"].removeprefix("resp_")
         items = tuple(
-            to_json_bytes({"id": f"in_{number}_{place}", **item}) for place, item in enumerate(details.input_items)
+            to_json_bytes({"id": f"in_{number}_{index}", **item}) for index, item in enumerate(details.input_items)
         )
         output = tuple(to_json_bytes(item) for item in body["output"])
-        rest = to_json_bytes({name: part for name, part in body.items() if name != "output"})
-        before = details.previous.turn if isinstance(details.previous, StoredResponse) else None
-        turn = StoredTurn(items, output, before, RESPONSE_OVERHEAD + sum(map(len, items + output)))
+        body_without_output = to_json_bytes({name: part for name, part in body.items() if name != "output"})
+        previous_turn = details.previous.turn if isinstance(details.previous, StoredResponse) else None
+        turn = StoredTurn(items, output, previous_turn, RESPONSE_OVERHEAD + sum(map(len, items + output)))
         self.delete(body["id"])
-        self._kept[body["id"]] = StoredResponse(turn, rest)
-        self.size += len(rest)
+        self._responses[body["id"]] = StoredResponse(turn, body_without_output)
+        self.size += len(body_without_output)
         self._add_reference(turn)
-        while self._kept and (self.size > self._most_bytes or len(self._kept) > self._most):
-            self.delete(next(iter(self._kept)))
+        while self._responses and (self.size > self._max_bytes or len(self._responses) > self._max_count):
+            self.delete(next(iter(self._responses)))
 
     def delete(self, id: str) -> bool:
         """Delete a response; return whether there was one. Responses that continue it keep its items."""
-        kept = self._kept.pop(id, None)
-        if kept is None:
+        response = self._responses.pop(id, None)
+        if response is None:
             return False
-        self.size -= len(kept.rest)
-        self._drop_reference(kept.turn)
+        self.size -= len(response.rest)
+        self._drop_reference(response.turn)
         return True
 
     def _add_reference(self, turn: StoredTurn | None) -> None:
@@ -171,8 +167,8 @@ class ClientResponses:
 class StoredResponses:
     """The stored responses of all clients. Each client has an equal share of the limits."""
 
-    def __init__(self, most_bytes: int, most: int, clients: int) -> None:
-        self._share = (most_bytes // max(1, clients), most // max(1, clients))
+    def __init__(self, max_bytes: int, max_count: int, clients: int) -> None:
+        self._share = (max_bytes // max(1, clients), max_count // max(1, clients))
         self._clients: dict[str | None, ClientResponses] = {}
 
     def for_client(self, client: Any) -> ClientResponses:
@@ -193,14 +189,14 @@ MAX_PAGE_ITEMS = 100
 class ResponseEndpoints:
     """The HTTP endpoints for stored responses. A client finds only its own."""
 
-    def __init__(self, stored: StoredResponses) -> None:
-        self._stored = stored
+    def __init__(self, stored_responses: StoredResponses) -> None:
+        self._stored_responses = stored_responses
 
     async def read_or_delete(self, request: HttpRequest) -> Response:
         """Handle GET and DELETE of one stored response."""
         if request.method == "DELETE":
             id = request.path_params["id"]
-            if not self._stored.for_client(request.scope.get(SCOPE_CLIENT)).delete(id):
+            if not self._stored_responses.for_client(request.scope.get(SCOPE_CLIENT)).delete(id):
                 raise ResponseNotFound(id)
             return json_reply({"id": id, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
@@ -210,27 +206,29 @@ class ResponseEndpoints:
     async def input_items(self, request: HttpRequest) -> Response:
         """Handle GET of a stored response's input items, page by page."""
         items = self._find_response(request).input_items()
-        asked = request.query_params
-        order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
+        query = request.query_params
+        order, limit, after_id = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"order is {order!r:.80}, but must be asc or desc", field="order")
         if not limit.isascii() or not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_PAGE_ITEMS:
             raise InvalidRequest(f"limit is {limit!r:.80}, but must be 1 to {MAX_PAGE_ITEMS}", field="limit")
         if order == "desc":
             items.reverse()
-        if after is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise InvalidRequest(f"there is no item {after!r:.80} in this response", field="after")
-            items = items[places[0] + 1 :]
+        if after_id is not None:
+            matching_indices = [index for index, item in enumerate(items) if item["id"] == after_id]
+            if not matching_indices:
+                raise InvalidRequest(f"there is no item {after_id!r:.80} in this response", field="after")
+            items = items[matching_indices[0] + 1 :]
         page = items[: int(limit)]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        return json_reply({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+        page_ids = (
+            {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        )
+        return json_reply({"object": "list", "data": page, **page_ids, "has_more": len(items) > len(page)})
 
     def _find_response(self, request: HttpRequest) -> StoredResponse:
         """Return the stored response that the path names. Raises ResponseNotFound."""
         id = request.path_params["id"]
-        kept = self._stored.for_client(request.scope.get(SCOPE_CLIENT)).find_response(id)
-        if kept is None:
+        response = self._stored_responses.for_client(request.scope.get(SCOPE_CLIENT)).find_response(id)
+        if response is None:
             raise ResponseNotFound(id)
-        return kept
+        return response

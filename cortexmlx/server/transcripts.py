@@ -35,9 +35,7 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 
 class TranscriptMemory:
-    """Connects one chat prompt with the client's transcripts: finds the tokens of earlier turns, and remembers the new
-    answer. It is the `memory` of a ChatPrompt.
-    """
+    """A ChatPrompt's `memory`: finds earlier turns' tokens in the client's transcripts, and remembers the answer."""
 
     def __init__(
         self, table: TranscriptTable, client: str, messages: Sequence[Message], params: SamplingParams
@@ -48,7 +46,7 @@ class TranscriptMemory:
         self._reader: PromptTokenizer | None = None
         self._render: Render | None = None
         self._read = Transcript()
-        self._continued: RememberedTurn | None = None
+        self._continued_turn: RememberedTurn | None = None
         self._answers: tuple[RememberedAnswer, ...] = ()
         self.messages = tuple(self._restore_calls(message) for message in messages)
         """The messages, with the calls as they were written."""
@@ -69,21 +67,19 @@ class TranscriptMemory:
     ) -> list[int]:
         """Return the tokens of a rendered prompt: remembered ones as far as the text agrees, the rest newly encoded."""
         encode = partial(reader.encode, add_special_tokens=False)
-        rendered = self._render = text_renderer(render)
+        render_text = self._render = text_renderer(render)
         self._reader = reader
-        found = self._table.find_closest(self._client, text, self.messages)
-        if found is None:
+        closest_turn = self._table.find_closest(self._client, text, self.messages)
+        if closest_turn is None:
             self._read = Transcript().with_prompt(text, encode)
         else:
-            self._table.mark_used(self._client, found)
-            self._read = found.extend(text, self.messages, encode, rendered)
-            self._continued = found if found.is_prefix_of(self._read) else None
+            self._table.mark_used(self._client, closest_turn)
+            self._read = closest_turn.extend(text, self.messages, encode, render_text)
+            self._continued_turn = closest_turn if closest_turn.is_prefix_of(self._read) else None
         return list(self._read.tokens)
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many tokens of this prompt the next turn's prompt will keep; 0 if it keeps all, or if that is
-        unknown.
-        """
+        """Return how many tokens of this prompt the next turn's prompt will keep; 0 if it keeps all, or if unknown."""
         if self._reader is None or self._render is None:
             return 0
         encode = partial(self._reader.encode, add_special_tokens=False)
@@ -94,17 +90,19 @@ class TranscriptMemory:
         reader = self._reader
         if reader is None:  # the template makes tokens, so no text is known
             return
-        instead = self._continued
+        replaced_turn = self._continued_turn
         for answer in (completion, *completion.others):
-            tokens, ended = answer_tokens(answer, self._params, reader.eos_token_ids)
+            tokens, has_end_token = answer_tokens(answer, self._params, reader.eos_token_ids)
             if tokens is None:
                 continue
-            end = reader.token_bytes(answer.token_ids[-1]).decode("utf-8", "replace") if ended else ""
-            answered = RememberedAnswer.from_completion(answer, tokens, end, self._params.offered)
+            end = reader.token_bytes(answer.token_ids[-1]).decode("utf-8", "replace") if has_end_token else ""
+            remembered_answer = RememberedAnswer.from_completion(answer, tokens, end, self._params.offered)
             self._table.add(
-                self._client, RememberedTurn(self._read, len(self.messages), answered, self._answers), instead
+                self._client,
+                RememberedTurn(self._read, len(self.messages), remembered_answer, self._answers),
+                replaced_turn,
             )
-            instead = None
+            replaced_turn = None
 
 
 # RememberedAnswer: an answer, to be known again when a client sends it back.
@@ -136,30 +134,32 @@ class RememberedAnswer:
     def from_completion(
         cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()
     ) -> RememberedAnswer:
-        """Create it from a completion: `tokens` are those of its text, `end` is the ending token's text, `tools` those
-        it could call.
-        """
+        """Create it from a completion, its text's `tokens`, the ending token's text `end` and the `tools` offered."""
         calls, schemas = completion.tool_calls, {tool.name: tool.schema for tool in tools}
-        omitted = tuple(_omitted_arguments(call, schemas.get(call.name, {})) for call in calls)
-        return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted)
+        omitted_defaults = tuple(_omitted_arguments(call, schemas.get(call.name, {})) for call in calls)
+        return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted_defaults)
 
     def matches_message(self, message: Message) -> bool:
         """Whether a message is this answer. White space around its text, and the form of its calls' arguments, may
         differ. Thoughts are not compared: a template may leave them out.
         """
-        said = message.get("content") or ""
-        if message.get("role") != "assistant" or not isinstance(said, str) or said.strip() != self.content.strip():
+        content = message.get("content") or ""
+        if (
+            message.get("role") != "assistant"
+            or not isinstance(content, str)
+            or content.strip() != self.content.strip()
+        ):
             return False
         calls = message.get("tool_calls") or ()
         if not isinstance(calls, list | tuple) or len(calls) != len(self.calls):
             return False
-        omitted = self.omitted or ("{}",) * len(calls)
-        return all(map(matches_call, calls, self.calls, omitted))
+        omitted_defaults = self.omitted or ("{}",) * len(calls)
+        return all(map(matches_call, calls, self.calls, omitted_defaults))
 
     def matches_thoughts(self, message: Message) -> bool:
         """Whether a message has the same thoughts as this answer, or neither has any."""
-        said = message.get(THOUGHTS_FIELD) or ""
-        return isinstance(said, str) and said.strip() == self.thinking.strip()
+        thoughts = message.get(THOUGHTS_FIELD) or ""
+        return isinstance(thoughts, str) and thoughts.strip() == self.thinking.strip()
 
     def contains_text(self, text: str) -> bool:
         """Whether a text occurs in what the model wrote, also in call arguments that spell it with escapes."""
@@ -167,38 +167,34 @@ class RememberedAnswer:
         return text in self.text or any(text in each for each in values)
 
     def with_own_calls(self, message: Message) -> Message:
-        """Return a message with this answer's tool calls, whose arguments have the order in which the model wrote
-        them.
-        """
+        """Return a message with this answer's tool calls, their arguments ordered as the model wrote them."""
         return {**message, "tool_calls": [call.as_mapping() for call in self.calls]}
 
 
-def matches_call(message: object, call: ToolCall, omitted: str = "{}") -> bool:
-    """Whether a message's tool call equals `call`: id, function and arguments. It may also have the `omitted` default
-    arguments.
-    """
+def matches_call(message: object, call: ToolCall, omitted_defaults: str = "{}") -> bool:
+    """Whether a message's tool call equals `call` (id, function, arguments), perhaps with `omitted_defaults` added."""
     function = message.get("function") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(function, Mapping):
         return False
     if message.get("id") != call.id or function.get("name") != call.name:
         return False
-    return _matches_arguments(function.get("arguments"), call, omitted)
+    return _matches_arguments(function.get("arguments"), call, omitted_defaults)
 
 
-def _matches_arguments(arguments: object, call: ToolCall, omitted: str) -> bool:
+def _matches_arguments(arguments: object, call: ToolCall, omitted_defaults: str) -> bool:
     """Whether arguments equal those of a call, apart from defaults that the model omitted."""
     try:
         if canonical_json(arguments) == canonical_json(call.values):
             return True
-        usual = load_json(omitted)
-        if not usual or not isinstance(arguments, Mapping):
+        defaults = load_json(omitted_defaults)
+        if not defaults or not isinstance(arguments, Mapping):
             return False
-        said = {
+        explicit_arguments = {
             name: value
             for name, value in arguments.items()
-            if name not in usual or canonical_json(value) != canonical_json(usual[name])
+            if name not in defaults or canonical_json(value) != canonical_json(defaults[name])
         }
-        return canonical_json(said) == canonical_json(call.values)
+        return canonical_json(explicit_arguments) == canonical_json(call.values)
     except (ValueError, TypeError, RecursionError):
         return False
 
@@ -208,12 +204,12 @@ def _omitted_arguments(call: ToolCall, schema: Mapping[str, Any]) -> str:
     properties, values = schema.get("properties"), call.values
     if not isinstance(properties, Mapping):
         return "{}"
-    usual = {
+    defaults = {
         name: part["default"]
         for name, part in properties.items()
         if name not in values and isinstance(part, Mapping) and "default" in part
     }
-    return json.dumps(usual)
+    return json.dumps(defaults)
 
 
 canonical_json: Callable[[Any], str] = json.JSONEncoder(sort_keys=True).encode
@@ -267,64 +263,72 @@ class RememberedTurn:
         """Return the transcript of a newly rendered text, with this turn's tokens as far as the text agrees."""
         if not text.startswith(self.transcript.text):
             return self.transcript.with_prompt(text, encode)
-        said = self._find_rendered_answer(text, messages, render)
-        return self.transcript.with_answer(self.answer.text if said is None else said, self.answer.tokens).with_prompt(
-            text, encode
-        )
+        answer_text = self._find_rendered_answer(text, messages, render)
+        return self.transcript.with_answer(
+            self.answer.text if answer_text is None else answer_text, self.answer.tokens
+        ).with_prompt(text, encode)
 
-    def is_prefix_of(self, read: Transcript) -> bool:
+    def is_prefix_of(self, transcript: Transcript) -> bool:
         """Whether a transcript begins with all the tokens of this turn and its answer."""
-        whole = (*self.transcript.tokens, *self.answer.tokens)
-        return len(read.tokens) > len(whole) and read.tokens[: len(whole)] == whole
+        turn_tokens = (*self.transcript.tokens, *self.answer.tokens)
+        return len(transcript.tokens) > len(turn_tokens) and transcript.tokens[: len(turn_tokens)] == turn_tokens
 
     def match_score(self, text: str, messages: Sequence[Message]) -> tuple[bool, int]:
-        """Return how well this answer continues a rendered text: whether it is the next of the messages, and how many
-        of its characters follow.
-        """
+        """Return whether this answer is the next of the messages, and how many of its characters follow in `text`."""
         if not text.startswith(self.transcript.text):
             return False, 0
-        said = len(messages) > self.message_count and self.answer.matches_message(messages[self.message_count])
-        begin = len(self.transcript.text)
-        return said, common_length(self.answer.text, text[begin : begin + len(self.answer.text)])
+        is_next_answer = len(messages) > self.message_count and self.answer.matches_message(
+            messages[self.message_count]
+        )
+        answer_start = len(self.transcript.text)
+        return is_next_answer, common_length(
+            self.answer.text, text[answer_start : answer_start + len(self.answer.text)]
+        )
 
     def _find_rendered_answer(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return the answer as the template renders it in `text`, if that differs from what the model wrote; None if
-        it is not there or its end is unclear.
-        """
-        end, own = self.answer.end, self.answer
-        begin = len(self.transcript.text)
-        if text.startswith(own.text, begin) or not end or len(messages) <= self.message_count:
+        """Return the answer as rendered in `text`; None if as the model wrote it, absent, or with an unclear end."""
+        end_text, answer = self.answer.end, self.answer
+        answer_start = len(self.transcript.text)
+        if text.startswith(answer.text, answer_start) or not end_text or len(messages) <= self.message_count:
             return None
-        before, message = messages[: self.message_count], messages[self.message_count]
-        if not own.matches_message(message) or not own.matches_thoughts(message) or own.contains_text(end):
+        earlier_messages, message = messages[: self.message_count], messages[self.message_count]
+        if (
+            not answer.matches_message(message)
+            or not answer.matches_thoughts(message)
+            or answer.contains_text(end_text)
+        ):
             return None
-        if render(before) != self.transcript.text:
+        if render(earlier_messages) != self.transcript.text:
             return None
-        place = text.find(end, begin)
-        alone = render((*before, message)) if place >= 0 else None
+        end_position = text.find(end_text, answer_start)
+        text_up_to_answer = render((*earlier_messages, message)) if end_position >= 0 else None
         # Where the next message is written may depend on what follows: what is common to both surely is the answer.
-        if alone is None or common_length(alone, text) < place + len(end):
+        if text_up_to_answer is None or common_length(text_up_to_answer, text) < end_position + len(end_text):
             return None
-        said = text[begin:place]
-        if find_named_ids(said) != find_named_ids(own.text):
+        answer_text = text[answer_start:end_position]
+        if find_named_ids(answer_text) != find_named_ids(answer.text):
             return None  # the results of its calls have the ids that the template writes
-        if own.thinking.strip():
-            silent = render((*before, {**message, THOUGHTS_FIELD: ""}))
-            if own.thinking.strip() not in said or silent is None or silent.startswith(alone[: place + len(end)]):
+        if answer.thinking.strip():
+            text_without_thoughts = render((*earlier_messages, {**message, THOUGHTS_FIELD: ""}))
+            if (
+                answer.thinking.strip() not in answer_text
+                or text_without_thoughts is None
+                or text_without_thoughts.startswith(text_up_to_answer[: end_position + len(end_text)])
+            ):
                 return None  # the template leaves thoughts out
-        return said
+        return answer_text
 
 
 class TranscriptStore(Protocol):
     """Storage in which transcripts outlive the process."""
 
-    def read(self, most: int) -> list[tuple[str, RememberedTurn]]:
-        """Return the newest transcripts of at most `most` bytes, each with its client, the oldest first."""
+    def read(self, max_bytes: int) -> list[tuple[str, RememberedTurn]]:
+        """Return the newest transcripts of at most `max_bytes` bytes, each with its client, the oldest first."""
 
-    def put(self, client: str, remembered: RememberedTurn) -> None:
+    def put(self, client: str, turn: RememberedTurn) -> None:
         """Save a transcript of a client."""
 
-    def remove(self, remembered: RememberedTurn) -> None:
+    def remove(self, turn: RememberedTurn) -> None:
         """Delete a transcript."""
 
 
@@ -339,44 +343,48 @@ class _ClientTranscripts:
         self._uses: dict[str, int] = {}
         self._numbers = count()
 
-    def add(self, remembered: RememberedTurn) -> None:
+    def add(self, turn: RememberedTurn) -> None:
         """Add a transcript as the most recently used one."""
-        number = self._uses[remembered.id] = next(self._numbers)
-        self.by_use[remembered.id] = remembered
-        insort(self._texts, (remembered.transcript.text, number, remembered.id))
+        number = self._uses[turn.id] = next(self._numbers)
+        self.by_use[turn.id] = turn
+        insort(self._texts, (turn.transcript.text, number, turn.id))
 
     def pop(self, id: str) -> RememberedTurn | None:
         """Remove and return a transcript; None if there is none."""
-        found = self.by_use.pop(id, None)
-        if found is not None:
-            del self._texts[bisect_left(self._texts, (found.transcript.text, self._uses.pop(id), id))]
-        return found
+        turn = self.by_use.pop(id, None)
+        if turn is not None:
+            del self._texts[bisect_left(self._texts, (turn.transcript.text, self._uses.pop(id), id))]
+        return turn
 
     def find_closest(self, text: str) -> list[RememberedTurn]:
         """Return the transcripts with the longest common prefix with a text, in the order of their use: of those that
         are a beginning of it, and of longer ones, at most `MAX_COMPARED` each. Its neighbours among the sorted
         texts have the most in common with it, so nothing else is looked at.
         """
-        texts, place = self._texts, bisect_left(self._texts, (text,))
-        common = max((common_length(known, text) for known, _, _ in texts[max(0, place - 1) : place + 1]), default=0)
+        texts, index = self._texts, bisect_left(self._texts, (text,))
+        common = max(
+            (common_length(other_text, text) for other_text, _, _ in texts[max(0, index - 1) : index + 1]), default=0
+        )
         if not common:
             return []
-        begin = text[:common]
-        first, end = bisect_left(texts, (begin,)), bisect_left(texts, (begin, next(self._numbers)))
-        longer = texts[max(end, place - MAX_COMPARED // 2) : place + MAX_COMPARED // 2]
-        found = texts[max(first, end - MAX_COMPARED) : end] + [each for each in longer if each[0].startswith(begin)]
-        return [self.by_use[id] for _, _, id in sorted(found, key=lambda each: each[1])]
+        prefix = text[:common]
+        first, end = bisect_left(texts, (prefix,)), bisect_left(texts, (prefix, next(self._numbers)))
+        longer = texts[max(end, index - MAX_COMPARED // 2) : index + MAX_COMPARED // 2]
+        candidates = texts[max(first, end - MAX_COMPARED) : end] + [
+            each for each in longer if each[0].startswith(prefix)
+        ]
+        return [self.by_use[id] for _, _, id in sorted(candidates, key=lambda each: each[1])]
 
 
 class TranscriptTable:
     """The transcripts of all clients of one model, within a memory limit. Any thread may use it.
 
-    `most` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least recently.
-    What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
+    `max_bytes` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least
+    recently. What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
     """
 
-    def __init__(self, most: int, shelf: TranscriptStore | None = None) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int, shelf: TranscriptStore | None = None) -> None:
+        self._max_bytes = max_bytes
         self._shelf = shelf
         self._unread = shelf is not None
         self._lock = threading.RLock()
@@ -393,7 +401,9 @@ class TranscriptTable:
     def all(self) -> list[tuple[str, RememberedTurn]]:
         """Return all transcripts with their clients, for each client the least recently used first."""
         with self._lock:
-            return [(client, each) for client, kept in self._clients.items() for each in kept.by_use.values()]
+            return [
+                (client, each) for client, transcripts in self._clients.items() for each in transcripts.by_use.values()
+            ]
 
     def find_closest(self, client: str, text: str, messages: Sequence[Message]) -> RememberedTurn | None:
         """Return a client's transcript with the longest common prefix with a rendered text; None if there is none.
@@ -402,8 +412,8 @@ class TranscriptTable:
         """
         with self._lock:
             self._load_saved()
-            near = self._clients[client].find_closest(text) if client in self._clients else []
-        return max(reversed(near), key=lambda each: each.match_score(text, messages), default=None)
+            candidates = self._clients[client].find_closest(text) if client in self._clients else []
+        return max(reversed(candidates), key=lambda each: each.match_score(text, messages), default=None)
 
     def answers_with_call(self, client: str, call: str) -> list[RememberedAnswer]:
         """Return the answers of a client that have a tool call with this id."""
@@ -411,60 +421,60 @@ class TranscriptTable:
             self._load_saved()
             return list(self._calls.get(client, {}).get(call, ()))
 
-    def mark_used(self, client: str, remembered: RememberedTurn) -> None:
+    def mark_used(self, client: str, turn: RememberedTurn) -> None:
         """Mark a transcript as the most recently used."""
         with self._lock:
-            kept = self._clients.get(client)
-            if kept is not None and kept.pop(remembered.id) is not None:
-                kept.add(remembered)
+            transcripts = self._clients.get(client)
+            if transcripts is not None and transcripts.pop(turn.id) is not None:
+                transcripts.add(turn)
 
-    def add(self, client: str, remembered: RememberedTurn, instead_of: RememberedTurn | None = None) -> None:
-        """Add a transcript of a client, in the place of `instead_of`, which it continues."""
+    def add(self, client: str, turn: RememberedTurn, replaced_turn: RememberedTurn | None = None) -> None:
+        """Add a transcript of a client, in the place of `replaced_turn`, which it continues."""
         with self._lock:
             self._load_saved()
             if self._shelf is not None:
-                self._shelf.put(client, remembered)
-            if instead_of is not None:
-                self._remove(client, instead_of.id)
-            self._add_in_memory(client, remembered)
+                self._shelf.put(client, turn)
+            if replaced_turn is not None:
+                self._remove(client, replaced_turn.id)
+            self._add_in_memory(client, turn)
 
     def _load_saved(self) -> None:
         """Load the saved transcripts, at the first use."""
         if self._unread and self._shelf is not None:
             self._unread = False
-            for client, remembered in self._shelf.read(self._most):
-                self._add_in_memory(client, remembered)
+            for client, turn in self._shelf.read(self._max_bytes):
+                self._add_in_memory(client, turn)
 
-    def _add_in_memory(self, client: str, remembered: RememberedTurn) -> None:
+    def _add_in_memory(self, client: str, turn: RememberedTurn) -> None:
         """Add a transcript to the table in memory, and drop old ones beyond the limit."""
-        self._clients.setdefault(client, _ClientTranscripts()).add(remembered)
-        self._sizes[client] = self._sizes.get(client, 0) + remembered.size
-        for answer in (*remembered.earlier_answers, remembered.answer):
+        self._clients.setdefault(client, _ClientTranscripts()).add(turn)
+        self._sizes[client] = self._sizes.get(client, 0) + turn.size
+        for answer in (*turn.earlier_answers, turn.answer):
             for call in answer.calls:
                 self._calls.setdefault(client, {}).setdefault(call.id, []).append(answer)
-        while sum(self._sizes.values()) > self._most:
-            largest = max(self._sizes, key=lambda name: self._sizes[name])
-            self._remove(largest, next(iter(self._clients[largest].by_use)))
+        while sum(self._sizes.values()) > self._max_bytes:
+            largest_client = max(self._sizes, key=lambda name: self._sizes[name])
+            self._remove(largest_client, next(iter(self._clients[largest_client].by_use)))
 
     def _remove(self, client: str, id: str) -> None:
         """Remove a transcript from memory and from the storage."""
-        kept = self._clients.get(client)
-        lost = None if kept is None else kept.pop(id)
-        if kept is None or lost is None:
+        transcripts = self._clients.get(client)
+        removed_turn = None if transcripts is None else transcripts.pop(id)
+        if transcripts is None or removed_turn is None:
             return
-        self._sizes[client] -= lost.size
+        self._sizes[client] -= removed_turn.size
         calls = self._calls.get(client, {})
-        for answer in (*lost.earlier_answers, lost.answer):
+        for answer in (*removed_turn.earlier_answers, removed_turn.answer):
             for call in answer.calls:
-                known = calls[call.id]
-                known.remove(answer)
-                if not known:
+                call_answers = calls[call.id]
+                call_answers.remove(answer)
+                if not call_answers:
                     del calls[call.id]
-        if not kept.by_use:
+        if not transcripts.by_use:
             del self._clients[client], self._sizes[client]
             self._calls.pop(client, None)
         if self._shelf is not None:
-            self._shelf.remove(lost)
+            self._shelf.remove(removed_turn)
 
 
 # The tables of all models: tokens of one mean nothing to another.
@@ -474,21 +484,19 @@ log = logging.getLogger("cortexmlx")
 
 
 class TranscriptTables:
-    """The transcript tables of all models, of at most `most` bytes each; 0: none. With a `folder` they outlive the
-    process.
-    """
+    """All models' transcript tables, each of at most `max_bytes` (0: none). In a `folder` they outlive the process."""
 
-    def __init__(self, most: int, folder: Path | None = None) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
+        self._max_bytes = max_bytes
         self._folder = folder
         self._tables: dict[str, TranscriptTable] = {}
 
     def for_model(self, identity: str) -> TranscriptTable | None:
         """Return the table of the model with this identity; None if transcripts are off."""
-        if not self._most:
+        if not self._max_bytes:
             return None
         if identity not in self._tables:
-            self._tables[identity] = TranscriptTable(self._most, self._open_storage(identity))
+            self._tables[identity] = TranscriptTable(self._max_bytes, self._open_storage(identity))
         return self._tables[identity]
 
     def _open_storage(self, identity: str) -> SavedTranscripts | None:
@@ -528,40 +536,40 @@ class SavedTranscripts:
         self._key = hmac.digest(open_folder(folder), b"transcripts", sha256)
         self._thread = ThreadPoolExecutor(1, "cortexmlx transcripts")
         self._lock = threading.Lock()
-        self._asked: dict[str, tuple[str, RememberedTurn] | None] = {}
+        self._pending_writes: dict[str, tuple[str, RememberedTurn] | None] = {}
         """What is to be written, or removed, by id. A slow disk keeps no more here than the table does."""
 
-    def read(self, most: int) -> list[tuple[str, RememberedTurn]]:
-        """Return this model's newest transcripts with their clients, `most` bytes of files at most, the oldest first.
-        Its other files are deleted, and so are damaged and outdated files of any model.
+    def read(self, max_bytes: int) -> list[tuple[str, RememberedTurn]]:
+        """Return this model's newest transcripts with their clients, `max_bytes` bytes of files at most, the oldest
+        first. Its other files are deleted, and so are damaged and outdated files of any model.
         """
-        found: list[tuple[str, RememberedTurn]] = []
+        transcripts: list[tuple[str, RememberedTurn]] = []
         total, now = 0, time.time()
         with suppress(OSError):
             remove_unfinished(self._folder, _UNFINISHED_AGE)
-        for path, size, changed in self._list_files():
+        for path, size, modified_time in self._list_files():
             try:
-                each = None if now - changed > _MAX_AGE else self._read_file(path)
+                each = None if now - modified_time > _MAX_AGE else self._read_file(path)
             except OSError as error:
                 if error.errno in _TEMPORARY_ERRORS:
                     continue
                 each = None
-            mine = each is not None and each[0] == self._identity
-            total += size if mine else 0
-            if each is None or (mine and total > most):
+            is_same_model = each is not None and each[0] == self._identity
+            total += size if is_same_model else 0
+            if each is None or (is_same_model and total > max_bytes):
                 with suppress(OSError):
                     path.unlink()
-            elif mine:
-                found.append(each[1:])
-        return found[::-1]
+            elif is_same_model:
+                transcripts.append(each[1:])
+        return transcripts[::-1]
 
-    def put(self, client: str, remembered: RememberedTurn) -> None:
+    def put(self, client: str, turn: RememberedTurn) -> None:
         """Save a transcript in the background."""
-        self._schedule(remembered.id, (client, remembered))
+        self._schedule(turn.id, (client, turn))
 
-    def remove(self, remembered: RememberedTurn) -> None:
+    def remove(self, turn: RememberedTurn) -> None:
         """Delete a transcript in the background."""
-        self._schedule(remembered.id, None)
+        self._schedule(turn.id, None)
 
     def close(self) -> None:
         """Wait until all pending writes are done."""
@@ -569,55 +577,53 @@ class SavedTranscripts:
 
     def _list_files(self) -> list[tuple[Path, int, float]]:
         """Return the transcript files of all models with their sizes and times, the newest first."""
-        listed = []
+        files = []
         with suppress(OSError):
             for path in self._folder.iterdir():
                 if TRANSCRIPT.fullmatch(path.name):
                     with suppress(OSError):
                         status = path.lstat()
-                        listed.append((path, status.st_size, status.st_mtime))
-        return sorted(listed, key=lambda each: each[2], reverse=True)
+                        files.append((path, status.st_size, status.st_mtime))
+        return sorted(files, key=lambda each: each[2], reverse=True)
 
     def _read_file(self, path: Path) -> tuple[str, str, RememberedTurn] | None:
-        """Return the model, client and transcript in a file; None if its signature or version is wrong. Raises
-        OSError.
-        """
+        """Return the model, client and transcript in a file; None if signature or version is wrong. Raises OSError."""
         try:
             with open_regular_file(path) as file:
                 signature, data = file.read(_SIGNATURE), file.read()
             if not hmac.compare_digest(signature, hmac.digest(self._key, data, sha256)):
                 return None
-            said = json.loads(data)
-            if said["version"] != _VERSION:
+            record = json.loads(data)
+            if record["version"] != _VERSION:
                 return None
-            return said["model"], said["client"], _from_json(said["transcript"], path.stem)
+            return record["model"], record["client"], _from_json(record["transcript"], path.stem)
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
-    def _schedule(self, id: str, wanted: tuple[str, RememberedTurn] | None) -> None:
+    def _schedule(self, id: str, content: tuple[str, RememberedTurn] | None) -> None:
         """Queue the write of a transcript, or its removal (None), in place of an earlier one that is pending."""
         with self._lock:
-            known = id in self._asked
-            self._asked[id] = wanted
-        if not known:
+            is_pending = id in self._pending_writes
+            self._pending_writes[id] = content
+        if not is_pending:
             self._thread.submit(self._apply_pending, id)
 
     def _apply_pending(self, id: str) -> None:
         """Write or delete a transcript's file, as was last queued."""
         with self._lock:
-            wanted = self._asked.pop(id)
-        if wanted is None:
+            content = self._pending_writes.pop(id)
+        if content is None:
             with suppress(OSError):
                 self._file_path(id).unlink()
         else:
-            self._write_file(*wanted)
+            self._write_file(*content)
 
-    def _write_file(self, client: str, remembered: RememberedTurn) -> None:
+    def _write_file(self, client: str, turn: RememberedTurn) -> None:
         """Write a transcript's file, with its signature."""
-        said = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _to_json(remembered)}
-        data = json.dumps(said, separators=(",", ":")).encode()
+        record = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _to_json(turn)}
+        data = json.dumps(record, separators=(",", ":")).encode()
         try:
-            with write_atomically(self._file_path(remembered.id), private=True) as file:
+            with write_atomically(self._file_path(turn.id), private=True) as file:
                 file.write(hmac.digest(self._key, data, sha256) + data)
         except OSError as error:
             log.warning("a transcript is not kept on disk: %s", error)
@@ -626,23 +632,24 @@ class SavedTranscripts:
         return self._folder / f"{id}.transcript"
 
 
-def _to_json(remembered: RememberedTurn) -> dict[str, Any]:
+def _to_json(turn: RememberedTurn) -> dict[str, Any]:
     answers = [
-        {**vars(each), "calls": [vars(call) for call in each.calls]}
-        for each in (remembered.answer, *remembered.earlier_answers)
+        {**vars(each), "calls": [vars(call) for call in each.calls]} for each in (turn.answer, *turn.earlier_answers)
     ]
-    return {"read": vars(remembered.transcript), "place": remembered.message_count, "answers": answers}
+    return {"read": vars(turn.transcript), "place": turn.message_count, "answers": answers}
 
 
-def _from_json(said: dict[str, Any], id: str) -> RememberedTurn:
-    read = said["read"]
-    transcript = Transcript(read["text"], tuple(read["tokens"]), tuple((a, b) for a, b in read["cuts"]))
-    answered, *earlier = (_answer_from_json(each) for each in said["answers"])
-    return RememberedTurn(transcript, said["place"], answered, tuple(earlier), id)
+def _from_json(record: dict[str, Any], id: str) -> RememberedTurn:
+    prompt_record = record["read"]
+    transcript = Transcript(
+        prompt_record["text"], tuple(prompt_record["tokens"]), tuple((a, b) for a, b in prompt_record["cuts"])
+    )
+    answer, *earlier_answers = (_answer_from_json(each) for each in record["answers"])
+    return RememberedTurn(transcript, record["place"], answer, tuple(earlier_answers), id)
 
 
-def _answer_from_json(said: dict[str, Any]) -> RememberedAnswer:
-    calls = tuple(ToolCall(**call) for call in said["calls"])
+def _answer_from_json(record: dict[str, Any]) -> RememberedAnswer:
+    calls = tuple(ToolCall(**call) for call in record["calls"])
     return RememberedAnswer(
-        **{**said, "calls": calls, "tokens": tuple(said["tokens"]), "omitted": tuple(said["omitted"])}
+        **{**record, "calls": calls, "tokens": tuple(record["tokens"]), "omitted": tuple(record["omitted"])}
     )

@@ -89,13 +89,13 @@ class Conversation:
         self._messages = copy_messages(messages)
         self._transcript = Transcript()
         self._open: ref[Reply | AsyncReply] | None = None
-        self._offered: FinishedTurn | None = None
+        self._finished_turn: FinishedTurn | None = None
 
     @property
     def thinking(self) -> str:
         """The model's thoughts before its last answer; empty if it had none, or has not answered yet."""
-        said = next((m for m in reversed(self._messages) if m["role"] == "assistant"), None)
-        return "" if said is None else thoughts_in(said, self._reader.thoughts)
+        last_answer = next((m for m in reversed(self._messages) if m["role"] == "assistant"), None)
+        return "" if last_answer is None else thoughts_in(last_answer, self._reader.thoughts)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -105,8 +105,8 @@ class Conversation:
     @property
     def tokens(self) -> int:
         """Tokens of all messages as the next turn sends them; 0 if there are none."""
-        said = self._with_system(self._messages)
-        return len(self._begin_turn(self._messages).prompt) if said else 0
+        messages = self._with_system(self._messages)
+        return len(self._begin_turn(self._messages).prompt) if messages else 0
 
     @property
     def context_left(self) -> int:
@@ -122,14 +122,14 @@ class Conversation:
         all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unread`
         counts them. Return how many these are. The system prompt is always sent.
         """
-        messages, longest = self._with_question(question), self._host.longest_request
+        messages, longest_request = self._with_question(question), self._host.longest_request
 
         def tokens(begin: int) -> int:
             return len(self._begin_turn(messages, begin).prompt)
 
-        before = self.unread
-        self.unread = first_message_that_fits(answer, longest, messages, tokens, before)
-        return self.unread - before
+        previous_unread = self.unread
+        self.unread = first_message_that_fits(answer, longest_request, messages, tokens, previous_unread)
+        return self.unread - previous_unread
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -175,9 +175,7 @@ class Conversation:
     def astream(
         self, question: Question | None = None, params: Params = None, *, timeout: float | None = None
     ) -> AsyncReply:
-        """`stream` for asyncio. The first `anext` renders and submits the turn on another thread, and raises its
-        errors.
-        """
+        """`stream` for asyncio. The first `anext` renders and submits the turn on a thread, and raises its errors."""
         reply = AsyncReply(partial(self._submit_turn, self._with_question(question), params or self.params, timeout))
         self._open = ref(reply)
         return reply
@@ -194,9 +192,7 @@ class Conversation:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Completion:
-        """`ask` for asyncio. Coroutine functions run in this event loop, other functions on a thread. `approve` may be
-        a coroutine function.
-        """
+        """`ask` for asyncio. Coroutine functions, `approve` too, run in this event loop, others on a thread."""
         if not tools:
             return await self.astream(question, params, timeout=timeout).result(on_progress)
         rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
@@ -212,37 +208,31 @@ class Conversation:
         return self.stream(None, params).result()
 
     def choose(self, answer: Completion) -> None:
-        """Take another of the last turn's answers (`n` > 1) as the one that the conversation continues with. Raises
-        InvalidRequest unless it is one of them.
-        """
+        """Continue with another answer of the last turn (`n` > 1). Raises InvalidRequest unless it is one of them."""
         self._check_not_answering()
-        offered = self._offered
-        if offered is None or not any(answer is each for each in offered.answers):
+        finished_turn = self._finished_turn
+        if finished_turn is None or not any(answer is each for each in finished_turn.answers):
             raise InvalidRequest("that is no answer of the last turn: choose its completion, or one of its others")
-        self._add_turn(offered.turn, offered.params, answer)
+        self._add_turn(finished_turn.turn, finished_turn.params, answer)
 
     # -- what was said ------------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Message, ...]:
-        """Remove the last turn: an answer with its question, and with the calls between them, or a question without
-        answer. Return the question, if any.
-        """
+        """Remove the last turn (question, calls and answer, or an unanswered question). Return the question, if any."""
         self._check_not_answering()
         begin, question = last_question(self._messages)
         self._replace_messages(self._messages[:begin])
         return question
 
     def edit(self, index: int, text: str) -> None:
-        """Change the text of one of `messages`; those after it stay. Raises InvalidRequest if there is no such
-        message.
-        """
+        """Change the text of one of `messages`; later ones stay. Raises InvalidRequest if there is no such message."""
         self._check_not_answering()
         count = len(self._messages)
         if not -count <= index < count:
             raise InvalidRequest(f"there is no message {index}: the conversation has {count}")
-        changed = list(self._messages)
-        changed[index] = {**changed[index], "content": text}
-        self._replace_messages(tuple(changed))
+        new_messages = list(self._messages)
+        new_messages[index] = {**new_messages[index], "content": text}
+        self._replace_messages(tuple(new_messages))
 
     def clear(self) -> None:
         """Forget all messages, but not the system prompt."""
@@ -255,33 +245,31 @@ class Conversation:
         chat template does not read.
         """
         host = self._host if engine is None else engine
-        held = settings_for_model(self._host.info, host.info, self.params, self.template_vars)
-        other: Conversation = host.conversation(
+        settings = settings_for_model(self._host.info, host.info, self.params, self.template_vars)
+        conversation: Conversation = host.conversation(
             system=self.system,
             messages=self._messages,
-            params=held.params,
-            template_vars=held.template_vars,
+            params=settings.params,
+            template_vars=settings.template_vars,
             client=self._client,
             adapter=self.adapter,
         )
-        other.notes = held.notes
+        conversation.notes = settings.notes
         if host.info.identity == self._host.info.identity:
-            other._transcript = self._transcript
+            conversation._transcript = self._transcript
         if host is self._host:
-            other.unread = self.unread
-        return other
+            conversation.unread = self.unread
+        return conversation
 
     def so_far(self) -> Conversation:
-        """Return a fork that includes the answer that is still being written, as far as it was read: for a program
-        that must end.
-        """
-        other, reply = self.fork(), None if self._open is None else self._open()
+        """Return a fork with the part of the unfinished answer that was read so far: for a program that must end."""
+        conversation, reply = self.fork(), None if self._open is None else self._open()
         if reply is not None and not reply.ended and (turn := reply._turn) is not None:
-            other._messages, other._transcript = (
+            conversation._messages, conversation._transcript = (
                 with_partial_answer(turn, *reply._read_so_far, self._reader),
                 turn.transcript,
             )
-        return other
+        return conversation
 
     # -- in a file ----------------------------------------------------------------------------------------------------
 
@@ -291,9 +279,9 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        said = model, self.system, self._messages, self.params, self._transcript
-        saved = SavedConversation(*said, self.template_vars, self.unread, self.adapter)
-        saved.write(Path(path))
+        main_fields = model, self.system, self._messages, self.params, self._transcript
+        saved_conversation = SavedConversation(*main_fields, self.template_vars, self.unread, self.adapter)
+        saved_conversation.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Continue what `save` wrote, with its system prompt and sampling parameters. With another model, texts are
@@ -305,21 +293,27 @@ class Conversation:
         """
         self._check_not_answering()
         path = Path(path)
-        exchanged = parse_foreign_messages(path, read_text(path))
-        if exchanged is not None:
-            self.system, messages = exchanged
+        foreign_messages = parse_foreign_messages(path, read_text(path))
+        if foreign_messages is not None:
+            self.system, messages = foreign_messages
             self._replace_messages(messages, unread=0)
             self._transcript, self.notes = Transcript(), ()
             return
-        saved, info = SavedConversation.read(path), self._host.info
-        same = saved.model.identity == info.identity
-        top = max(saved.transcript.tokens, default=0) if saved.transcript is not None else 0
-        held = settings_from_file(path, saved, info)
-        self.system, self.params = saved.system, held.params
-        self.template_vars, self.notes = held.template_vars, held.notes
-        self.adapter = self.adapter if saved.adapter is None else saved.adapter
-        self._replace_messages(saved.messages, unread=saved.unread)
-        self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
+        saved_conversation, info = SavedConversation.read(path), self._host.info
+        is_same_model = saved_conversation.model.identity == info.identity
+        largest_token = (
+            max(saved_conversation.transcript.tokens, default=0) if saved_conversation.transcript is not None else 0
+        )
+        settings = settings_from_file(path, saved_conversation, info)
+        self.system, self.params = saved_conversation.system, settings.params
+        self.template_vars, self.notes = settings.template_vars, settings.notes
+        self.adapter = self.adapter if saved_conversation.adapter is None else saved_conversation.adapter
+        self._replace_messages(saved_conversation.messages, unread=saved_conversation.unread)
+        self._transcript = (
+            saved_conversation.transcript
+            if is_same_model and saved_conversation.transcript and largest_token < info.vocab_size
+            else Transcript()
+        )
         for note in self.notes:
             log.warning(note)
 
@@ -341,11 +335,11 @@ class Conversation:
     @contextmanager
     def _roll_back_on_error(self) -> Iterator[None]:
         """Context that undoes every change of the messages if an error leaves it."""
-        before = self._messages, self._transcript, self._offered, self.unread
+        previous_state = self._messages, self._transcript, self._finished_turn, self.unread
         try:
             yield
         except BaseException:
-            self._messages, self._transcript, self._offered, self.unread = before
+            self._messages, self._transcript, self._finished_turn, self.unread = previous_state
             raise
 
     def _with_question(self, question: Question | None) -> tuple[Message, ...]:
@@ -367,23 +361,21 @@ class Conversation:
         return [*system, *messages]
 
     def _replace_messages(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
-        """Replace the messages, and how many of the oldest are not sent. If that would be all of them, all are sent
-        again.
-        """
-        self._messages, self._offered = messages, None
+        """Replace the messages, and how many of the oldest are not sent; if that would be all, all are sent again."""
+        self._messages, self._finished_turn = messages, None
         self.unread = self.unread if unread is None else unread
         if self.unread >= len(messages):
             self.unread = 0
 
     def _begin_turn(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
-        """Render and tokenize the turn that answers these messages, without the first `unread` ones. None: the
-        conversation's own `unread` and `params`.
-        """
+        """Render and tokenize the turn to answer `messages` after the first `unread`. None: the conversation's own."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
-        sent = messages[self.unread if unread is None else unread :]
+        sent_messages = messages[self.unread if unread is None else unread :]
         calls = make_calls(self._reader, params or self.params)
-        return begin_turn(self._reader, self._transcript, messages, self._with_system(sent), self.template_vars, calls)
+        return begin_turn(
+            self._reader, self._transcript, messages, self._with_system(sent_messages), self.template_vars, calls
+        )
 
     def _submit_turn(
         self,
@@ -404,10 +396,10 @@ class Conversation:
         and keep all answers for `choose`. Without such an answer, nothing changes.
         """
         answers = (completion, *completion.others)
-        kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
-        if kept is not None:
-            self._add_turn(turn, params, kept)
-            self._offered = FinishedTurn(turn, params, answers)
+        kept_answer = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
+        if kept_answer is not None:
+            self._add_turn(turn, params, kept_answer)
+            self._finished_turn = FinishedTurn(turn, params, answers)
 
     def _add_turn(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
         """Add a turn to the conversation, with this answer."""
@@ -434,29 +426,32 @@ class ConversationSettings:
     notes: tuple[str, ...]
 
 
-def settings_from_file(path: Path, saved: SavedConversation, info: ModelInfo) -> ConversationSettings:
+def settings_from_file(path: Path, saved_conversation: SavedConversation, info: ModelInfo) -> ConversationSettings:
     """Return the settings of a saved conversation that apply to this model. Raises ConversationFileError if it has
     token ids that its own model does not have.
     """
-    if saved.model.identity == info.identity:
+    if saved_conversation.model.identity == info.identity:
         try:
-            saved.params.validate(info.vocab_size)
+            saved_conversation.params.validate(info.vocab_size)
         except InvalidRequest as error:
             raise ConversationFileError(f"{path} is not a conversation with {info.name}: its {error}") from error
-        return _without_unread_variables(info, saved.params, saved.template_vars, ())
-    return _without_token_settings(info, saved.params, saved.template_vars, saved.model.model_change_note(info, path))
+        return _without_unread_variables(info, saved_conversation.params, saved_conversation.template_vars, ())
+    return _without_token_settings(
+        info,
+        saved_conversation.params,
+        saved_conversation.template_vars,
+        saved_conversation.model.model_change_note(info, path),
+    )
 
 
 def settings_for_model(
-    before: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars
+    previous_info: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars
 ) -> ConversationSettings:
-    """Return the settings of a conversation with the model `before` that still apply when it continues with the model
-    `info`.
-    """
-    same = before.identity == info.identity
+    """Return the settings of a conversation with `previous_info`'s model that still apply with `info`'s."""
+    is_same_model = previous_info.identity == info.identity
     return (
         _without_unread_variables(info, params, variables, ())
-        if same
+        if is_same_model
         else _without_token_settings(info, params, variables)
     )
 
@@ -465,10 +460,10 @@ def _without_token_settings(
     info: ModelInfo, params: SamplingParams, variables: TemplateVars, *notes: str
 ) -> ConversationSettings:
     """Return the settings of another model's conversation, without those that contain token ids."""
-    gone = [name for name in _OF_TOKENS if getattr(params, name)]
-    if gone:
+    dropped_names = [name for name in _OF_TOKENS if getattr(params, name)]
+    if dropped_names:
         params = replace(params, logit_bias={}, stop_token_ids=())
-        notes += (f"{' and '.join(gone)} named tokens of another model than {info.name}: not set any more",)
+        notes += (f"{' and '.join(dropped_names)} named tokens of another model than {info.name}: not set any more",)
     return _without_unread_variables(info, params, variables, notes)
 
 
@@ -476,12 +471,12 @@ def _without_unread_variables(
     info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]
 ) -> ConversationSettings:
     """Return the settings without the variables that the model's chat template does not read."""
-    known, read = frozenset(info.template_vars), dict(variables)
+    known_names, kept_variables = frozenset(info.template_vars), dict(variables)
     for name, value in variables.items():
         try:
-            accept_variables({name: value}, known)
+            accept_variables({name: value}, known_names)
         except InvalidRequest:
-            del read[name]
-    if unread := [name for name in variables if name not in read]:
-        notes += (f"the chat template of {info.name} does not read {', '.join(unread)}: not set any more",)
-    return ConversationSettings(params, read, notes)
+            del kept_variables[name]
+    if unread_names := [name for name in variables if name not in kept_variables]:
+        notes += (f"the chat template of {info.name} does not read {', '.join(unread_names)}: not set any more",)
+    return ConversationSettings(params, kept_variables, notes)

@@ -47,16 +47,16 @@ class Pin:
         self.unpin()
 
 
-def pin_prompt(worker: Worker, whole: Submission) -> Pin:
+def pin_prompt(worker: Worker, submission: Submission) -> Pin:
     """Pin the prompt of a submission, compute it and return its Pin. Raises PinRefused, InvalidRequest if there is no
     whole block to pin, and whatever ends the submission's request.
     """
-    request = whole.request
+    request = submission.request
     number, count = worker.ask(lambda core: core.pin(request.prompt, request.client, request.adapter))
     pin = Pin(count, lambda: worker.ask(lambda core: core.pins.remove(number)))
     handles: list[RequestHandle] = []
     try:
-        worker.submit([replace(whole, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
+        worker.submit([replace(submission, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
         handles[0].result()
         worker.ask(lambda core: core.pins.pin_state(number))
     except BaseException:
@@ -90,20 +90,22 @@ def chat_prefix_tokens(
     """
     roles = ("assistant", "user") if messages[-1].get("role") == "user" else ("user", "assistant")
     try:
-        one, other = _two_continuations(reader, messages, variables, roles[0])
+        first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[0])
     except InvalidRequest:
-        one, other = _two_continuations(reader, messages, variables, roles[1])
-    return one[: common_prefix_length(one, other)]
+        first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[1])
+    return first_prompt[: common_prefix_length(first_prompt, second_prompt)]
 
 
 def _two_continuations(
     reader: ChatTokenizer, messages: Sequence[Message], variables: TemplateVars, role: str
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of two prompts that continue the messages with different letters."""
-    one, other = (render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab")
-    return _encode_rendered(reader, one), _encode_rendered(reader, other)
+    first_prompt, second_prompt = (
+        render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab"
+    )
+    return _encode_rendered(reader, first_prompt), _encode_rendered(reader, second_prompt)
 
 
-def _encode_rendered(reader: ChatTokenizer, rendered: str | list[int]) -> list[int]:
+def _encode_rendered(reader: ChatTokenizer, rendered_prompt: str | list[int]) -> list[int]:
     """Return the tokens of rendered messages, which a template may have returned as tokens already."""
-    return reader.encode(rendered, False) if isinstance(rendered, str) else rendered
+    return reader.encode(rendered_prompt, False) if isinstance(rendered_prompt, str) else rendered_prompt

@@ -22,42 +22,40 @@ Done = Callable[[Completion], None]
 
 
 class StartedTurn(NamedTuple):
-    """A turn whose request was submitted. `done` adds it to the conversation when it has ended."""
+    """A turn whose request was submitted. `on_done` adds it to the conversation when it has ended."""
 
     handle: RequestHandle
     turn: Turn
-    done: Done
+    on_done: Done
 
 
 class _PendingTurn:
-    """The turn that a reply answers, which may still begin on another thread. It does not refer to the reply, which
-    can therefore be dropped.
-    """
+    """A reply's turn; it may still begin on another thread. It does not refer to the reply, so that can be dropped."""
 
-    def __init__(self, begun: StartedTurn | None = None) -> None:
-        self.begun = begun
-        self.cancelled = False
+    def __init__(self, started_turn: StartedTurn | None = None) -> None:
+        self.started_turn = started_turn
+        self.is_cancelled = False
 
-    async def begin(self, begin: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
+    async def begin(self, start_turn: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
         """Begin the turn on a thread, so that the event loop does not wait, and return its handle."""
-        self.begun = await run_on_thread(lambda: begin(listener), lambda late: late.handle.cancel())
-        if self.cancelled:
-            self.begun.handle.cancel()
-        return self.begun.handle
+        self.started_turn = await run_on_thread(lambda: start_turn(listener), lambda late: late.handle.cancel())
+        if self.is_cancelled:
+            self.started_turn.handle.cancel()
+        return self.started_turn.handle
 
 
 class _ReplyBase:
     """What `Reply` and `AsyncReply` share: the turn, and the text that was read so far."""
 
-    def __init__(self, coming: _PendingTurn) -> None:
-        self._coming = coming
-        self._pieces: list[tuple[str, str]] = []
+    def __init__(self, pending_turn: _PendingTurn) -> None:
+        self._pending_turn = pending_turn
+        self._text_parts: list[tuple[str, str]] = []
         self.ended = False
 
     @property
     def _turn(self) -> Turn | None:
         """The turn that this reply answers; None if it has not begun."""
-        return self._coming.begun.turn if self._coming.begun is not None else None
+        return self._pending_turn.started_turn.turn if self._pending_turn.started_turn is not None else None
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -72,16 +70,16 @@ class _ReplyBase:
     @property
     def _read_so_far(self) -> tuple[str, str]:
         """The text and the thoughts that were read so far, of the first answer if there are several."""
-        return "".join(text for text, _ in self._pieces), "".join(thinking for _, thinking in self._pieces)
+        return "".join(text for text, _ in self._text_parts), "".join(thinking for _, thinking in self._text_parts)
 
     def _record(self, event: TokenEvent) -> TokenEvent:
         """Record an event that is about to be returned. With the completion, the conversation gets the turn."""
         if event.index == 0:
-            self._pieces.append((event.text, event.thinking))
+            self._text_parts.append((event.text, event.thinking))
         if event.completion is not None and not self.ended:
             self.ended = True
-            assert self._coming.begun is not None
-            self._coming.begun.done(event.completion)
+            assert self._pending_turn.started_turn is not None
+            self._pending_turn.started_turn.on_done(event.completion)
         return event
 
 
@@ -93,9 +91,9 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
     reply cancel the request, and leave the conversation unchanged.
     """
 
-    def __init__(self, begun: StartedTurn) -> None:
-        super().__init__(_PendingTurn(begun))
-        self._handle = begun.handle
+    def __init__(self, started_turn: StartedTurn) -> None:
+        super().__init__(_PendingTurn(started_turn))
+        self._handle = started_turn.handle
         self._events = TokenStream(self._handle)
 
     def __next__(self) -> TokenEvent:
@@ -122,9 +120,7 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
         return self._handle.cancelling
 
     def result(self, on_progress: OnProgress | None = None) -> Completion:
-        """Read the remaining events, and return the whole answer. `on_progress` is called with the progress of a long
-        prompt. Raises the request's error.
-        """
+        """Read the rest, return the answer. `on_progress` gets a long prompt's progress. Raises the request's error."""
         with self:
             for event in self:
                 report_progress(on_progress, event)
@@ -145,13 +141,11 @@ class Reply(_ReplyBase, Iterator[TokenEvent]):
 
 
 class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
-    """`Reply` for asyncio. The first `anext` begins the turn on another thread; until then `prompt` is empty. `aclose`
-    replaces `close`.
-    """
+    """`Reply` for asyncio, with `aclose`. The first `anext` begins the turn on a thread; before, `prompt` is empty."""
 
-    def __init__(self, begin: Callable[[Listener], StartedTurn]) -> None:
+    def __init__(self, start_turn: Callable[[Listener], StartedTurn]) -> None:
         super().__init__(_PendingTurn())
-        self._events = AsyncTokenStream(partial(self._coming.begin, begin))
+        self._events = AsyncTokenStream(partial(self._pending_turn.begin, start_turn))
 
     def __aiter__(self) -> AsyncReply:
         return self
@@ -169,17 +163,17 @@ class AsyncReply(_ReplyBase, AsyncIterator[TokenEvent]):
 
     def cancel(self) -> None:
         """End the answer early, also before its first word. Continue to read, up to its completion."""
-        self._coming.cancelled = True
-        if self._coming.begun is not None:
-            self._coming.begun.handle.cancel()
+        self._pending_turn.is_cancelled = True
+        if self._pending_turn.started_turn is not None:
+            self._pending_turn.started_turn.handle.cancel()
 
     async def result(self, on_progress: OnProgress | None = None) -> Completion:
         """Read the remaining events, and return the whole answer; see `Reply.result`. Raises the request's error."""
         async with self:
             async for event in self:
                 report_progress(on_progress, event)
-        assert self._coming.begun is not None  # the request was submitted with the first event
-        return self._coming.begun.handle.result()
+        assert self._pending_turn.started_turn is not None  # the request was submitted with the first event
+        return self._pending_turn.started_turn.handle.result()
 
     async def aclose(self) -> None:
         """Cancel the request and keep nothing, unless it has ended. Safe to call again."""

@@ -74,12 +74,12 @@ class SavedConversation:
 
     def write(self, path: Path) -> None:
         """Write the conversation to a file. If that fails, the old file stays. Raises ConversationFileError."""
-        sampling: dict[str, Any] = {
+        sampling_fields: dict[str, Any] = {
             f.name: getattr(self.params, f.name) for f in fields(self.params) if f.name not in _NOT_SAVED
         }
         if self.params.form is not None:
-            sampling["structured"] = self.params.form.as_mapping()
-        sampling["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
+            sampling_fields["structured"] = self.params.form.as_mapping()
+        sampling_fields["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
         transcript = self.transcript or Transcript()
         content = {
             "format": FORMAT,
@@ -89,7 +89,7 @@ class SavedConversation:
             "messages": list(self.messages),
             **({"unread": self.unread} if self.unread else {}),
             **({} if self.adapter is None else {"adapter": self.adapter}),
-            "sampling": sampling,
+            "sampling": sampling_fields,
             "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
         }
         if self.template_vars:
@@ -140,8 +140,8 @@ def parse_foreign_messages(path: Path, text: str) -> tuple[str | None, tuple[Mes
         raise ConversationFileError(f"{path}: {error}") from error
     if messages is None:
         return None
-    first, *others = messages
-    return (str(first["content"]), tuple(others)) if first["role"] == "system" else (None, tuple(messages))
+    first, *other_messages = messages
+    return (str(first["content"]), tuple(other_messages)) if first["role"] == "system" else (None, tuple(messages))
 
 
 def read_text(path: Path) -> str:
@@ -181,15 +181,15 @@ def _read_content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _foreign_file_error(path: Path, why: str) -> ConversationFileError:
+def _foreign_file_error(path: Path, reason: str) -> ConversationFileError:
     """Return the error for a file that is no saved conversation."""
-    return ConversationFileError(f"{path} is not a saved conversation: {why}")
+    return ConversationFileError(f"{path} is not a saved conversation: {reason}")
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     """Return a hash of the file's content, which tells whether it was changed."""
-    plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
+    json_text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(json_text.encode(), digest_size=16).hexdigest()
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -214,33 +214,29 @@ def _checked_text(value: object) -> str:
     return value
 
 
-def _parse_params(sampling: Mapping[str, Any]) -> SamplingParams:
+def _parse_params(sampling_fields: Mapping[str, Any]) -> SamplingParams:
     """Return the sampling parameters in a file. Raises ValueError if one is wrong."""
-    biases = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-    form = sampling.get("structured")
+    biases = {int(token): bias for token, bias in sampling_fields["logit_bias"].items()}
+    form = sampling_fields.get("structured")
     try:
-        structured = None if form is None else StructuredOutput.named(form)
-        return SamplingParams(**{**sampling, "logit_bias": biases, "structured": structured})
+        structured_output = None if form is None else StructuredOutput.named(form)
+        return SamplingParams(**{**sampling_fields, "logit_bias": biases, "structured": structured_output})
     except InvalidRequest as error:
         raise ValueError(f"its {error}") from error
 
 
-def _parse_transcript(saved: Mapping[str, Any]) -> Transcript:
-    """Return the transcript in a file, after a check of its form. The digest shows that the file was not changed, but
-    not that it was right.
-    """
-    text, tokens, cuts = saved["text"], saved["tokens"], tuple((int(c), int(t)) for c, t in saved["cuts"])
-    places = [(0, 0), *cuts, (len(text), len(tokens))]
-    rising = all(a <= b for pair in pairwise(places) for a, b in zip(*pair, strict=True))
-    if not (rising and cuts and cuts[0] == (0, 0) and all(type(token) is int and token >= 0 for token in tokens)):
+def _parse_transcript(record: Mapping[str, Any]) -> Transcript:
+    """Return a file's transcript, its form checked. The digest shows that it is unchanged, not that it was right."""
+    text, tokens, cuts = record["text"], record["tokens"], tuple((int(c), int(t)) for c, t in record["cuts"])
+    all_cuts = [(0, 0), *cuts, (len(text), len(tokens))]
+    is_ascending = all(a <= b for pair in pairwise(all_cuts) for a, b in zip(*pair, strict=True))
+    if not (is_ascending and cuts and cuts[0] == (0, 0) and all(type(token) is int and token >= 0 for token in tokens)):
         raise ValueError("its transcript is none")
     return Transcript(text, tuple(tokens), cuts)
 
 
 def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return copies of messages, so that nobody can change them later. Raises InvalidRequest for anything that is no
-    message.
-    """
+    """Return copies of messages, which nobody can change later. Raises InvalidRequest for what is no message."""
     if not is_list(messages):
         raise InvalidRequest(f"messages are a list of maps, not {messages!r:.80}")
     copies: list[Message] = []
@@ -263,14 +259,16 @@ def conversation_markdown(model: str, messages: Sequence[Message]) -> str:
 def message_markdown(message: Message) -> str:
     """Return one message as Markdown: a heading, its text, and its tool calls."""
     text = str(plain_message(message).get("content") or "").strip()
-    listed: Any = message.get("tool_calls")
-    said = [each.get("function") for each in listed if isinstance(each, Mapping)] if is_list(listed) else []
-    calls = [f"    {_call_code(function)}" for function in said if isinstance(function, Mapping)]
+    tool_calls: Any = message.get("tool_calls")
+    functions = (
+        [each.get("function") for each in tool_calls if isinstance(each, Mapping)] if is_list(tool_calls) else []
+    )
+    calls = [f"    {_call_code(function)}" for function in functions if isinstance(function, Mapping)]
     return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text, "\n".join(calls)) if part)
 
 
 def _call_code(function: Mapping[str, Any]) -> str:
     """Return a call as a line of code: `weather({"city": "Paris"})`."""
     arguments = function.get("arguments", "")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"{function.get('name')}({' '.join(written.splitlines())})"
+    arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{function.get('name')}({' '.join(arguments_text.splitlines())})"

@@ -53,21 +53,21 @@ class ToolRounds:
         timeout: float | None = None,
         on_event: OnToolEvent | None = None,
     ) -> None:
-        offered = read_tools(tools)
-        if without := [tool.name for tool in offered if tool.function is None]:
+        parsed_tools = read_tools(tools)
+        if missing_names := [tool.name for tool in parsed_tools if tool.function is None]:
             raise InvalidRequest(
-                f"the tool {without[0]!r} has no function to run: pass functions, or put the tools into the sampling "
-                "parameters and run the calls of the answer yourself",
+                f"the tool {missing_names[0]!r} has no function to run: pass functions, or put the tools into the "
+                "sampling parameters and run the calls of the answer yourself",
                 field="tools",
             )
         if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
             raise InvalidRequest(f"max_rounds is {max_rounds!r}, but must be a number of at least 1")
         if params.n != 1:
             raise InvalidRequest(f"n is {params.n}, but functions are run for one answer: set n to 1", field="n")
-        self._functions = {tool.name: tool.function for tool in offered}
-        self._params = replace(params, tools=offered)
-        self._left = max_rounds
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._functions = {tool.name: tool.function for tool in parsed_tools}
+        self._params = replace(params, tools=parsed_tools)
+        self._rounds_left = max_rounds
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._on_event = on_event or (lambda event: None)
 
     @property
@@ -78,17 +78,17 @@ class ToolRounds:
     @property
     def time_left(self) -> float | None:
         """Seconds until the whole question's timeout; None without one."""
-        return None if self._end is None else max(self._end - time.monotonic(), 0.001)
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.001)
 
     def run_calls(self, answer: Completion, approve: Approve | None) -> list[Message]:
         """Run the tool calls of an answer in their order, and return the messages with their results."""
         messages = []
         for call in answer.tool_calls:
-            allowed = approve is None or approve(call)
+            is_allowed = approve is None or approve(call)
             self._on_event(ToolEvent(call))
-            begin = time.monotonic()
-            result = call_function(self._find_function(call), call.arguments) if allowed else NOT_ALLOWED
-            messages.append(self._report_result(call, result, begin))
+            start_time = time.monotonic()
+            result = call_function(self._find_function(call), call.arguments) if is_allowed else NOT_ALLOWED
+            messages.append(self._report_result(call, result, start_time))
         self._next_round()
         return messages
 
@@ -96,13 +96,13 @@ class ToolRounds:
         """`run_calls` for asyncio: coroutine functions run in this event loop, other functions on a thread."""
         messages = []
         for call in answer.tool_calls:
-            allowed = True if approve is None else approve(call)
-            if inspect.isawaitable(allowed):
-                allowed = await allowed
+            is_allowed = True if approve is None else approve(call)
+            if inspect.isawaitable(is_allowed):
+                is_allowed = await is_allowed
             self._on_event(ToolEvent(call))
-            begin = time.monotonic()
-            result = await call_function_async(self._find_function(call), call.arguments) if allowed else NOT_ALLOWED
-            messages.append(self._report_result(call, result, begin))
+            start_time = time.monotonic()
+            result = await call_function_async(self._find_function(call), call.arguments) if is_allowed else NOT_ALLOWED
+            messages.append(self._report_result(call, result, start_time))
         self._next_round()
         return messages
 
@@ -111,13 +111,13 @@ class ToolRounds:
         assert function is not None
         return function
 
-    def _report_result(self, call: ToolCall, result: str, begin: float) -> Message:
+    def _report_result(self, call: ToolCall, result: str, start_time: float) -> Message:
         """Report the result of a call to `on_event`, and return the message with it."""
-        self._on_event(ToolEvent(call, result, time.monotonic() - begin))
+        self._on_event(ToolEvent(call, result, time.monotonic() - start_time))
         return result_message(call, result)
 
     def _next_round(self) -> None:
         """Count a round. The last one may call nothing."""
-        self._left -= 1
-        choice = "auto" if self._left and self._params.tool_choice != "none" else "none"
+        self._rounds_left -= 1
+        choice = "auto" if self._rounds_left and self._params.tool_choice != "none" else "none"
         self._params = replace(self._params, tool_choice=choice)

@@ -30,9 +30,7 @@ Render = Callable[[Sequence[Message]], str | None]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to answer, the prompt that they became, and the thinking tag that the prompt
-    opens.
-    """
+    """A turn that has begun: the messages to answer, the prompt they became, and the thinking tag that it opens."""
 
     messages: tuple[Message, ...]
     transcript: Transcript
@@ -53,25 +51,31 @@ def begin_turn(
     reader: ChatTokenizer,
     transcript: Transcript,
     messages: tuple[Message, ...],
-    said: Sequence[Message],
+    sent_messages: Sequence[Message],
     variables: TemplateVars,
     calls: AllowedCalls | None,
 ) -> Turn:
-    """Render and tokenize `said`, the part of `messages` that the model reads, and return the turn. Where the text
-    agrees with the transcript's, its tokens are reused.
+    """Render and tokenize `sent_messages`, the part of `messages` that the model reads, and return the turn. Where the
+    text agrees with the transcript's, its tokens are reused.
     """
-    again = partial(render, reader, variables=variables, calls=calls)
-    rendered = again(said)
-    thoughts = thoughts_of_answer(reader, rendered, calls)
-    if not isinstance(rendered, str):
-        tag = thoughts.open if thoughts is not None and thoughts.begun else ""
-        return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
+    render_messages = partial(render, reader, variables=variables, calls=calls)
+    rendered_prompt = render_messages(sent_messages)
+    thoughts = thoughts_of_answer(reader, rendered_prompt, calls)
+    if not isinstance(rendered_prompt, str):
+        tag = thoughts.open if thoughts is not None and thoughts.opened_by_prompt else ""
+        return Turn(messages, Transcript(), ChatTokens(rendered_prompt, thoughts, calls), tag)
     encode = partial(reader.encode, add_special_tokens=False)
-    read = transcript.with_prompt(rendered, encode)
-    tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
-    tail = count_tail_tokens(reader, rendered, read.tokens, thoughts)
-    anchor = find_anchor(read, said, thoughts, text_renderer(again), encode)
-    return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls, tail=tail, anchor=anchor), tag)
+    read = transcript.with_prompt(rendered_prompt, encode)
+    tag = (
+        rendered_prompt[rendered_prompt.rindex(thoughts.open) :]
+        if thoughts is not None and thoughts.opened_by_prompt
+        else ""
+    )
+    tail_tokens = count_tail_tokens(reader, rendered_prompt, read.tokens, thoughts)
+    anchor = find_anchor(read, sent_messages, thoughts, text_renderer(render_messages), encode)
+    return Turn(
+        messages, read, ChatTokens(read.tokens, thoughts, calls, tail_length=tail_tokens, anchor_length=anchor), tag
+    )
 
 
 def text_renderer(render: Callable[[Sequence[Message]], str | list[int]]) -> Render:
@@ -79,10 +83,10 @@ def text_renderer(render: Callable[[Sequence[Message]], str | list[int]]) -> Ren
 
     def rendered(messages: Sequence[Message]) -> str | None:
         try:
-            said = render(messages)
+            text = render(messages)
         except CortexError:
             return None
-        return said if isinstance(said, str) else None
+        return text if isinstance(text, str) else None
 
     return rendered
 
@@ -100,20 +104,22 @@ def find_anchor(
     """
     if all(message.get("role") != "user" for message in messages):
         return 0
-    later = render([*drop_last_answer(tuple(messages)), *_NEXT_TURN])
-    stays = len(read.text) if later is None else common_length(read.text, later)
-    if stays == len(read.text):
+    next_turn_text = render([*drop_last_answer(tuple(messages)), *_NEXT_TURN])
+    common_chars = len(read.text) if next_turn_text is None else common_length(read.text, next_turn_text)
+    if common_chars == len(read.text):
         return 0
     if thoughts is not None:
-        for place, cut in read.cuts[:0:-1]:
-            opened = trailing_thinking_tags(read.text[:place], thoughts)
-            if place - len(opened) <= stays:
-                tail = tuple(encode(opened)) if opened else ()
-                whole = not tail or read.tokens[cut - len(tail) : cut] == tail
-                return cut - len(tail) if whole and cut < len(read.tokens) else 0
-    place, cut = next(each for each in reversed(read.cuts) if each[0] <= stays)
-    both = zip(encode(read.text[place:stays]), read.tokens[cut:], strict=False)
-    return cut + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        for text_index, token_index in read.cuts[:0:-1]:
+            open_tags = trailing_thinking_tags(read.text[:text_index], thoughts)
+            if text_index - len(open_tags) <= common_chars:
+                tag_tokens = tuple(encode(open_tags)) if open_tags else ()
+                has_whole_tags = (
+                    not tag_tokens or read.tokens[token_index - len(tag_tokens) : token_index] == tag_tokens
+                )
+                return token_index - len(tag_tokens) if has_whole_tags and token_index < len(read.tokens) else 0
+    text_index, token_index = next(each for each in reversed(read.cuts) if each[0] <= common_chars)
+    token_pairs = zip(encode(read.text[text_index:common_chars]), read.tokens[token_index:], strict=False)
+    return token_index + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], token_pairs))
 
 
 _NEXT_TURN: tuple[Message, ...] = ({"role": "assistant", "content": "."}, {"role": "user", "content": "."})
@@ -129,36 +135,43 @@ def last_question(messages: tuple[Message, ...]) -> tuple[int, tuple[Message, ..
 
     Calls, their results and the answer after them are one turn.
     """
-    asked = drop_last_answer(messages)
+    question_messages = drop_last_answer(messages)
     begin = 0
-    for i in range(len(asked) - 1, -1, -1):
-        calls = asked[i].get("tool_calls") and i + 1 < len(asked) and asked[i + 1]["role"] == "tool"
-        if asked[i]["role"] == "assistant" and not calls:
+    for i in range(len(question_messages) - 1, -1, -1):
+        calls = (
+            question_messages[i].get("tool_calls")
+            and i + 1 < len(question_messages)
+            and question_messages[i + 1]["role"] == "tool"
+        )
+        if question_messages[i]["role"] == "assistant" and not calls:
             begin = i + 1
             break
-    end = next((i for i in range(begin, len(asked)) if asked[i]["role"] == "assistant"), len(asked))
-    return begin, asked[begin:end]
+    end = next(
+        (i for i in range(begin, len(question_messages)) if question_messages[i]["role"] == "assistant"),
+        len(question_messages),
+    )
+    return begin, question_messages[begin:end]
 
 
 def first_message_that_fits(
-    answer: int, longest: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
+    answer: int, longest_request: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
 ) -> int:
-    """Return the index of the first message to send, so that `answer` of the model's `longest` tokens are left for the
-    answer.
+    """Return the index of the first message to send, so that `answer` of the model's `longest_request` tokens are left
+    for the answer.
 
     It is `begin`, or the first user's message after it that leaves as much; or the last user's message if none does; or
     `begin` if not even that one fits. `tokens(index)` counts the tokens of the messages from an index on, fewer for a
     larger index.
     """
-    places = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
-    first = bisect_left(places, True, key=lambda place: tokens(place) + answer <= longest)
-    if first < len(places):
-        return places[first]
-    return places[-1] if tokens(places[-1]) < longest else begin
+    candidates = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
+    first = bisect_left(candidates, True, key=lambda place: tokens(place) + answer <= longest_request)
+    if first < len(candidates):
+        return candidates[first]
+    return candidates[-1] if tokens(candidates[-1]) < longest_request else begin
 
 
 def answer_tokens(
-    answer: Completion, params: SamplingParams, ends: Collection[int]
+    answer: Completion, params: SamplingParams, end_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...] | None, bool]:
     """Return the tokens of an answer's text, and whether an end token followed, which the template writes. The tokens
     are None if a stop string cut the text: those of the rest are those of its text.
@@ -168,7 +181,7 @@ def answer_tokens(
         return None, False
     if answer.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or not tokens:
         return tokens, False
-    if tokens[-1] in {*ends, *params.stop_token_ids}:
+    if tokens[-1] in {*end_token_ids, *params.stop_token_ids}:
         return tokens[:-1], True
     return (None if params.stop else tokens), False
 
@@ -191,9 +204,7 @@ def answer_message(turn: Turn, answer: Completion, reader: ChatTokenizer) -> Mes
 
 
 def with_partial_answer(turn: Turn, text: str, thinking: str, reader: ChatTokenizer) -> tuple[Message, ...]:
-    """Return the messages of a turn, with the part of its answer that was read so far. Of the tags around its
-    thoughts, those are written that must have come.
-    """
+    """Return a turn's messages with its answer as far as it was read, with the thinking tags that must have come."""
     if not text and not thinking:
         return turn.messages
     thoughts = reader.thoughts
@@ -204,19 +215,17 @@ def with_partial_answer(turn: Turn, text: str, thinking: str, reader: ChatTokeni
 
 
 def _join_thoughts(turn: Turn, text: str, thinking: str, thoughts: Thoughts) -> str:
-    """Return thoughts and answer as one text, with tags, as a model writes them. The closing tag comes with the
-    answer.
-    """
+    """Return thoughts and answer as one text with tags, as a model writes it. The closing tag comes with the answer."""
     if not thinking:
         return text
     return (turn.opened or thoughts.open) + thinking + (thoughts.close + text if text else "")
 
 
-def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:
+def thoughts_in(message: Message, thoughts: Thoughts | None) -> str:
     """Return the thoughts in an answer's message, from their field or from between tags."""
-    apart, content = said.get("reasoning_content"), said.get("content")
-    if isinstance(apart, str) or thoughts is None or not isinstance(content, str):
-        return apart if isinstance(apart, str) else ""
+    reasoning_content, content = message.get("reasoning_content"), message.get("content")
+    if isinstance(reasoning_content, str) or thoughts is None or not isinstance(content, str):
+        return reasoning_content if isinstance(reasoning_content, str) else ""
     splitter = ThoughtSplitter(thoughts)
     parts = [*splitter.feed(content), *splitter.rest()]
     return "".join(part.text for part in parts if part.kind is TextKind.THOUGHT)
@@ -252,18 +261,18 @@ class Transcript:
         the change on. They are also new if a tokenizer joins characters across a cut.
         """
         common = common_length(self.text, text)
-        kept = [cut for cut in self.cuts if cut[0] <= common]
-        while (new := _tokens_after(kept, text, encode)) is None:
-            kept.pop()
-        tokens = self.tokens[: kept[-1][1]] + new
-        return Transcript(text, tokens, _append_cut(kept, (len(text), len(tokens))))
+        kept_cuts = [cut for cut in self.cuts if cut[0] <= common]
+        while (new_tokens := _tokens_after(kept_cuts, text, encode)) is None:
+            kept_cuts.pop()
+        tokens = self.tokens[: kept_cuts[-1][1]] + new_tokens
+        return Transcript(text, tokens, _append_cut(kept_cuts, (len(text), len(tokens))))
 
     def with_answer(self, text: str, tokens: Sequence[int]) -> Transcript:
         """Return this transcript followed by what the model wrote."""
         if not text:
             return self
-        whole, ids = self.text + text, (*self.tokens, *tokens)
-        return Transcript(whole, ids, _append_cut(self.cuts, (len(whole), len(ids))))
+        full_text, ids = self.text + text, (*self.tokens, *tokens)
+        return Transcript(full_text, ids, _append_cut(self.cuts, (len(full_text), len(ids))))
 
 
 def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, ...] | None:
@@ -272,12 +281,16 @@ def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, 
     The text is encoded from the cut before that one. So its beginning has the tokens that it has after other text, and
     a long conversation is not encoded as a whole at each turn.
     """
-    place = cuts[-1][0]
-    if place in (0, len(text)):
-        return tuple(encode(text)) if not place else ()
+    text_index = cuts[-1][0]
+    if text_index in (0, len(text)):
+        return tuple(encode(text)) if not text_index else ()
     start = cuts[-2][0]
-    both, before = list(encode(text[start:])), list(encode(text[start:place]))
-    return tuple(both[len(before) :]) if both[: len(before)] == before else None
+    all_tokens, tokens_before_cut = list(encode(text[start:])), list(encode(text[start:text_index]))
+    return (
+        tuple(all_tokens[len(tokens_before_cut) :])
+        if all_tokens[: len(tokens_before_cut)] == tokens_before_cut
+        else None
+    )
 
 
 def _append_cut(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
@@ -285,12 +298,12 @@ def _append_cut(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
     return tuple(cuts) if cut[0] == cuts[-1][0] else (*cuts, cut)
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(first: str, second: str) -> int:
     """Return how many characters two texts begin with in common, found by comparing halves."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

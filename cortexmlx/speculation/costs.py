@@ -39,28 +39,26 @@ for thousands of tokens. A step that is dearer by itself is known to be so from 
 
 @dataclass(frozen=True)
 class StepPrices:
-    """What the next step costs, in the ledger's unit: a decode step, a decoded token, and how much more a step takes
-    that verifies 1, 2, .. drafted tokens.
-    """
+    """The next step's costs in the ledger's unit: a decode step, a token, the extra for 1, 2, .. verified drafts."""
 
-    decode: float
+    decode_time: float
     """A decode step of the rows."""
-    token: float
+    token_time: float
     """A decoded token of the rows."""
-    costs: Sequence[float]
+    verify_costs: Sequence[float]
     """See `choose_draft_lengths`."""
-    purse: LossBudget
+    loss_budget: LossBudget
     risk: float = 0.0
     """How much more it may cost than is expected."""
 
     @property
     def can_pay(self) -> bool:
         """Whether verifying some number of drafts is faster than decoding if all of them are right."""
-        return any(count * self.token > cost for count, cost in enumerate(self.costs, 1))
+        return any(count * self.token_time > cost for count, cost in enumerate(self.verify_costs, 1))
 
-    def allows(self, cost: float, certain: float) -> bool:
-        """Return whether a step may cost that much more if only `certain` drafted tokens are right."""
-        return self.purse.allows((cost + self.risk) / self.token - certain)
+    def allows(self, cost: float, certain_tokens: float) -> bool:
+        """Return whether a step may cost that much more if only `certain_tokens` drafted tokens are right."""
+        return self.loss_budget.allows((cost + self.risk) / self.token_time - certain_tokens)
 
 
 class TimeLedger:
@@ -72,16 +70,16 @@ class TimeLedger:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.costs = StepCosts()
-        self.purse = LossBudget()
+        self.loss_budget = LossBudget()
         self._scheduler = scheduler
         self.tokens = 0
         """Tokens that all steps have brought."""
-        self._asking = 0.0
-        self._out = False
-        self._switched = False
-        self._lost = 0.0
-        self._early = 0.0
-        self._unseen = 0
+        self._drafting_seconds = 0.0
+        self._in_excursion = False
+        self._includes_switch = False
+        self._lost_time = 0.0
+        self._early_time = 0.0
+        self._steps_since_decode = 0
         self._switches: deque[float] = deque(maxlen=9)
 
     @property
@@ -94,103 +92,103 @@ class TimeLedger:
         return seconds / self.costs.unit
 
     def estimate_prices(self, rows: int, drafts: int, pending: bool) -> StepPrices | None:
-        """Return what verifying 1, 2, .. `drafts` tokens of `rows` rows costs; None while that is unknown. If steps
-        are `pending`, the pipeline must be emptied first.
-        """
-        decode = self.costs.decode_time(rows)
-        if decode is None or self._unseen > MOST_UNSEEN_STEPS:
+        """Return what verifying up to `drafts` tokens of `rows` rows costs (`pending`: with a drain); None: unknown."""
+        decode_time = self.costs.decode_time(rows)
+        if decode_time is None or self._steps_since_decode > MOST_UNSEEN_STEPS:
             return None
-        token = decode / rows
+        token_time = decode_time / rows
         if self._scheduler.is_prefilling:
-            rate = self._scheduler.costs.seconds_per_token
+            rate = self._scheduler.cost_model.seconds_per_token
             if rate is None:
                 return None
-            each = PREFILL_MARGIN * rate / self.costs.unit
-            return StepPrices(decode, token, [each * count for count in range(1, drafts + 1)], self.purse)
-        switch = self.switch_cost * decode - decode if pending else -decode
-        costs = [time + switch for time in self.costs.verify_times(rows, drafts, decode)]
-        return StepPrices(decode, token, costs, self.purse, self._worst_overrun(rows, pending) * decode)
+            token_cost = PREFILL_MARGIN * rate / self.costs.unit
+            return StepPrices(
+                decode_time, token_time, [token_cost * count for count in range(1, drafts + 1)], self.loss_budget
+            )
+        switch = self.switch_cost * decode_time - decode_time if pending else -decode_time
+        verify_costs = [time + switch for time in self.costs.verify_times(rows, drafts, decode_time)]
+        return StepPrices(
+            decode_time, token_time, verify_costs, self.loss_budget, self._worst_overrun(rows, pending) * decode_time
+        )
 
     def _worst_overrun(self, rows: int, pending: bool) -> float:
         """Return how many decode steps more than expected verifying may cost; 0 if such a loss is small enough. With
         many rows, one bad surprise is more than may be lost.
         """
         if not self.costs.has_verify_times(rows):
-            worst = _WORST_SWITCH
+            worst_switch = _WORST_SWITCH
         elif pending:
-            worst = max(self._switches) if len(self._switches) >= _ENOUGH_SWITCHES else _WORST_SWITCH
+            worst_switch = max(self._switches) if len(self._switches) >= _ENOUGH_SWITCHES else _WORST_SWITCH
         else:
             return 0.0
-        return worst if worst * rows > BUDGET_CAP else 0.0
+        return worst_switch if worst_switch * rows > BUDGET_CAP else 0.0
 
     def begin_verifying(self, pending: bool) -> None:
         """Note that the next step verifies drafts. If steps are `pending`, this takes a switch."""
-        if not self._out:
-            self._out, self._switched, self._lost = True, pending, 0.0
+        if not self._in_excursion:
+            self._in_excursion, self._includes_switch, self._lost_time = True, pending, 0.0
 
     def add_drafting_time(self, seconds: float) -> None:
         """Note that drafters took `seconds` to guess, which are a part of the next step's time."""
-        self._asking += seconds
+        self._drafting_seconds += seconds
 
-    def record_step(self, plan: StepPlan, seconds: float, accepted: int) -> None:
-        """Learn from a step that took `seconds` and accepted `accepted` drafted tokens."""
-        asking, self._asking = self._asking, 0.0
-        alone = max(seconds - asking, 0.0)
+    def record_step(self, plan: StepPlan, seconds: float, num_accepted: int) -> None:
+        """Learn from a step that took `seconds` and accepted `num_accepted` drafted tokens."""
+        drafting_seconds, self._drafting_seconds = self._drafting_seconds, 0.0
+        step_seconds = max(seconds - drafting_seconds, 0.0)
         rows = sum([segment.live for segment in plan.logit_segments])
-        drafted = len(plan.logit_rows) - len(plan.logit_segments)
-        self.tokens += rows + accepted
-        self.purse.refill(rows + accepted)
+        num_drafted = len(plan.logit_rows) - len(plan.logit_segments)
+        self.tokens += rows + num_accepted
+        self.loss_budget.refill(rows + num_accepted)
         if not rows:
             return
-        newest = plan.number == self._scheduler.planned_steps
-        ahead = plan.tokens is None
-        if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (ahead and not newest)):
+        is_newest = plan.number == self._scheduler.planned_steps
+        planned_ahead = plan.tokens is None
+        if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (planned_ahead and not is_newest)):
             if rows == len(plan.logit_segments):
-                self.costs.record_decode(rows, alone)
-            self._end_verifying(rows, asking)
+                self.costs.record_decode(rows, step_seconds)
+            self._end_verifying(rows, drafting_seconds)
             return
-        decode = self.costs.decode_time(rows)
-        if decode is None:
+        decode_time = self.costs.decode_time(rows)
+        if decode_time is None:
             return
-        token = decode / rows
-        took = seconds / self.costs.unit
+        token_time = decode_time / rows
+        step_units = seconds / self.costs.unit
         if plan.kind is StepKind.DECODE:
-            self._record_pipeline_edge(took / token - rows, rows, ahead)
+            self._record_pipeline_edge(step_units / token_time - rows, rows, planned_ahead)
         elif any(len(segment.logits) < segment.count for segment in plan.segments):
-            rate = self._scheduler.costs.seconds_per_token or 0.0
-            self.purse.add(accepted - drafted * rate / self.costs.unit / token)
-        elif drafted:
-            expected = self.costs.verify_times(rows, drafted, decode)[-1]
-            self.costs.record_verify(rows, rows + drafted, alone)
-            self._unseen += 1
-            self.purse.add(rows + accepted - min(took, _WORST_STEP * expected) / token)
+            rate = self._scheduler.cost_model.seconds_per_token or 0.0
+            self.loss_budget.add(num_accepted - num_drafted * rate / self.costs.unit / token_time)
+        elif num_drafted:
+            expected_units = self.costs.verify_times(rows, num_drafted, decode_time)[-1]
+            self.costs.record_verify(rows, rows + num_drafted, step_seconds)
+            self._steps_since_decode += 1
+            self.loss_budget.add(rows + num_accepted - min(step_units, _WORST_STEP * expected_units) / token_time)
 
-    def _record_pipeline_edge(self, late: float, rows: int, ahead: bool) -> None:
-        """Charge the delay of a decode step with which the pipeline drains or fills. Its tokens came so much `late`,
+    def _record_pipeline_edge(self, delay: float, rows: int, planned_ahead: bool) -> None:
+        """Charge the delay of a decode step with which the pipeline drains or fills. Its tokens came so much `delay`,
         in the time of a token. Much of the last one's time is counted in the step before, and as much more in the
         next first one.
         """
-        if ahead:
-            self._early = min(max(-late, 0.0), float(rows))
-            late = max(late, 0.0)
+        if planned_ahead:
+            self._early_time = min(max(-delay, 0.0), float(rows))
+            delay = max(delay, 0.0)
         else:
-            late -= self._early
-            self._early = 0.0
-        if self._out:
-            late = min(late, _WORST_SWITCH * rows)
-            self._lost += late
-            self.purse.add(-late)
+            delay -= self._early_time
+            self._early_time = 0.0
+        if self._in_excursion:
+            delay = min(delay, _WORST_SWITCH * rows)
+            self._lost_time += delay
+            self.loss_budget.add(-delay)
 
-    def _end_verifying(self, rows: int, asking: float) -> None:
-        """Note that decode steps run ahead again, and what the switch cost. Drafters took `asking` seconds of the
-        newest step.
-        """
-        self._unseen = 0
-        if asking and (decode := self.costs.decode_time(rows)):
-            self.purse.add(-asking / self.costs.unit / decode * rows)
-        if self._out and self._switched:
-            self._switches.append(min(max(self._lost / rows, 0.0), _WORST_SWITCH))
-        self._out = False
+    def _end_verifying(self, rows: int, drafting_seconds: float) -> None:
+        """Note that decode steps run ahead again, the switch's cost, and the newest step's `drafting_seconds`."""
+        self._steps_since_decode = 0
+        if drafting_seconds and (decode_time := self.costs.decode_time(rows)):
+            self.loss_budget.add(-drafting_seconds / self.costs.unit / decode_time * rows)
+        if self._in_excursion and self._includes_switch:
+            self._switches.append(min(max(self._lost_time / rows, 0.0), _WORST_SWITCH))
+        self._in_excursion = False
 
 
 OPTIMISM = 0.92
@@ -228,7 +226,7 @@ class TimeEstimate:
     """The median of the newest time measurements of one kind of step."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.last_step = 0
         self._values: deque[float] = deque(maxlen=_NEWEST)
         self._median: float | None = None
 
@@ -236,11 +234,11 @@ class TimeEstimate:
         """Add a measurement that was made at step `now`."""
         self._values.append(value)
         self._median = None
-        self.seen = now
+        self.last_step = now
 
     def is_fresh(self, now: int) -> bool:
         """Return whether the newest measurement is recent enough at step `now` to be believed."""
-        return now - self.seen <= (_LATE if len(self._values) >= _FIRM else _SOON)
+        return now - self.last_step <= (_LATE if len(self._values) >= _FIRM else _SOON)
 
     @property
     def value(self) -> float:
@@ -260,27 +258,29 @@ class StepCosts:
     def __init__(self) -> None:
         self.unit = 1.0
         self.now = 0
-        self._decoding: dict[int, TimeEstimate] = {}
-        self._verifying: dict[int, dict[int, TimeEstimate]] = {}
-        self._of_any: dict[int, TimeEstimate] = {}
+        self._decode_estimates: dict[int, TimeEstimate] = {}
+        self._verify_estimates: dict[int, dict[int, TimeEstimate]] = {}
+        self._any_rows_estimates: dict[int, TimeEstimate] = {}
 
     def record_decode(self, rows: int, seconds: float) -> None:
         """Learn that a decode step of `rows` rows took `seconds`, while others ran before and after it."""
-        self._record([self._decoding.setdefault(round_to_bucket(rows), TimeEstimate())], seconds, _BY_DECODE)
+        self._record([self._decode_estimates.setdefault(round_to_bucket(rows), TimeEstimate())], seconds, _BY_DECODE)
 
     def record_verify(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn that a step of `rows` rows and `tokens` tokens, drafts among them, took `seconds`."""
-        own = self._verifying.setdefault(round_to_bucket(rows), {})
+        row_estimates = self._verify_estimates.setdefault(round_to_bucket(rows), {})
         key = round_to_bucket(tokens)
         self._record(
-            [own.setdefault(key, TimeEstimate()), self._of_any.setdefault(key, TimeEstimate())], seconds, _BY_VERIFY
+            [row_estimates.setdefault(key, TimeEstimate()), self._any_rows_estimates.setdefault(key, TimeEstimate())],
+            seconds,
+            _BY_VERIFY,
         )
 
     def _record(self, estimates: list[TimeEstimate], seconds: float, weight: float) -> None:
         """Add a measurement to the estimates. The machine's speed follows it by `weight`."""
         self.now += 1
         first = estimates[0]
-        if first.seen:
+        if first.last_step:
             surprise = seconds / (self.unit * first.value)
             self.unit *= min(max(surprise, 1 / _MOST), _MOST) ** weight
         for estimate in estimates:
@@ -288,18 +288,23 @@ class StepCosts:
 
     def decode_time(self, rows: int) -> float | None:
         """Return the time of a decode step of `rows` rows; None if it is unknown."""
-        estimate = self._decoding.get(round_to_bucket(rows))
+        estimate = self._decode_estimates.get(round_to_bucket(rows))
         return None if estimate is None else estimate.value
 
-    def verify_times(self, rows: int, drafted: int, decode: float) -> list[float]:
-        """Return the times of steps of `rows` rows that verify 1, 2, .. `drafted` tokens, or fewer: at most twice as
-        many as were measured, so that no try costs far more than expected. `decode` is the time of a decode step of
-        these rows.
+    def verify_times(self, rows: int, max_drafts: int, decode_time: float) -> list[float]:
+        """Return the times of steps of `rows` rows that verify 1, 2, .. `max_drafts` tokens, or fewer: at most twice as
+        many as were measured, so that no try costs far more than expected. `decode_time` is the time of a decode step
+        of these rows.
         """
-        first = max(FIRST, FIRST_OF_ROW * rows)
-        if known := self._known_verify_times(rows):
-            return _interpolate_times(known, rows, min(drafted, max(first, 2 * (max(known) - rows))), decode)
-        return [decode + _prior_slope(rows, decode) * more for more in range(1, min(drafted, first) + 1)]
+        first_limit = max(FIRST, FIRST_OF_ROW * rows)
+        if known_times := self._known_verify_times(rows):
+            return _interpolate_times(
+                known_times, rows, min(max_drafts, max(first_limit, 2 * (max(known_times) - rows))), decode_time
+            )
+        return [
+            decode_time + _prior_slope(rows, decode_time) * extra_tokens
+            for extra_tokens in range(1, min(max_drafts, first_limit) + 1)
+        ]
 
     def has_verify_times(self, rows: int) -> bool:
         """Return whether the time of a verifying step of more tokens than `rows` is known."""
@@ -307,39 +312,41 @@ class StepCosts:
 
     def _known_verify_times(self, rows: int) -> dict[int, float]:
         """Return the known times of verifying steps by tokens: of these rows, or else of any rows."""
-        for estimates in (self._verifying.get(round_to_bucket(rows), {}), self._of_any):
-            known = {at: e.value for at, e in estimates.items() if at > rows and e.is_fresh(self.now)}
-            if known:
-                return known
+        for estimates in (self._verify_estimates.get(round_to_bucket(rows), {}), self._any_rows_estimates):
+            known_times = {
+                tokens: estimate.value
+                for tokens, estimate in estimates.items()
+                if tokens > rows and estimate.is_fresh(self.now)
+            }
+            if known_times:
+                return known_times
         return {}
 
 
-def _interpolate_times(known: dict[int, float], rows: int, drafted: int, decode: float) -> list[float]:
-    """Return the times of steps with 1, 2, .. `drafted` tokens more than rows, interpolated between the `known` ones.
-    The line begins with a decode step.
-    """
-    places = sorted(known)
-    below, low, reached = rows, decode, 0
+def _interpolate_times(known_times: dict[int, float], rows: int, max_drafts: int, decode_time: float) -> list[float]:
+    """Interpolate step times for 1, 2, .. `max_drafts` tokens above `rows` in `known_times`, from a decode step on."""
+    known_tokens = sorted(known_times)
+    lower_tokens, lower_time, index = rows, decode_time, 0
     times = []
-    for tokens in range(rows + 1, rows + drafted + 1):
-        while reached < len(places) and places[reached] <= tokens:
-            below, low = places[reached], known[places[reached]]
-            reached += 1
-        if below == round_to_bucket(tokens):
-            times.append(max(low, decode / 2))
+    for tokens in range(rows + 1, rows + max_drafts + 1):
+        while index < len(known_tokens) and known_tokens[index] <= tokens:
+            lower_tokens, lower_time = known_tokens[index], known_times[known_tokens[index]]
+            index += 1
+        if lower_tokens == round_to_bucket(tokens):
+            times.append(max(lower_time, decode_time / 2))
             continue
-        if reached < len(places):
-            above = places[reached]
-            slope = (known[above] - low) / (above - below)
+        if index < len(known_tokens):
+            upper_tokens = known_tokens[index]
+            slope = (known_times[upper_tokens] - lower_time) / (upper_tokens - lower_tokens)
         else:
-            slope = max((low - decode) / (below - rows), _prior_slope(rows, decode))
-        times.append(max(OPTIMISM * (low + slope * (tokens - below)), decode / 2))
+            slope = max((lower_time - decode_time) / (lower_tokens - rows), _prior_slope(rows, decode_time))
+        times.append(max(OPTIMISM * (lower_time + slope * (tokens - lower_tokens)), decode_time / 2))
     return times
 
 
-def _prior_slope(rows: int, decode: float) -> float:
+def _prior_slope(rows: int, decode_time: float) -> float:
     """Return the assumed time of each further token, as long as none was measured."""
-    return min(PRIOR_SLOPE, PRIOR_SHARE / rows) * decode
+    return min(PRIOR_SLOPE, PRIOR_SHARE / rows) * decode_time
 
 
 def round_to_bucket(count: int) -> int:

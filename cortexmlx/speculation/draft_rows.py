@@ -38,7 +38,7 @@ class _DraftRow:
 
     row: Job
     """The draft model's own job. It has the number of the other one, and its text with what was guessed after it."""
-    known: int
+    num_job_tokens: int
     """How many tokens of the row are the job's text. The others are guesses."""
     drops: int
     """How often the job had dropped tokens when it was followed first."""
@@ -73,8 +73,8 @@ class DraftScheduler:
         self._running = RunningSet(cache, Backoff(max_rows, budget), _HEADROOM, share_prefixes)
         self._window = DecodeWindow(cache, self._running)
         self._builder = StepBuilder(cache)
-        self._followers: dict[JobId, _DraftRow] = {}
-        self._strange: set[JobId] = set()
+        self._draft_rows: dict[JobId, _DraftRow] = {}
+        self._undraftable_jobs: set[JobId] = set()
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -87,16 +87,16 @@ class DraftScheduler:
         if all(self._has_guess(job) for job in jobs):
             return None
         texts = {job.id: job for job in jobs}
-        for follower in self._followers.values():
-            self._rewind_row(follower, texts.get(follower.row.id))
+        for draft_row in self._draft_rows.values():
+            self._rewind_row(draft_row, texts.get(draft_row.row.id))
         flush = self._window.close()
         for row in self._running.jobs:
             row.state = RequestState.PREFILLING
         copies = self._begin_rows(jobs)
-        scheduled = self._schedule_new_tokens(jobs, count)
-        if scheduled:
-            plan = self._builder.build_mixed(scheduled, flush)
-            self._advance_rows(plan, scheduled)
+        scheduled_tokens = self._schedule_new_tokens(jobs, count)
+        if scheduled_tokens:
+            plan = self._builder.build_mixed(scheduled_tokens, flush)
+            self._advance_rows(plan, scheduled_tokens)
         elif flush is not None or copies:
             plan = self._builder.build_flush(flush)
         else:
@@ -105,59 +105,57 @@ class DraftScheduler:
 
     def plan_decode(self) -> StepPlan | None:
         """Plan the next step of the round, which may run ahead of the one before; None if each row has its guesses."""
-        planned = self._window.plan_step(self._builder, self._reserve_blocks)
-        if planned is None:
+        plan_and_rows = self._window.plan_step(self._builder, self._reserve_blocks)
+        if plan_and_rows is None:
             return None
-        plan, rows = planned
+        plan, rows = plan_and_rows
         self._advance_rows(plan, [(row, 1) for row in rows])
         return plan
 
     def append_guesses(self, plan: StepPlan, tokens: Sequence[int]) -> None:
         """Append the tokens that a step has computed to its rows."""
         for segment, token in zip(plan.logit_segments, tokens, strict=True):
-            follower = self._followers.get(segment.job)
-            if segment.live and follower is not None and follower.row.generation == segment.generation:
-                follower.row.tokens.append(token)
+            draft_row = self._draft_rows.get(segment.job)
+            if segment.live and draft_row is not None and draft_row.row.generation == segment.generation:
+                draft_row.row.tokens.append(token)
 
     def get_draft(self, job: Job, count: int, vocabulary: int) -> TokenDraft | None:
-        """Return up to `count` guessed next tokens of a job, up to the first one not below `vocabulary`; None if there
-        are none.
-        """
+        """Return up to `count` guessed next tokens of a job, cut at the first not below `vocabulary`; None if none."""
         if not self._has_guess(job):
             return None
-        guessed = self._followers[job.id].row.tokens[len(job.tokens) :][:count]
-        known = cut_to_vocabulary(guessed, vocabulary)
-        return TokenDraft(known) if known else None
+        guessed_tokens = self._draft_rows[job.id].row.tokens[len(job.tokens) :][:count]
+        valid_tokens = cut_to_vocabulary(guessed_tokens, vocabulary)
+        return TokenDraft(valid_tokens) if valid_tokens else None
 
     # -- rows come and go ---------------------------------------------------------------------------------------------
 
     @property
     def num_rows(self) -> int:
         """The number of rows."""
-        return len(self._followers)
+        return len(self._draft_rows)
 
     def end_job(self, job: JobId) -> None:
         """Give up the row of a job that has ended. What it has stored stays cached. Unknown jobs are ignored."""
-        self._strange.discard(job)
+        self._undraftable_jobs.discard(job)
         self._release_row(job)
 
     def _release_row(self, job: JobId) -> None:
         """Release the draft model's row of a job, and its blocks, if it has one."""
-        follower = self._followers.pop(job, None)
-        if follower is None:
+        draft_row = self._draft_rows.pop(job, None)
+        if draft_row is None:
             return
-        row = follower.row
+        row = draft_row.row
         row.state = RequestState.FINISHED
         row.generation += 1
         self._running.release_row(row)
         self._running.release_blocks(row)
-        if not self._followers:
+        if not self._draft_rows:
             self._window.forget()
 
     def drop_tail(self) -> None:
         """Forget what was computed in the tail only. The guessed tokens stay."""
-        for follower in self._followers.values():
-            row = follower.row
+        for draft_row in self._draft_rows.values():
+            row = draft_row.row
             row.num_computed_tokens = row.state_at = row.num_stored_tokens
             self.cache.truncate(row.id, row.num_computed_tokens)
             row.num_planned_outputs = row.max_new_tokens = row.num_generated
@@ -166,96 +164,98 @@ class DraftScheduler:
 
     def forget(self) -> None:
         """Give up all rows and all cached blocks, because what a failed step has written is unknown."""
-        for follower in self._followers.values():
-            self._running.release_row(follower.row)
-            self.cache.free(follower.row.id)
-        self._followers.clear()
-        self._strange.clear()
+        for draft_row in self._draft_rows.values():
+            self._running.release_row(draft_row.row)
+            self.cache.free(draft_row.row.id)
+        self._draft_rows.clear()
+        self._undraftable_jobs.clear()
         self._window.forget()
         self._builder.forget_results()
         self.cache.pools.drop_cached()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if rows, sequences and blocks do not fit together."""
-        rows = [follower.row for follower in self._followers.values()]
+        rows = [draft_row.row for draft_row in self._draft_rows.values()]
         assert sorted(row.id for row in rows) == sorted(row.id for row in self._running.jobs)
         assert self.cache.tables.sequences.keys() == {row.id for row in rows}, "blocks of nobody, or nobody's blocks"
-        for follower in self._followers.values():
+        for follower in self._draft_rows.values():
             row = follower.row
             row.check_invariants(self.cache.tables.length(row.id))
-            assert row.num_stored_tokens <= follower.known <= len(row.tokens), f"row {row.id} has stored a guess"
+            assert row.num_stored_tokens <= follower.num_job_tokens <= len(row.tokens), (
+                f"row {row.id} has stored a guess"
+            )
         self.cache.check_invariants()
 
     # -- inside a round -----------------------------------------------------------------------------------------------
 
     def _can_draft_for(self, job: Job, count: int) -> bool:
-        """Return whether the draft model can guess for a job, and the job can use a guess. A row that no longer fits
-        its job is released.
-        """
-        follower = self._followers.get(job.id)
-        if follower is not None and follower.drops != job.drops:
+        """Return whether the model can draft for a job that can use it. Release a row that no longer fits its job."""
+        draft_row = self._draft_rows.get(job.id)
+        if draft_row is not None and draft_row.drops != job.drops:
             self._release_row(job.id)
-            follower = None
-        if max(job.tokens[0 if follower is None else follower.known :], default=0) >= self._vocabulary:
-            self._strange.add(job.id)
-        if job.id in self._strange or len(job.tokens) + count > self._context:
+            draft_row = None
+        if max(job.tokens[0 if draft_row is None else draft_row.num_job_tokens :], default=0) >= self._vocabulary:
+            self._undraftable_jobs.add(job.id)
+        if job.id in self._undraftable_jobs or len(job.tokens) + count > self._context:
             self._release_row(job.id)
             return False
         return job.num_plannable > 1
 
     def _has_guess(self, job: Job) -> bool:
         """Return whether a job's row guessed the newest tokens right, and has guesses after them."""
-        follower, end = self._followers.get(job.id), len(job.tokens)
-        if follower is None or follower.drops != job.drops or len(follower.row.tokens) <= end:
+        draft_row, end = self._draft_rows.get(job.id), len(job.tokens)
+        if draft_row is None or draft_row.drops != job.drops or len(draft_row.row.tokens) <= end:
             return False
-        return follower.row.tokens[follower.known : end] == job.tokens[follower.known :]
+        return draft_row.row.tokens[draft_row.num_job_tokens : end] == job.tokens[draft_row.num_job_tokens :]
 
-    def _rewind_row(self, follower: _DraftRow, job: Job | None) -> None:
+    def _rewind_row(self, draft_row: _DraftRow, job: Job | None) -> None:
         """Rewind a row to what it has in common with the text of its job, and append what is new there. Further
         guesses stay if they still fit. None: the job takes no part in the round.
         """
-        row, known = follower.row, follower.known
-        new = [] if job is None else job.tokens[known:]
-        guessed = row.tokens[known:]
-        same = common_prefix_length(guessed, new)
-        row.num_computed_tokens = row.state_at = min(row.num_computed_tokens, known + same)
+        row, num_job_tokens = draft_row.row, draft_row.num_job_tokens
+        new_tokens = [] if job is None else job.tokens[num_job_tokens:]
+        guessed_tokens = row.tokens[num_job_tokens:]
+        common_length = common_prefix_length(guessed_tokens, new_tokens)
+        row.num_computed_tokens = row.state_at = min(row.num_computed_tokens, num_job_tokens + common_length)
         self.cache.truncate(row.id, row.num_computed_tokens)
-        row.tokens[known:] = new + (guessed[same:] if same == len(new) else [])
-        follower.known = known + len(new)
+        row.tokens[num_job_tokens:] = new_tokens + (
+            guessed_tokens[common_length:] if common_length == len(new_tokens) else []
+        )
+        draft_row.num_job_tokens = num_job_tokens + len(new_tokens)
         row.num_planned_outputs = row.max_new_tokens = row.num_generated
 
     def _begin_rows(self, jobs: Sequence[Job]) -> tuple[BlockCopy, ...]:
-        """Begin rows for the jobs that have none, if there is room. A row waits for a block that another one is still
-        computing.
-        """
+        """Begin rows for jobs that have none, if there is room. A row waits for a block that another is computing."""
         copies: list[BlockCopy] = []
-        computed = {key for f in self._followers.values() if (key := self._next_block_key(f.row, None)) is not None}
+        computing_keys = {
+            key
+            for draft_row in self._draft_rows.values()
+            if (key := self._next_block_key(draft_row.row, None)) is not None
+        }
         try:
             for job in jobs:
-                if job.id in self._followers or not self._has_room(job, {each.id for each in jobs}):
+                if job.id in self._draft_rows or not self._has_room(job, {each.id for each in jobs}):
                     continue
                 row = self._make_row(job)
                 match = self._running.match(row)
                 key = self._next_block_key(row, 0 if match is None else len(match.entries))
-                if key in computed:
+                if key in computing_keys:
                     continue
                 try:
                     copies += self._running.begin(row, match)
                 except KVCacheFull:
                     break
-                self._followers[job.id] = _DraftRow(row, len(row.tokens), job.drops)
+                self._draft_rows[job.id] = _DraftRow(row, len(row.tokens), job.drops)
                 if key is not None:
-                    computed.add(key)
+                    computing_keys.add(key)
         finally:
             self.cache.release_copy_sources()
         return tuple(copies)
 
-    def _has_room(self, job: Job, asked: set[JobId]) -> bool:
-        """Return whether a job can get a row, and enough blocks even if none of its text is cached. Rows whose jobs
-        are not `asked` for give way.
-        """
-        if len(self._followers) >= self._running.backoff.rows:
-            idle = next((number for number in self._followers if number not in asked), None)
+    def _has_room(self, job: Job, requested_ids: set[JobId]) -> bool:
+        """Return whether a job gets a row and blocks even if uncached; jobs not in `requested_ids` give up rows."""
+        if len(self._draft_rows) >= self._running.backoff.rows:
+            idle = next((number for number in self._draft_rows if number not in requested_ids), None)
             if idle is None:
                 return False
             self._release_row(idle)
@@ -269,9 +269,7 @@ class DraftScheduler:
         return row
 
     def _next_block_key(self, row: Job, blocks: int | None) -> Key | None:
-        """Return the key of the prompt's block after the first `blocks`, or after those computed if that is None. None
-        if there is no such whole block.
-        """
+        """Return the key of the prompt's whole block after the first `blocks` (None: those computed), or None."""
         index = row.num_computed_tokens // self.cache.block_size if blocks is None else blocks
         return row.keys[index] if index < len(row.keys) else None
 
@@ -279,36 +277,36 @@ class DraftScheduler:
         """Schedule the new tokens of the jobs' rows, the shortest first, within the budget. A row whose text is then
         computed as a whole guesses `count` tokens, or as many as its job can use.
         """
-        followed = [(job, f) for job in jobs if (f := self._followers.get(job.id)) is not None]
-        behind = [(job, f.row) for job, f in followed if len(f.row.tokens) == f.known]
-        left, scheduled = self._budget, []
-        for job, row in sorted(behind, key=lambda pair: len(pair[1].tokens) - pair[1].num_computed_tokens):
-            need = min(len(row.tokens), self.cache.max_tokens_without_preemption(row.id)) - row.num_computed_tokens
-            piece = min(need, left)
-            if piece < 1:
+        job_draft_rows = [(job, draft_row) for job in jobs if (draft_row := self._draft_rows.get(job.id)) is not None]
+        pending_rows = [(job, f.row) for job, f in job_draft_rows if len(f.row.tokens) == f.num_job_tokens]
+        remaining_budget, scheduled_tokens = self._budget, []
+        for job, row in sorted(pending_rows, key=lambda pair: len(pair[1].tokens) - pair[1].num_computed_tokens):
+            needed_tokens = (
+                min(len(row.tokens), self.cache.max_tokens_without_preemption(row.id)) - row.num_computed_tokens
+            )
+            chunk_size = min(needed_tokens, remaining_budget)
+            if chunk_size < 1:
                 continue
-            self._reserve_blocks(row, row.num_computed_tokens + piece)
+            self._reserve_blocks(row, row.num_computed_tokens + chunk_size)
             if row.is_running:
                 row.num_planned_outputs = row.num_generated
                 row.max_new_tokens = row.num_generated + min(count, job.num_plannable - 1)
-                scheduled.append((row, piece))
-                left -= piece
-        return sorted(scheduled, key=lambda each: each[1] > 1)
+                scheduled_tokens.append((row, chunk_size))
+                remaining_budget -= chunk_size
+        return sorted(scheduled_tokens, key=lambda each: each[1] > 1)
 
     def _reserve_blocks(self, row: Job, tokens: int) -> None:
-        """Reserve blocks for `tokens` tokens of a row. The row is released if there are none: others do not make
-        room.
-        """
+        """Reserve blocks for `tokens` tokens of a row, or release the row: others do not make room."""
         try:
-            kept = self._running.reserve(row, tokens)
+            is_reserved = self._running.reserve(row, tokens)
         except KVCacheFull:
-            kept = False
-        if not kept:
+            is_reserved = False
+        if not is_reserved:
             self._release_row(row.id)
 
-    def _advance_rows(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
+    def _advance_rows(self, plan: StepPlan, scheduled_tokens: ScheduledTokens) -> None:
         """Advance each row by the tokens that the planned step computes."""
-        for row, count in scheduled:
+        for row, count in scheduled_tokens:
             row.num_computed_tokens += count
             row.state_at = row.num_computed_tokens
             self.cache.append(row.id, count)

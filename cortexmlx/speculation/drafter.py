@@ -42,9 +42,7 @@ class SlowDrafter(Drafter, Protocol):
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """Whether `propose` needs the newest token of each row, so that no step may be in flight. False while it has
-        no guesses.
-        """
+        """Whether `propose` needs each row's newest token: no step may be in flight. False while it has no guesses."""
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
@@ -59,23 +57,24 @@ class ForcedDrafter:
     name = "forced"
 
     def __init__(self) -> None:
-        self._forced: dict[JobId, Callable[[], Sequence[int]]] = {}
+        self._forced_token_sources: dict[JobId, Callable[[], Sequence[int]]] = {}
 
-    def add_job(self, job: JobId, forced: Callable[[], Sequence[int]]) -> None:
-        """Draft the tokens of a job until it ends. `forced()` returns those that its grammar forces next; often there
-        are none.
-        """
-        self._forced[job] = forced
+    def add_job(self, job: JobId, get_forced_tokens: Callable[[], Sequence[int]]) -> None:
+        """Draft a job's tokens until it ends. `get_forced_tokens()` returns those its grammar forces next, if any."""
+        self._forced_token_sources[job] = get_forced_tokens
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
         """Return the tokens that the grammar of each job forces next, at most `budget`; None where there are none."""
-        runs = [self._forced[job.id]()[:budget] if job.id in self._forced else () for job in jobs]
+        runs = [
+            self._forced_token_sources[job.id]()[:budget] if job.id in self._forced_token_sources else ()
+            for job in jobs
+        ]
         return [TokenDraft(run, certain=True) if run else None for run in runs]
 
     def end(self, job: Job) -> None:
         """Stop drafting for a job that has ended."""
-        self._forced.pop(job.id, None)
+        self._forced_token_sources.pop(job.id, None)
 
     def forget(self) -> None:
         """Stop drafting for all jobs, because the engine starts anew."""
-        self._forced.clear()
+        self._forced_token_sources.clear()

@@ -43,14 +43,12 @@ class DraftCounts:
 
 @dataclass
 class _Guess:
-    """The guessed next tokens of a row, whose answer had `at` tokens then. `judged` of them have come since, and were
-    right.
-    """
+    """A row's guessed next tokens, from `start_length` answer tokens on; `num_confirmed` have come and were right."""
 
     drafter: Drafter
     draft: TokenDraft
-    at: int
-    judged: int = 0
+    start_length: int
+    num_confirmed: int = 0
 
     @property
     def source(self) -> DraftSource:
@@ -60,13 +58,13 @@ class _Guess:
     @property
     def remaining(self) -> Sequence[int]:
         """The guessed tokens that have not come yet."""
-        return self.draft.tokens[self.judged :]
+        return self.draft.tokens[self.num_confirmed :]
 
 
 class Speculation:
     """Decides before each step how many drafted tokens of which rows it verifies. It asks the `drafters` in order, and
-    the first that has a guess counts. The `slow` ones come last, and only if what they are expected to win is more
-    than the time that they take.
+    the first that has a guess counts. The `slow_drafters` ones come last, and only if what they are expected to win is
+    more than the time that they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """
@@ -75,33 +73,31 @@ class Speculation:
         self,
         scheduler: Scheduler,
         drafters: Sequence[Drafter],
-        slow: Sequence[SlowDrafter] = (),
+        slow_drafters: Sequence[SlowDrafter] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._every = (*drafters, *slow)
-        self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._every}
+        self._all_drafters = (*drafters, *slow_drafters)
+        self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._all_drafters}
         self.ledger = TimeLedger(scheduler)
-        self.chances = AcceptanceRates()
-        self.forced = next((drafter for drafter in drafters if isinstance(drafter, ForcedDrafter)), None)
+        self.acceptance_rates = AcceptanceRates()
+        self.forced_drafter = next((drafter for drafter in drafters if isinstance(drafter, ForcedDrafter)), None)
         """Who drafts the tokens that grammars force, if anyone."""
         self._scheduler = scheduler
         self._drafters = drafters
-        self._slow = slow
-        self._wait = dict.fromkeys([drafter.name for drafter in slow], (0, SHORTEST_WAIT))
+        self._slow_drafters = slow_drafters
+        self._retry_waits = dict.fromkeys([drafter.name for drafter in slow_drafters], (0, SHORTEST_WAIT))
         self._clock = clock
         self._guesses: dict[JobId, _Guess] = {}
-        self._drafted: dict[JobId, tuple[Job, Drafter]] = {}
+        self._drafted_jobs: dict[JobId, tuple[Job, Drafter]] = {}
 
     # -- before a step ------------------------------------------------------------------------------------------------
 
     def draft(self) -> None:
-        """Choose the drafted tokens that the next step verifies, if that is faster than decoding. Call it before a
-        step is planned.
-        """
-        if any(job.verifying and job.is_running for job, _ in self._drafted.values()):
+        """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
+        if any(job.drafts_in_flight and job.is_running for job, _ in self._drafted_jobs.values()):
             return
-        jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted]
-        self._drafted.clear()
+        jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted_jobs]
+        self._drafted_jobs.clear()
         if not jobs:
             return
         pending = any(job.num_planned_outputs > job.num_generated for job in jobs)
@@ -111,9 +107,13 @@ class Speculation:
             self._update_guesses(jobs)
             if not pending:
                 self._ask_slow_drafters(jobs, prices)
-            margin = (BEGIN if pending else GO_ON) * prices.decode
+            margin = (BEGIN if pending else GO_ON) * prices.decode_time
             lengths = choose_draft_lengths(
-                [self._guess_chances(job) for job in jobs], prices.costs, prices.token, margin, prices.allows
+                [self._guess_chances(job) for job in jobs],
+                prices.verify_costs,
+                prices.token_time,
+                margin,
+                prices.allows,
             )
         else:
             self._guesses.clear()
@@ -121,50 +121,52 @@ class Speculation:
             if length:
                 guess = self._guesses[job.id]
                 self._scheduler.set_drafts(job.id, guess.remaining[: _count_in_flight(job) + length])
-                self._drafted[job.id] = job, guess.drafter
+                self._drafted_jobs[job.id] = job, guess.drafter
             elif job.drafts:
                 self._scheduler.set_drafts(job.id, ())
-        if self._drafted:
+        if self._drafted_jobs:
             self.ledger.begin_verifying(pending)
 
     def _update_guesses(self, jobs: Sequence[Job]) -> None:
         """Compare the rows' guesses with what has come, and ask for new ones where few tokens are left."""
-        asked = []
+        jobs_to_ask = []
         for job in jobs:
             self._check_guess(job)
             guess = self._guesses.get(job.id)
             if guess is None or (len(guess.remaining) < ENOUGH_GUESSED and not guess.draft.certain):
-                asked.append(job)
+                jobs_to_ask.append(job)
         for drafter in self._drafters:
-            if asked:
-                asked = self._collect_guesses(drafter, asked, MOST_DRAFTS + 1)
-        for job in asked:
+            if jobs_to_ask:
+                jobs_to_ask = self._collect_guesses(drafter, jobs_to_ask, MOST_DRAFTS + 1)
+        for job in jobs_to_ask:
             if job.id not in self._guesses:
-                self.chances.reset_streak(job.id)
+                self.acceptance_rates.reset_streak(job.id)
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
         """Ask a drafter for guesses and keep them. Return the jobs for which it has none."""
-        began = self._clock()
+        start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
-        self.ledger.add_drafting_time(self._clock() - began)
-        left = []
+        self.ledger.add_drafting_time(self._clock() - start_time)
+        unguessed_jobs = []
         for job, draft in zip(jobs, drafts, strict=True):
             if draft is None or not draft.tokens:
-                left.append(job)
+                unguessed_jobs.append(job)
             else:
                 self._guesses[job.id] = _Guess(drafter, draft, job.num_generated)
-        return left
+        return unguessed_jobs
 
     @property
     def needs_drained_pipeline(self) -> bool:
         """Whether no step should be in flight when `draft` is called, since a slow drafter is to be asked then."""
-        if not self._slow or not any(drafter.needs_drained_pipeline for drafter in self._slow):
+        if not self._slow_drafters or not any(drafter.needs_drained_pipeline for drafter in self._slow_drafters):
             return False
         jobs = self._scheduler.draftable_jobs
         prices = self.ledger.estimate_prices(len(jobs), MOST_STEP_DRAFTS, pending=True) if jobs else None
         if prices is None or not prices.can_pay:
             return False
-        return any(self._tokens_to_ask(drafter, self._jobs_without_guess(jobs), prices) for drafter in self._slow)
+        return any(
+            self._tokens_to_ask(drafter, self._jobs_without_guess(jobs), prices) for drafter in self._slow_drafters
+        )
 
     def _jobs_without_guess(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.id not in self._guesses]
@@ -173,68 +175,66 @@ class Speculation:
         """Ask the slow drafters for the rows without a guess, for as many tokens as are worth their time. One that was
         not worth it is asked again for some tokens; the less it wins, the more seldom.
         """
-        for drafter in self._slow:
-            left = self._jobs_without_guess(jobs)
-            if tokens := self._tokens_to_ask(drafter, left, prices):
-                _, wait = self._wait[drafter.name]
-                known = self._best_draft_length(drafter, left, prices)
-                wait = SHORTEST_WAIT if known else min(2 * wait, LONGEST_WAIT)
-                self._wait[drafter.name] = self.ledger.tokens + wait, wait
-                self._collect_guesses(drafter, left, tokens)
+        for drafter in self._slow_drafters:
+            unguessed_jobs = self._jobs_without_guess(jobs)
+            if tokens := self._tokens_to_ask(drafter, unguessed_jobs, prices):
+                _, wait = self._retry_waits[drafter.name]
+                best_length = self._best_draft_length(drafter, unguessed_jobs, prices)
+                wait = SHORTEST_WAIT if best_length else min(2 * wait, LONGEST_WAIT)
+                self._retry_waits[drafter.name] = self.ledger.tokens + wait, wait
+                self._collect_guesses(drafter, unguessed_jobs, tokens)
 
     def _tokens_to_ask(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return for how many tokens of each job a slow drafter should be asked; 0 if it should not be."""
         if not jobs or not drafter.needs_drained_pipeline:
             return 0
-        if best := self._best_draft_length(drafter, jobs, prices):
-            return best
-        due = self.ledger.tokens >= self._wait[drafter.name][0]
+        if best_length := self._best_draft_length(drafter, jobs, prices):
+            return best_length
+        is_due = self.ledger.tokens >= self._retry_waits[drafter.name][0]
         seconds = drafter.estimate_seconds(len(jobs), TRIAL_TOKENS) or 0.0
         return (
             TRIAL_TOKENS
-            if due and prices.allows(prices.costs[TRIAL_TOKENS - 1] + self.ledger.to_units(seconds), 0.0)
+            if is_due and prices.allows(prices.verify_costs[TRIAL_TOKENS - 1] + self.ledger.to_units(seconds), 0.0)
             else 0
         )
 
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
-        best, most = 0, GO_ON * prices.decode
-        chances = [self.chances.estimate(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
-        expected = 0.0
-        for tokens in range(1, min(MOST_DRAFTS, len(prices.costs) // len(jobs)) + 1):
+        best_length, best_gain = 0, GO_ON * prices.decode_time
+        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
+        expected_tokens = 0.0
+        for tokens in range(1, min(MOST_DRAFTS, len(prices.verify_costs) // len(jobs)) + 1):
             seconds = drafter.estimate_seconds(len(jobs), tokens)
             if seconds is None:
                 return 0
-            expected += sum(own[tokens - 1] for own in chances)
-            cost = prices.costs[tokens * len(jobs) - 1] + self.ledger.to_units(seconds)
-            if expected * prices.token - cost > most and prices.allows(cost, 0.0):
-                best, most = tokens, expected * prices.token - cost
-        return best
+            expected_tokens += sum(job_chances[tokens - 1] for job_chances in chances)
+            cost = prices.verify_costs[tokens * len(jobs) - 1] + self.ledger.to_units(seconds)
+            if expected_tokens * prices.token_time - cost > best_gain and prices.allows(cost, 0.0):
+                best_length, best_gain = tokens, expected_tokens * prices.token_time - cost
+        return best_length
 
     def _check_guess(self, job: Job) -> None:
         """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come."""
         guess = self._guesses.get(job.id)
         if guess is None:
             return
-        new, tokens = job.num_generated - guess.at, guess.draft.tokens
-        if new - guess.judged > len(job.tokens):  # it has dropped some of them
+        num_new, tokens = job.num_generated - guess.start_length, guess.draft.tokens
+        if num_new - guess.num_confirmed > len(job.tokens):  # it has dropped some of them
             del self._guesses[job.id]
             return
-        for place in range(guess.judged, min(new, len(tokens))):
-            right = job.tokens[place - new] == tokens[place]
+        for position in range(guess.num_confirmed, min(num_new, len(tokens))):
+            is_right = job.tokens[position - num_new] == tokens[position]
             if not guess.draft.certain:
-                self.chances.record(job.id, guess.source, right)
-            if not right:
+                self.acceptance_rates.record(job.id, guess.source, is_right)
+            if not is_right:
                 del self._guesses[job.id]
                 return
-        guess.judged = new
-        if new >= len(tokens):
+        guess.num_confirmed = num_new
+        if num_new >= len(tokens):
             del self._guesses[job.id]
 
     def _guess_chances(self, job: Job) -> list[float]:
-        """Return the chances that the first 1, 2, .. tokens of a row's guess, after those in flight, are all right.
-        There are as many as the row can still compute.
-        """
+        """Return the chances that a guess's first 1, 2, .. computable tokens, after those in flight, are all right."""
         guess = self._guesses.get(job.id)
         if guess is None:
             return []
@@ -242,37 +242,35 @@ class Speculation:
         tokens = min(len(guess.remaining), MOST_DRAFTS, pending + job.num_plannable - 1)
         if guess.draft.certain:
             return [1.0] * (tokens - pending)
-        return self.chances.estimate(job.id, guess.source, tokens)[pending:]
+        return self.acceptance_rates.estimate(job.id, guess.source, tokens)[pending:]
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
-    def learn(self, plan: StepPlan, seconds: float, verified: Sequence[RowTokens]) -> None:
-        """Learn from a step after its results were taken, and from the rows whose drafts it `verified`. `seconds` is
-        the time that it took of the engine's: since the step before was taken, or since it was begun if there was
-        none.
+    def learn(self, plan: StepPlan, seconds: float, verified_rows: Sequence[RowTokens]) -> None:
+        """Learn from a step after its results were taken, and from `verified_rows`, the rows whose drafts it verified.
+        `seconds` is the time that it took of the engine's: since the step before was taken, or since it was begun if
+        there was none.
         """
-        for row in verified:
-            if row.job.id in self._drafted:
-                counts = self.counts[self._drafted.pop(row.job.id)[1].name]
-                counts.drafted += row.drafted
-                counts.accepted += row.accepted
-        self.ledger.record_step(plan, seconds, sum(row.accepted for row in verified))
+        for row in verified_rows:
+            if row.job.id in self._drafted_jobs:
+                counts = self.counts[self._drafted_jobs.pop(row.job.id)[1].name]
+                counts.drafted += row.num_drafted
+                counts.accepted += row.num_accepted
+        self.ledger.record_step(plan, seconds, sum(row.num_accepted for row in verified_rows))
 
     def end(self, job: Job) -> None:
-        """Forget a job that has ended, and tell the drafters. What its last step verified is counted by `learn`, which
-        may come after this.
-        """
+        """Forget an ended job, and tell the drafters. `learn`, perhaps later, counts what its last step verified."""
         self._guesses.pop(job.id, None)
-        self.chances.forget_row(job.id)
-        for drafter in self._every:
+        self.acceptance_rates.forget_row(job.id)
+        for drafter in self._all_drafters:
             drafter.end(job)
 
     def forget(self) -> None:
         """Forget all texts and guesses, because the engine starts anew."""
-        self._drafted.clear()
+        self._drafted_jobs.clear()
         self._guesses.clear()
-        self.chances.forget_rows()
-        for drafter in self._every:
+        self.acceptance_rates.forget_rows()
+        for drafter in self._all_drafters:
             drafter.forget()
 
 
@@ -286,33 +284,37 @@ def _count_in_flight(job: Job) -> int:
 
 def choose_draft_lengths(
     chances: Sequence[Sequence[float]],
-    costs: Sequence[float],
-    token: float,
+    verify_costs: Sequence[float],
+    token_time: float,
     margin: float,
-    allowed: Callable[[float, float], bool],
+    is_allowed: Callable[[float, float], bool],
 ) -> list[int] | None:
     """Return how many drafted tokens of each row to verify; None if no number is worth it.
 
     `chances[row][j]` is how likely the first j + 1 drafted tokens of a row are all right, so it never rises with j.
-    `costs[n - 1]` is the time that a step with n drafted tokens takes, and the switch to it, beyond that of as many
-    decoded tokens as it brings if no draft is right. `token` is the time of a decoded token. What a step is expected to
-    win must be more than `margin`; `allowed(cost, certain)` says whether it may cost that much if only `certain`
-    drafted tokens turn out right.
+    `verify_costs[n - 1]` is the time that a step with n drafted tokens takes, and the switch to it, beyond that of as
+    many decoded tokens as it brings if no draft is right. `token_time` is the time of a decoded token. What a step is
+    expected to win must be more than `margin`; `is_allowed(cost, certain)` says whether it may cost that much if only
+    `certain_tokens` drafted tokens turn out right.
 
     Costs need not rise with n, so every n is looked at, with the likeliest tokens of all rows.
     """
-    each = sorted((-chance, place, row) for row, own in enumerate(chances) for place, chance in enumerate(own))
-    best, most, expected, certain = 0, margin, 0.0, 0
-    for number, (chance, _, _) in enumerate(each[: len(costs)], 1):
-        expected -= chance
-        certain += chance == -1.0
-        won = expected * token - costs[number - 1]
-        if won > most and allowed(costs[number - 1], certain):
-            best, most = number, won
-    if not best:
+    candidates = sorted(
+        (-chance, position, row)
+        for row, row_chances in enumerate(chances)
+        for position, chance in enumerate(row_chances)
+    )
+    best_count, best_gain, expected_tokens, certain_tokens = 0, margin, 0.0, 0
+    for number, (chance, _, _) in enumerate(candidates[: len(verify_costs)], 1):
+        expected_tokens -= chance
+        certain_tokens += chance == -1.0
+        gain = expected_tokens * token_time - verify_costs[number - 1]
+        if gain > best_gain and is_allowed(verify_costs[number - 1], certain_tokens):
+            best_count, best_gain = number, gain
+    if not best_count:
         return None
     lengths = [0] * len(chances)
-    for _, _, row in each[:best]:
+    for _, _, row in candidates[:best_count]:
         lengths[row] += 1
     return lengths
 
@@ -343,43 +345,43 @@ class DecayingRate:
     """The share of guessed tokens that were right; older guesses count less."""
 
     def __init__(self, horizon: float) -> None:
-        self.right = self.guessed = 0.0
-        self._keep = 1 - 1 / horizon
+        self.right_count = self.guess_count = 0.0
+        self._decay = 1 - 1 / horizon
 
-    def add(self, right: bool) -> None:
+    def add(self, is_right: bool) -> None:
         """Count one guessed token as right or wrong."""
-        self.right = self.right * self._keep + right
-        self.guessed = self.guessed * self._keep + 1
+        self.right_count = self.right_count * self._decay + is_right
+        self.guess_count = self.guess_count * self._decay + 1
 
-    def mean(self, prior: float, weight: float) -> float:
-        """Return the share of right tokens, as if `weight` more tokens had the share `prior`."""
-        return (self.right + prior * weight) / (self.guessed + weight)
+    def mean(self, prior: float, prior_weight: float) -> float:
+        """Return the share of right tokens, as if `prior_weight` more tokens had the share `prior`."""
+        return (self.right_count + prior * prior_weight) / (self.guess_count + prior_weight)
 
 
 def streak_class(streak: int) -> int:
     """Return the class (see `STREAKS`) of a number of right tokens in succession."""
-    return sum(streak >= least for least in STREAKS)
+    return sum(streak >= min_streak for min_streak in STREAKS)
 
 
 class AcceptanceRates:
     """How likely guessed tokens are right, by their source, for all rows and for each row."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[DraftSource, int], DecayingRate] = {}
-        self._own: dict[JobId, dict[tuple[DraftSource, int], DecayingRate]] = {}
+        self._shared_rates: dict[tuple[DraftSource, int], DecayingRate] = {}
+        self._rates_by_job: dict[JobId, dict[tuple[DraftSource, int], DecayingRate]] = {}
         self._streaks: dict[JobId, int] = {}
 
     def streak(self, job: JobId) -> int:
         """Return how many of a row's newest tokens in succession were guessed right."""
         return self._streaks.get(job, 0)
 
-    def record(self, job: JobId, source: DraftSource, right: bool) -> None:
+    def record(self, job: JobId, source: DraftSource, is_right: bool) -> None:
         """Record whether the next token of a row was guessed right."""
         streak = self.streak(job)
         key = source, streak_class(streak)
-        self._all.setdefault(key, DecayingRate(_LONG)).add(right)
-        self._own.setdefault(job, {}).setdefault(key, DecayingRate(_SHORT)).add(right)
-        self._streaks[job] = streak + 1 if right else 0
+        self._shared_rates.setdefault(key, DecayingRate(_LONG)).add(is_right)
+        self._rates_by_job.setdefault(job, {}).setdefault(key, DecayingRate(_SHORT)).add(is_right)
+        self._streaks[job] = streak + 1 if is_right else 0
 
     def reset_streak(self, job: JobId) -> None:
         """Reset the streak of a row for which nothing was guessed."""
@@ -387,31 +389,31 @@ class AcceptanceRates:
 
     def estimate(self, job: JobId, source: DraftSource, tokens: int) -> list[float]:
         """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right."""
-        own, streak = self._own.get(job, {}), self.streak(job)
+        job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job)
         chances, chance = [], 1.0
         by_class: dict[int, float] = {}
-        for place in range(tokens):
-            which = streak_class(streak + place)
-            if which not in by_class:
-                every = self._all.get((source, which))
-                mean = PRIOR[which] if every is None else every.mean(PRIOR[which], _OF_PRIOR)
-                mine = own.get((source, which))
-                by_class[which] = mean if mine is None else mine.mean(mean, _OF_ALL)
-            chance *= by_class[which]
+        for position in range(tokens):
+            class_index = streak_class(streak + position)
+            if class_index not in by_class:
+                shared_rate = self._shared_rates.get((source, class_index))
+                mean = PRIOR[class_index] if shared_rate is None else shared_rate.mean(PRIOR[class_index], _OF_PRIOR)
+                job_rate = job_rates.get((source, class_index))
+                by_class[class_index] = mean if job_rate is None else job_rate.mean(mean, _OF_ALL)
+            chance *= by_class[class_index]
             chances.append(chance)
         return chances
 
     @property
     def num_rows(self) -> int:
         """The number of rows of which something is known."""
-        return len(self._own.keys() | self._streaks.keys())
+        return len(self._rates_by_job.keys() | self._streaks.keys())
 
     def forget_row(self, job: JobId) -> None:
         """Forget a row that has ended."""
-        self._own.pop(job, None)
+        self._rates_by_job.pop(job, None)
         self._streaks.pop(job, None)
 
     def forget_rows(self) -> None:
         """Forget all rows, but keep what was learned over all of them."""
-        self._own.clear()
+        self._rates_by_job.clear()
         self._streaks.clear()

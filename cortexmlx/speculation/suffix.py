@@ -39,23 +39,34 @@ _SURE_LENGTH = len(_LIKENESS) - 1
 class _MatchedRow:
     """A row's text, and the place in a text whose continuation it is expected to repeat."""
 
-    __slots__ = ("broken", "kind", "length", "place", "read", "resumes_until", "shelf", "source", "starts", "text")
+    __slots__ = (
+        "broken_match",
+        "client_texts",
+        "kind",
+        "length",
+        "num_read",
+        "offset",
+        "resumes_until",
+        "source",
+        "starts",
+        "text",
+    )
 
-    def __init__(self, shelf: ClientTexts, text: RowText, starts: dict[int, int], read: int) -> None:
-        self.shelf = shelf
+    def __init__(self, client_texts: ClientTexts, text: RowText, starts: dict[int, int], num_read: int) -> None:
+        self.client_texts = client_texts
         self.text = text
         self.starts = starts
         """The texts that it begins with, and how many of its tokens end in each."""
-        self.read = read
+        self.num_read = num_read
         """How many tokens of the job are in its text."""
         self.source: RowText | None = None
         """The text that it follows; None: it follows none."""
-        self.place = 0
+        self.offset = 0
         """What it is expected to say next: an offset in `source`."""
         self.length = 0
         """How many tokens before that are the same."""
         self.kind = OWN
-        self.broken: tuple[RowText, int] | None = None
+        self.broken_match: tuple[RowText, int] | None = None
         """Where its last long match broke."""
         self.resumes_until = 0
         """How long its own text is when that place no longer counts."""
@@ -79,43 +90,37 @@ class SuffixDrafter:
     def forget(self) -> None:
         """Forget all texts, because the engine starts anew."""
         self.texts = TextStore()
-        self._places = PlaceTable()
+        self._place_table = PlaceTable()
         self._rows: dict[JobId, _MatchedRow] = {}
-        self._asked = False
+        self._has_proposed = False
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
-        """Return what followed the longest match of each job's last tokens, at most `budget` tokens; None without a
-        match.
-        """
-        self._asked = True
+        """Return what followed the longest match of each job's last tokens, up to `budget` tokens; None: no match."""
+        self._has_proposed = True
         rows = [self._update_row(job) for job in jobs]
         self._index_texts(rows)
         return [self._draft_for(row, budget) for row in rows]
 
     def end(self, job: Job) -> None:
-        """Keep the text of a job that has ended, for others of its client. Nothing is kept before a row was asked for:
-        some engines cannot verify drafts.
-        """
-        if self._asked and self._shares_text(job):
+        """Keep an ended job's text for its client, but not before a `propose`: some engines cannot verify drafts."""
+        if self._has_proposed and self._shares_text(job):
             self.texts.finish(job.salt, self._update_row(job).text)
         self._rows.pop(job.id, None)
 
     def _shares_text(self, job: Job) -> bool:
-        """Return whether a job and others may use each other's text, as `RunningSet.shares_prefix` decides for
-        blocks.
-        """
+        """Return whether a job and others may share text, as `RunningSet.shares_prefix` decides for blocks."""
         return self._share_prefixes and job.request.cache
 
     def _begin_row(self, job: Job) -> _MatchedRow:
         """Store the text of a new job, and return its row."""
-        tokens = array("i", _newest_tokens(job, len(job.tokens) + len(job.dropped)))
+        tokens = array("i", _newest_tokens(job, len(job.tokens) + len(job.dropped_tokens)))
         parent = None if job.fork_of is None else self._rows.get(job.fork_of.id)
         if self._shares_text(job):
-            shelf = self.texts.client_texts(job.salt)
+            client_texts = self.texts.client_texts(job.salt)
         else:
-            shelf = ClientTexts() if parent is None else parent.shelf
-        text, starts = self.texts.add(shelf, tokens)
-        row = self._rows[job.id] = _MatchedRow(shelf, text, starts, len(tokens))
+            client_texts = ClientTexts() if parent is None else parent.client_texts
+        text, starts = self.texts.add(client_texts, tokens)
+        row = self._rows[job.id] = _MatchedRow(client_texts, text, starts, len(tokens))
         return row
 
     def _update_row(self, job: Job) -> _MatchedRow:
@@ -123,63 +128,65 @@ class SuffixDrafter:
         row = self._rows.get(job.id)
         if row is None:
             return self._begin_row(job)
-        count = len(job.tokens) + len(job.dropped) - row.read
+        count = len(job.tokens) + len(job.dropped_tokens) - row.num_read
         if not count:
             return row
-        new = _newest_tokens(job, count)
-        row.read += count
-        row.text.tokens.extend(new)
-        source, place = row.source, row.place
+        new_tokens = _newest_tokens(job, count)
+        row.num_read += count
+        row.text.tokens.extend(new_tokens)
+        source, offset = row.source, row.offset
         if source is None:
             return row
-        said = source.tokens
-        same = 0
-        while same < count and place + same < len(said) and said[place + same] == new[same]:
-            same += 1
-        row.place += same
-        row.length += same
-        if same < count:
+        source_tokens = source.tokens
+        same_count = 0
+        while (
+            same_count < count
+            and offset + same_count < len(source_tokens)
+            and source_tokens[offset + same_count] == new_tokens[same_count]
+        ):
+            same_count += 1
+        row.offset += same_count
+        row.length += same_count
+        if same_count < count:
             row.source = None
             if row.length >= LONG_MATCH:
-                row.broken, row.resumes_until = (source, row.place), len(row.text.tokens) + RESUME_DISTANCE
-                row.shelf.mark_used(source.number)
+                row.broken_match, row.resumes_until = (source, row.offset), len(row.text.tokens) + RESUME_DISTANCE
+                row.client_texts.mark_used(source.number)
         return row
 
     def _index_texts(self, rows: Sequence[_MatchedRow]) -> None:
         """Index the rows' texts, then their clients' ended texts, so that searches find their places: some in each
         step. New tokens of a row do not wait for another one's long prompt.
         """
-        left = INDEXED_AT_ONCE
+        remaining = INDEXED_AT_ONCE
         for row in rows:
-            left -= self._index_text(row.shelf.hash_key, row.text, max(left, ONE_BY_ONE))
-            unindexed = row.shelf.unindexed
-            while unindexed and left > 0:
-                text = next(iter(unindexed.values()))
-                left -= self._index_text(row.shelf.hash_key, text, left)
-                if text.indexed == len(text.tokens):
-                    del unindexed[text.number]
+            remaining -= self._index_text(row.client_texts.hash_key, row.text, max(remaining, ONE_BY_ONE))
+            unindexed_texts = row.client_texts.unindexed_texts
+            while unindexed_texts and remaining > 0:
+                text = next(iter(unindexed_texts.values()))
+                remaining -= self._index_text(row.client_texts.hash_key, text, remaining)
+                if text.indexed_end == len(text.tokens):
+                    del unindexed_texts[text.number]
 
-    def _index_text(self, key: HashKey, text: RowText, most: int) -> int:
-        """Index at most `most` places of a text, and return how many. The place after its last token has no
-        continuation yet.
-        """
-        begin = max(text.indexed, KEY_TOKENS)
-        end = min(len(text.tokens), begin + most)
+    def _index_text(self, key: HashKey, text: RowText, max_places: int) -> int:
+        """Index up to `max_places` places of a text; return how many. The text's end has no continuation yet."""
+        begin = max(text.indexed_end, KEY_TOKENS)
+        end = min(len(text.tokens), begin + max_places)
         if end - begin > ONE_BY_ONE:
-            self._places.add_places(key, text.number, text.tokens, begin, end)
+            self._place_table.add_places(key, text.number, text.tokens, begin, end)
         else:
             for offset in range(begin, end):
-                self._places.add_place(key, text.number, text.tokens, offset)
-        text.indexed = max(text.indexed, end)
+                self._place_table.add_place(key, text.number, text.tokens, offset)
+        text.indexed_end = max(text.indexed_end, end)
         return max(0, end - begin)
 
     def _draft_for(self, row: _MatchedRow, budget: int) -> TokenDraft | None:
         """Return what follows the row's matched place, at most `budget` tokens; None without a match."""
-        if row.source is None or row.place >= len(row.source.tokens):
+        if row.source is None or row.offset >= len(row.source.tokens):
             self._find_match(row)
         if row.source is None:
             return None
-        tokens = row.source.tokens[row.place : row.place + budget]
+        tokens = row.source.tokens[row.offset : row.offset + budget]
         return TokenDraft(tokens, row.kind + _LIKENESS[min(row.length, _SURE_LENGTH)])
 
     def _find_match(self, row: _MatchedRow) -> None:
@@ -187,48 +194,46 @@ class SuffixDrafter:
         place near the end of its last long match counts first.
         """
         row.source = None
-        mine = row.text.tokens
-        if len(mine) < KEY_TOKENS:
+        row_tokens = row.text.tokens
+        if len(row_tokens) < KEY_TOKENS:
             return
-        first, second = mine[-2], mine[-1]
-        longest, most = KEY_TOKENS - 1, min(len(mine), LONGEST_MATCH)
-        if row.broken is not None and len(mine) <= row.resumes_until:
-            source, begin = row.broken
-            if place := _find_pair(first, second, source.tokens, begin, begin + RESUME_DISTANCE):
-                longest = _match_length(mine, source.tokens, place)
-                self._set_match(row, source, place, longest, RESUMED)
-        for each in self._places.find_places(row.shelf.hash_key, first, second):
-            if longest == most:
+        first, second = row_tokens[-2], row_tokens[-1]
+        best_length, max_length = KEY_TOKENS - 1, min(len(row_tokens), LONGEST_MATCH)
+        if row.broken_match is not None and len(row_tokens) <= row.resumes_until:
+            source, break_offset = row.broken_match
+            if offset := _find_pair(first, second, source.tokens, break_offset, break_offset + RESUME_DISTANCE):
+                best_length = _match_length(row_tokens, source.tokens, offset)
+                self._set_match(row, source, offset, best_length, RESUMED)
+        for packed_place in self._place_table.find_places(row.client_texts.hash_key, first, second):
+            if best_length == max_length:
                 break
-            text = row.shelf.texts.get(place_text_number(each))
+            text = row.client_texts.texts.get(place_text_number(packed_place))
             if text is None:
                 continue
-            place = place_offset(each)
-            if place <= longest or text.tokens[place - 1 - longest] != mine[-1 - longest]:
+            offset = place_offset(packed_place)
+            if offset <= best_length or text.tokens[offset - 1 - best_length] != row_tokens[-1 - best_length]:
                 continue  # it is not longer
-            length = _match_length(mine, text.tokens, place)
-            if length > longest:
-                longest = length
-                own = text is row.text or text.begin + place < row.starts.get(text.number, 0)
-                self._set_match(row, text, place, length, OWN if own else EARLIER)
+            length = _match_length(row_tokens, text.tokens, offset)
+            if length > best_length:
+                best_length = length
+                is_own = text is row.text or text.start + offset < row.starts.get(text.number, 0)
+                self._set_match(row, text, offset, length, OWN if is_own else EARLIER)
 
-    def _set_match(self, row: _MatchedRow, source: RowText, place: int, length: int, kind: int) -> None:
+    def _set_match(self, row: _MatchedRow, source: RowText, offset: int, length: int, kind: int) -> None:
         """Make the row expect what follows a place in the text `source`."""
-        row.source, row.place, row.length, row.kind = source, place, length, kind
+        row.source, row.offset, row.length, row.kind = source, offset, length, kind
 
 
 def _newest_tokens(job: Job, count: int) -> list[int]:
     """Return the last `count` tokens of a job's text, with those that were dropped from its context."""
     tokens = job.tokens
     if job.keep is not None and count > len(tokens) - job.keep.first:
-        tokens = [*tokens[: job.keep.first], *job.dropped, *tokens[job.keep.first :]]
+        tokens = [*tokens[: job.keep.first], *job.dropped_tokens, *tokens[job.keep.first :]]
     return tokens[len(tokens) - count :]
 
 
 def _find_pair(first: int, second: int, tokens: array[int], begin: int, end: int) -> int:
-    """Return the first offset in `begin .. end` right after these two tokens; 0 if there is none. The text must go on
-    there.
-    """
+    """Return the first offset in `begin .. end` right after these two tokens at which the text goes on; 0: none."""
     end = min(end, len(tokens) - 1)
     while begin < end:
         try:
@@ -240,16 +245,14 @@ def _find_pair(first: int, second: int, tokens: array[int], begin: int, end: int
     return 0
 
 
-def _match_length(mine: array[int], theirs: array[int], place: int) -> int:
-    """Return how many of the last tokens of a text equal those before a `place` of another one, at most
-    `LONGEST_MATCH`.
-    """
-    most = min(len(mine), place, LONGEST_MATCH)
-    if most == LONGEST_MATCH and mine[-LONGEST_MATCH:] == theirs[place - LONGEST_MATCH : place]:
+def _match_length(tokens: array[int], other_tokens: array[int], offset: int) -> int:
+    """Return how many last tokens of a text equal those before an `offset` of another, at most `LONGEST_MATCH`."""
+    max_length = min(len(tokens), offset, LONGEST_MATCH)
+    if max_length == LONGEST_MATCH and tokens[-LONGEST_MATCH:] == other_tokens[offset - LONGEST_MATCH : offset]:
         return LONGEST_MATCH
     length = 0
-    end = len(mine) - 1
-    while length < most and mine[end - length] == theirs[place - 1 - length]:
+    end = len(tokens) - 1
+    while length < max_length and tokens[end - length] == other_tokens[offset - 1 - length]:
         length += 1
     return length
 
@@ -271,22 +274,22 @@ _TEXT_OVERHEAD = 128
 
 
 class RowText:
-    """The tokens of a row from `begin` on. Its beginning is in another text, and stored only there."""
+    """The tokens of a row from `start` on. Its beginning is in another text, and stored only there."""
 
-    __slots__ = ("begin", "branch", "indexed", "key", "live", "number", "parent", "tokens")
+    __slots__ = ("branch", "indexed_end", "is_live", "key", "number", "parent", "start", "tokens")
 
     def __init__(self, number: int, tokens: array[int], parent: int, branch: int) -> None:
         """Make the text of a row with these `tokens`. It is the same as the text `parent` before its token `branch`."""
         self.number = number
         self.parent = parent
         self.branch = branch
-        self.begin = max(0, branch - LONGEST_MATCH)
-        self.tokens = tokens[self.begin :]
+        self.start = max(0, branch - LONGEST_MATCH)
+        self.tokens = tokens[self.start :]
         self.key: tuple[int, int, int] | None = None
         """Under what its client's other texts find it."""
-        self.indexed = branch - self.begin
+        self.indexed_end = branch - self.start
         """The places before this offset can be found. Those before `branch` are found in other texts."""
-        self.live = True
+        self.is_live = True
         """Whether its row goes on."""
 
     @property
@@ -307,7 +310,7 @@ class ClientTexts:
         """How its places are found."""
         self.size = 0
         """What the ended texts count for."""
-        self.unindexed: dict[int, RowText] = {}
+        self.unindexed_texts: dict[int, RowText] = {}
         """The ended texts of which some places cannot be found yet."""
         self._branches: dict[tuple[int, int, int], int] = {}
 
@@ -326,16 +329,16 @@ class ClientTexts:
 
     def finish(self, text: RowText) -> None:
         """Keep the text of a row that has ended, unless other texts have all of it."""
-        text.live = False
+        text.is_live = False
         self.size += text.size
-        if text.indexed < len(text.tokens):
-            self.unindexed[text.number] = text
+        if text.indexed_end < len(text.tokens):
+            self.unindexed_texts[text.number] = text
         if text.key is None and text.parent in self.texts:
             parent = self.texts[text.parent]
-            at = _common_end(parent, text.branch, text.tokens, text.begin)
-            path = {parent.number: at} | self._walk_tree(parent.number, at, text.tokens, text.begin)
+            common_end = _common_end(parent, text.branch, text.tokens, text.start)
+            path = {parent.number: common_end} | self._walk_tree(parent.number, common_end, text.tokens, text.start)
             text.parent, text.branch = next(reversed(path.items()))
-            if text.branch == text.begin + len(text.tokens):
+            if text.branch == text.start + len(text.tokens):
                 self.drop(text)
             else:
                 self._add_branch(text)
@@ -344,7 +347,7 @@ class ClientTexts:
     def drop(self, text: RowText) -> None:
         """Remove an ended text."""
         del self.texts[text.number]
-        self.unindexed.pop(text.number, None)
+        self.unindexed_texts.pop(text.number, None)
         self.size -= text.size
         if text.key is not None and self._branches.get(text.key) == text.number:
             del self._branches[text.key]
@@ -358,83 +361,85 @@ class ClientTexts:
     @property
     def oldest(self) -> RowText | None:
         """The ended text that was not used for the longest time; None if there is none."""
-        return next((text for text in self.texts.values() if not text.live), None)
+        return next((text for text in self.texts.values() if not text.is_live), None)
 
     def _add_branch(self, text: RowText) -> None:
         """Let others find a text where it branches off its parent."""
-        text.key = (text.parent, text.branch, text.tokens[text.branch - text.begin])
+        text.key = (text.parent, text.branch, text.tokens[text.branch - text.start])
         self._branches.setdefault(text.key, text.number)
 
-    def _walk_tree(self, number: int, at: int, tokens: array[int], begin: int) -> dict[int, int]:
+    def _walk_tree(self, number: int, position: int, tokens: array[int], start: int) -> dict[int, int]:
         """Return the texts that a row's tokens run along, each with the token at which they leave it. They leave the
-        text `number` at their token `at`. The first of `tokens` is the row's token `begin`.
+        text `number` at their token `position`. The first of `tokens` is the row's token `start`.
         """
         path = {}
-        end = begin + len(tokens)
-        while at < end:
-            text = self.texts.get(self._branches.get((number, at, tokens[at - begin]), 0))
+        end = start + len(tokens)
+        while position < end:
+            text = self.texts.get(self._branches.get((number, position, tokens[position - start]), 0))
             if text is None:
                 break
-            number, at = text.number, _common_end(text, at, tokens, begin)
-            path[number] = at
+            number, position = text.number, _common_end(text, position, tokens, start)
+            path[number] = position
         return path
 
 
 class TextStore:
     """The texts of all clients: of each running row, and of ended rows those that were used last.
 
-    The ended ones have at most `most` tokens, and `most_of_client` of each client. The client who has asked nothing for
-    the longest time loses its oldest text first. A token takes 4 bytes.
+    The ended ones have at most `max_tokens` tokens, and `max_client_tokens` of each client. The client who has asked
+    nothing for the longest time loses its oldest text first. A token takes 4 bytes.
     """
 
-    def __init__(self, most: int = MOST_TOKENS, most_of_client: int = CLIENT_TOKENS) -> None:
-        self.shelves: dict[str | None, ClientTexts] = {}
+    def __init__(self, max_tokens: int = MOST_TOKENS, max_client_tokens: int = CLIENT_TOKENS) -> None:
+        self.texts_by_client: dict[str | None, ClientTexts] = {}
         self.size = 0
         """What the ended texts of all clients count for."""
-        self._most = most
-        self._most_of_client = most_of_client
+        self._max_tokens = max_tokens
+        self._max_client_tokens = max_client_tokens
         self._numbers = count(1)
 
-    def add(self, shelf: ClientTexts, tokens: array[int]) -> tuple[RowText, dict[int, int]]:
+    def add(self, client_texts: ClientTexts, tokens: array[int]) -> tuple[RowText, dict[int, int]]:
         """Store the text of a new row with its client's texts: see `ClientTexts.add`."""
-        return shelf.add(next(self._numbers), tokens)
+        return client_texts.add(next(self._numbers), tokens)
 
     def client_texts(self, salt: str | None) -> ClientTexts:
         """Return the texts of a client, and mark it as the most recently active client."""
-        shelf = self.shelves[salt] = self.shelves.pop(salt) if salt in self.shelves else ClientTexts()
-        return shelf
+        client_texts = self.texts_by_client[salt] = (
+            self.texts_by_client.pop(salt) if salt in self.texts_by_client else ClientTexts()
+        )
+        return client_texts
 
     def finish(self, salt: str | None, text: RowText) -> None:
         """Keep the text of a client's row that has ended, and make room for it."""
-        shelf = self.client_texts(salt)
-        self.size -= shelf.size
-        shelf.finish(text)
-        while shelf.size > self._most_of_client and (oldest := shelf.oldest):
-            shelf.drop(oldest)
-        self.size += shelf.size
-        if self.size > self._most or not shelf.texts:
+        client_texts = self.client_texts(salt)
+        self.size -= client_texts.size
+        client_texts.finish(text)
+        while client_texts.size > self._max_client_tokens and (oldest_text := client_texts.oldest):
+            client_texts.drop(oldest_text)
+        self.size += client_texts.size
+        if self.size > self._max_tokens or not client_texts.texts:
             self._make_room()
 
     def _make_room(self) -> None:
         """Remove ended texts until there are no more than allowed, and clients without any."""
-        for salt, shelf in list(self.shelves.items()):
-            while self.size > self._most and (oldest := shelf.oldest):
-                shelf.drop(oldest)
-                self.size -= oldest.size
-            if not shelf.texts:
-                del self.shelves[salt]
+        for salt, client_texts in list(self.texts_by_client.items()):
+            while self.size > self._max_tokens and (oldest_text := client_texts.oldest):
+                client_texts.drop(oldest_text)
+                self.size -= oldest_text.size
+            if not client_texts.texts:
+                del self.texts_by_client[salt]
 
 
-def _common_end(text: RowText, at: int, tokens: array[int], begin: int) -> int:
-    """Return up to which of its tokens a row equals a text. Both are equal up to the row's token `at`."""
-    count = min(begin + len(tokens), text.begin + len(text.tokens)) - at
+def _common_end(text: RowText, position: int, tokens: array[int], start: int) -> int:
+    """Return up to which of its tokens a row equals a text. Both are equal up to the row's token `position`."""
+    count = min(start + len(tokens), text.start + len(text.tokens)) - position
     if count <= 0:
-        return at
-    mine = np.frombuffer(tokens, np.int32, count, 4 * (at - begin))
-    theirs = np.frombuffer(text.tokens, np.int32, count, 4 * (at - text.begin))
-    differ = mine != theirs
+        return position
+    row_tokens = np.frombuffer(tokens, np.int32, count, 4 * (position - start))
+    text_tokens = np.frombuffer(text.tokens, np.int32, count, 4 * (position - text.start))
+    differ = row_tokens != text_tokens
     first = int(differ.argmax())
-    return at + (first if differ[first] else count)
+    return position + (first if differ[first] else count)
 
 
 # PlaceTable: where two tokens were followed by a third, in any text.
@@ -476,22 +481,22 @@ class PlaceTable:
 
     def __init__(self) -> None:
         self._places = np.zeros(_SETS * WAYS, np.int64)
-        self._next = np.zeros(_SETS, np.uint8)
+        self._next_ways = np.zeros(_SETS, np.uint8)
         """Which place of each set is the oldest, so that the next one takes it."""
-        self._place_at, self._next_at = self._places.data, self._next.data
+        self._place_view, self._next_way_view = self._places.data, self._next_ways.data
 
     @property
     def nbytes(self) -> int:
         """The bytes that the table takes."""
-        return self._places.nbytes + self._next.nbytes
+        return self._places.nbytes + self._next_ways.nbytes
 
     def add_place(self, key: HashKey, number: int, tokens: array[int], offset: int) -> None:
         """Add the place `offset` of the text `number` under the two tokens before it."""
         if offset <= _LAST_OFFSET:
-            which = _bucket_index(key, tokens[offset - 2], tokens[offset - 1])
-            way = self._next_at[which]
-            self._place_at[which * WAYS + way] = number << _OFFSET_BITS | offset
-            self._next_at[which] = (way + 1) % WAYS
+            bucket = _bucket_index(key, tokens[offset - 2], tokens[offset - 1])
+            way = self._next_way_view[bucket]
+            self._place_view[bucket * WAYS + way] = number << _OFFSET_BITS | offset
+            self._next_way_view[bucket] = (way + 1) % WAYS
 
     def add_places(self, key: HashKey, number: int, tokens: array[int], begin: int, end: int) -> None:
         """Add the places `begin .. end` of the text `number`, as if one by one."""
@@ -505,18 +510,18 @@ class PlaceTable:
         starts = np.flatnonzero(np.r_[True, sets[1:] != sets[:-1]])
         counts = np.diff(starts, append=len(sets))
         ranks = np.arange(len(sets)) - np.repeat(starts, counts)
-        newest = ranks >= np.repeat(counts, counts) - WAYS  # each way is written once
-        ways = (self._next[sets] + ranks) % WAYS
+        newest_mask = ranks >= np.repeat(counts, counts) - WAYS  # each way is written once
+        ways = (self._next_ways[sets] + ranks) % WAYS
         places = sets.astype(np.int64) * WAYS + ways
-        self._places[places[newest]] = (number << _OFFSET_BITS) + begin + order[newest]
-        changed = sets[starts]
-        self._next[changed] = (self._next[changed] + counts) % WAYS
+        self._places[places[newest_mask]] = (number << _OFFSET_BITS) + begin + order[newest_mask]
+        changed_sets = sets[starts]
+        self._next_ways[changed_sets] = (self._next_ways[changed_sets] + counts) % WAYS
 
     def find_places(self, key: HashKey, first: int, second: int) -> list[int]:
         """Return the places that may follow these two tokens, the newest first. A 0 is no place."""
-        which = _bucket_index(key, first, second)
-        begin, way = which * WAYS, self._next_at[which]
-        places = self._place_at[begin : begin + WAYS].tolist()
+        bucket = _bucket_index(key, first, second)
+        start, way = bucket * WAYS, self._next_way_view[bucket]
+        places = self._place_view[start : start + WAYS].tolist()
         return [*places[way - 1 :: -1], *places[: way - 1 : -1]] if way else places[::-1]
 
 

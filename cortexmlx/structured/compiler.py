@@ -49,16 +49,16 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _GuidanceVocabulary | None = None
-        self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
+        self._cached_grammars: OrderedDict[_Key, Grammar] = OrderedDict()
 
     def compile_request(self, request: QueuedRequest) -> Grammar | None:
         """Return the grammar that the answers of a request follow; None if they are free. Raises InvalidRequest."""
         output, calls = request.params.form, request.calls
         if calls is None:
             return None if output is None else self.compile(output, request.thoughts)
-        if output is None and calls.format.enforced and not calls.is_enforced:
+        if output is None and calls.format.has_grammar and not calls.is_enforced:
             return None
-        if calls.format.enforced and (output is not None or self.can_enforce):
+        if calls.format.has_grammar and (output is not None or self.can_enforce):
             return self.compile(output, request.thoughts, calls)
         if output is not None:
             raise InvalidRequest("`structured` and `tools` cannot be enforced together with this model", field="tools")
@@ -81,9 +81,9 @@ class GrammarCompiler:
         """
         key = output, thoughts, calls
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._cached_grammars:
+                self._cached_grammars.move_to_end(key)
+                return self._cached_grammars[key]
             if self._vocabulary is None:
                 self._vocabulary = _GuidanceVocabulary(self._token_table(), self._tokenizer.encode)
         try:
@@ -91,15 +91,15 @@ class GrammarCompiler:
         except InvalidRequest:
             if calls is None:
                 raise
-            relaxed, notes = self._relax_calls(self._vocabulary, calls)
+            relaxed_calls, notes = self._relax_calls(self._vocabulary, calls)
             if not notes:
                 raise
-            grammar = self._compile_strictly(self._vocabulary, output, thoughts, relaxed)
+            grammar = self._compile_strictly(self._vocabulary, output, thoughts, relaxed_calls)
             grammar.notes += notes
         with self._lock:
-            self._kept[key] = grammar
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._cached_grammars[key] = grammar
+            while len(self._cached_grammars) > MOST_KEPT:
+                self._cached_grammars.popitem(last=False)
         return grammar
 
     def _compile_strictly(
@@ -111,7 +111,7 @@ class GrammarCompiler:
     ) -> Grammar:
         """Compile a grammar. Raises InvalidRequest if it cannot be enforced as it is."""
         source = grammar_source(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
-        grammar = run_on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.raised))
+        grammar = run_on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer_failure))
         if grammar.error:
             raise self._compile_error(vocabulary, output, calls, grammar.error)
         return grammar
@@ -119,16 +119,14 @@ class GrammarCompiler:
     def _relax_calls(
         self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls
     ) -> tuple[AllowedCalls, tuple[str, ...]]:
-        """Relax the schemas of tools that are not strict where they cannot be enforced. Return the calls, and notes
-        about it.
-        """
+        """Relax schemas of non-strict tools where they cannot be enforced. Return the calls, and notes about it."""
         tools, notes = list(calls.tools), []
-        for place, tool in enumerate(tools):
+        for index, tool in enumerate(tools):
             if tool.strict or tool not in calls.callable_tools:
                 continue
-            if why := self._why_not_enforceable(vocabulary, calls, tool):
-                notes.append(why)
-                tools[place] = self._relax_tool(vocabulary, calls, tool)
+            if reason := self._why_not_enforceable(vocabulary, calls, tool):
+                notes.append(reason)
+                tools[index] = self._relax_tool(vocabulary, calls, tool)
         return replace(calls, tools=tuple(tools)), tuple(notes)
 
     def _relax_tool(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> Tool:
@@ -136,16 +134,18 @@ class GrammarCompiler:
         schema = tool.schema
         properties: dict[str, Any] = schema.get("properties", {})
         if len(properties) <= _MOST_TRIED:
-            without = {name: part for name, part in schema.items() if name != "required"}
-            alone = {name: {**without, "properties": {name: part}} for name, part in properties.items()}
-            kept = {
-                name: not self._why_not_enforceable(vocabulary, calls, replace(tool, parameters=json.dumps(own)))
-                for name, own in alone.items()
+            base_schema = {name: part for name, part in schema.items() if name != "required"}
+            single_schemas = {name: {**base_schema, "properties": {name: part}} for name, part in properties.items()}
+            is_enforceable = {
+                name: not self._why_not_enforceable(
+                    vocabulary, calls, replace(tool, parameters=json.dumps(single_schema))
+                )
+                for name, single_schema in single_schemas.items()
             }
-            free = {name: part if kept[name] else True for name, part in properties.items()}
-            looser = replace(tool, parameters=json.dumps({**schema, "properties": free}))
-            if not self._why_not_enforceable(vocabulary, calls, looser):
-                return looser
+            relaxed_properties = {name: part if is_enforceable[name] else True for name, part in properties.items()}
+            relaxed_tool = replace(tool, parameters=json.dumps({**schema, "properties": relaxed_properties}))
+            if not self._why_not_enforceable(vocabulary, calls, relaxed_tool):
+                return relaxed_tool
         return replace(tool, parameters=_ANY_OBJECT)
 
     def _why_not_enforceable(self, vocabulary: _GuidanceVocabulary, calls: AllowedCalls, tool: Tool) -> str:
@@ -190,7 +190,7 @@ class GrammarCompiler:
                 "before them",
                 field="structured",
             )
-        if not table.ends:
+        if not table.end_ids:
             raise InvalidRequest(
                 "structured output is not available with this model: it has no token that ends an answer",
                 field="structured",
@@ -208,10 +208,10 @@ class _GuidanceVocabulary:
         self.specials = {
             table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _has_token(t, table)
         }
-        self.raised = TokenizerFailure()
-        self.encode = _TokenizerWrapper(table, encode, self.raised)
+        self.tokenizer_failure = TokenizerFailure()
+        self.encode = _TokenizerWrapper(table, encode, self.tokenizer_failure)
         """Returns the tokens of a text."""
-        self.tokenizer: LLTokenizer = LLTokenizer(self.encode, eos_token=sorted(table.ends))  # type: ignore[arg-type]
+        self.tokenizer: LLTokenizer = LLTokenizer(self.encode, eos_token=sorted(table.end_ids))  # type: ignore[arg-type]
 
 
 class _TokenizerWrapper:
@@ -224,18 +224,20 @@ class _TokenizerWrapper:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, table: TokenTable, encode: Callable[..., list[int]], raised: TokenizerFailure) -> None:
+    def __init__(
+        self, table: TokenTable, encode: Callable[..., list[int]], tokenizer_failure: TokenizerFailure
+    ) -> None:
         self.tokens = table.pieces
-        self.eos_token_id = min(table.ends)
-        self.special_token_ids = sorted(t for t in table.special | table.ends if _has_token(t, table))
+        self.eos_token_id = min(table.end_ids)
+        self.special_token_ids = sorted(t for t in table.special | table.end_ids if _has_token(t, table))
         self._encode = encode
-        self._raised = raised
+        self._tokenizer_failure = tokenizer_failure
 
     def __call__(self, text: str) -> list[int]:
         try:
             return self._encode(text, add_special_tokens=False)
         except BaseException as error:
-            self._raised.error = error
+            self._tokenizer_failure.error = error
             raise
 
 
@@ -247,9 +249,9 @@ def _has_token(token: int, table: TokenTable) -> bool:
 def _refusal_message(output: StructuredOutput | None, error: str) -> str:
     """Return the message for a form that cannot be enforced."""
     assert output is not None
-    what = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
+    form_names = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
     reason = one_line(error)
-    message = f"{what.get(output.form, 'this grammar')} cannot be enforced: {reason}"
+    message = f"{form_names.get(output.form, 'this grammar')} cannot be enforced: {reason}"
     if output.form is Form.JSON and not output.lenient and "Unimplemented" in reason:
         message += (
             '. StructuredOutput.json(schema, lenient=True), or "strict": false in a body, ignores what '
@@ -283,26 +285,26 @@ def grammar_source(
     tokenizer `drops_space`, the answer may begin with a space, which is no part of its text. With `calls`, it may call
     tools instead of having its form, or besides its text. One of `output` and `calls` must be given.
     """
-    before = _thoughts_rule(thoughts, specials)
+    prefix_rule = _thoughts_rule(thoughts, specials)
     if drops_space:
-        before = f'{before} " "?'
+        prefix_rule = f'{prefix_rule} " "?'
     bodies: list[Mapping[str, Any]] = [] if output is None else [{**_form_grammar(output), "name": "body"}]
     if calls is None:
-        if not before:
+        if not prefix_rule:
             return json.dumps({"grammars": bodies})
-        rules = [f"start: {before} @body"]
+        rules = [f"start: {prefix_rule} @body"]
     else:
-        opens = "" if thoughts is None or thoughts.begun else thoughts.open
-        called, schemas = calls.format.grammar(calls, "@body" if bodies else "", specials, opens)
-        rules = [f"start: {before} answer", *called]
+        thoughts_tag = "" if thoughts is None or thoughts.opened_by_prompt else thoughts.open
+        call_rules, schemas = calls.format.grammar(calls, "@body" if bodies else "", specials, thoughts_tag)
+        rules = [f"start: {prefix_rule} answer", *call_rules]
         bodies += schemas
     if thoughts is not None:
         rules += lark.text_up_to_rules("thoughts", thoughts.close, specials)
         if output is None and calls is not None and not calls.is_required:
-            rest, more = lark.unclosed_text_rules("thoughts", thoughts.close, specials)
-            opened = "" if thoughts.begun else lark.tag_after_blanks(thoughts.open, specials)
-            rules[0] += f" | {opened} {rest}"
-            rules += more
+            rest, rest_rules = lark.unclosed_text_rules("thoughts", thoughts.close, specials)
+            open_rule = "" if thoughts.opened_by_prompt else lark.tag_after_blanks(thoughts.open, specials)
+            rules[0] += f" | {open_rule} {rest}"
+            rules += rest_rules
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(rules)}, *bodies]})
 
 
@@ -312,8 +314,8 @@ def _form_grammar(output: StructuredOutput) -> dict[str, Any]:
         schema = json.loads(output.definition)
         if isinstance(schema, bool):  # options need an object; `not` of everything fits nothing
             schema = {} if schema else {"enum": []}
-        own = schema.get("x-guidance")
-        options = dict(own) if isinstance(own, dict) else {}
+        schema_options = schema.get("x-guidance")
+        options = dict(schema_options) if isinstance(schema_options, dict) else {}
         if output.compact:
             options.pop("whitespace_pattern", None)
             options["whitespace_flexible"] = False
@@ -335,12 +337,12 @@ def _thoughts_rule(thoughts: Thoughts | None, specials: Specials) -> str:
     """Return the part of a rule for thoughts before the answer."""
     if thoughts is None:
         return ""
-    if thoughts.begun:
+    if thoughts.opened_by_prompt:
         return f"thoughts {_BLANKS}?"
-    ways = [f"{lark.tag_after_blanks(thoughts.open, specials)} thoughts"]
-    if thoughts.skipped:
-        ways.append(lark.tag_after_blanks(thoughts.skipped, specials))
-    return f"(({' | '.join(ways)}) {_BLANKS}?)?"
+    alternatives = [f"{lark.tag_after_blanks(thoughts.open, specials)} thoughts"]
+    if thoughts.skip_text:
+        alternatives.append(lark.tag_after_blanks(thoughts.skip_text, specials))
+    return f"(({' | '.join(alternatives)}) {_BLANKS}?)?"
 
 
 def _lark_pattern(regex: str) -> str:
@@ -370,23 +372,23 @@ def run_on_deep_stack(make: Callable[[], T]) -> T:
 
     If the system refuses such a thread, it runs on this one.
     """
-    made: list[T] = []
-    raised: list[BaseException] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            made.append(make())
+            results.append(make())
         except BaseException as error:
-            raised.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, name="cortexmlx grammar", daemon=True)
     if _try_start(thread):
         thread.join()
     else:
         run()
-    if raised:
-        raise raised.pop()
-    return made[0]
+    if errors:
+        raise errors.pop()
+    return results[0]
 
 
 def _try_start(thread: threading.Thread) -> bool:

@@ -33,13 +33,13 @@ def describe_function(function: Function) -> tuple[str, str, dict[str, Any]]:
     cannot be named in a call.
     """
     name = _function_name(function)
-    said = inspect.cleandoc(inspect.getdoc(_unwrap_partial(function)) or "")
-    schema = _arguments_adapter(function, _parameter_descriptions(said)).json_schema()
+    docstring = inspect.cleandoc(inspect.getdoc(_unwrap_partial(function)) or "")
+    schema = _arguments_adapter(function, _parameter_descriptions(docstring)).json_schema()
     for key, parameter in _parameters(function).items():
         if parameter.default is not parameter.empty and _is_json(parameter.default):
             schema["properties"][key].setdefault("default", parameter.default)
-    whole = {"type": "object", "properties": {}, **_without_titles(schema)}
-    return name, " ".join(said.partition("\n\n")[0].split()), whole
+    full_schema = {"type": "object", "properties": {}, **_without_titles(schema)}
+    return name, " ".join(docstring.partition("\n\n")[0].split()), full_schema
 
 
 def call_function(function: Function, arguments: str) -> str:
@@ -57,11 +57,11 @@ def call_function(function: Function, arguments: str) -> str:
 
 async def call_function_async(function: Function, arguments: str) -> str:
     """As `call_function`, for asyncio: a coroutine function runs in this event loop, any other function on a thread."""
-    called = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
-    if not inspect.iscoroutinefunction(called):
+    coroutine_function = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(coroutine_function):
         return await asyncio.to_thread(call_function, function, arguments)
     try:
-        return _result_text(await called(**_parse_arguments(function, arguments)))
+        return _result_text(await coroutine_function(**_parse_arguments(function, arguments)))
     except (Exception, SystemExit) as error:
         return _error_result(error)
 
@@ -73,9 +73,7 @@ def _parse_arguments(function: Function, arguments: str) -> dict[str, Any]:
 
 
 def _run_awaitable(result: Any) -> object:
-    """Wait for an awaitable in a new event loop, and return its result. If this thread runs an event loop, the new one
-    runs on another thread.
-    """
+    """Wait for an awaitable in a new event loop; return its result. If this thread runs a loop, use another thread."""
 
     async def awaited() -> object:
         return await result
@@ -97,8 +95,8 @@ def _unwrap_partial(function: Function) -> Function:
 
 def _function_name(function: Function) -> str:
     """Return the name of a function, or that of its class."""
-    inner = _unwrap_partial(function)
-    return str(getattr(inner, "__name__", type(inner).__name__))
+    unwrapped = _unwrap_partial(function)
+    return str(getattr(unwrapped, "__name__", type(unwrapped).__name__))
 
 
 def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
@@ -108,22 +106,22 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
     except (TypeError, ValueError) as error:
         raise _function_error(function, f"has no signature: {error}") from None
     for name, parameter in signature.parameters.items():
-        if why := _UNSUPPORTED_KINDS.get(parameter.kind):
-            raise _function_error(function, f"cannot be a tool: its parameter {name!r} {why}")
+        if reason := _UNSUPPORTED_KINDS.get(parameter.kind):
+            raise _function_error(function, f"cannot be a tool: its parameter {name!r} {reason}")
     return signature.parameters
 
 
-def _arguments_adapter(function: Function, described: Mapping[str, str]) -> Any:
-    """Return pydantic's TypeAdapter for a function's arguments, as a mapping. `described` has descriptions of them."""
+def _arguments_adapter(function: Function, descriptions: Mapping[str, str]) -> Any:
+    """Return pydantic's TypeAdapter for a function's arguments, as a mapping, with their `descriptions`."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
     from typing_extensions import TypedDict
 
-    inner = _unwrap_partial(function)
-    hinted = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
-    if inspect.isclass(inner):
-        hinted = inner.__init__
+    unwrapped = _unwrap_partial(function)
+    hint_source = unwrapped if inspect.isroutine(unwrapped) or inspect.isclass(unwrapped) else type(unwrapped).__call__
+    if inspect.isclass(unwrapped):
+        hint_source = unwrapped.__init__
     try:
-        hints = get_type_hints(hinted, include_extras=True)
+        hints = get_type_hints(hint_source, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise _function_error(function, f"has a type hint that cannot be read: {error}") from None
     fields: dict[str, Any] = {}
@@ -131,8 +129,8 @@ def _arguments_adapter(function: Function, described: Mapping[str, str]) -> Any:
         kind = hints.get(name, parameter.annotation)
         if kind is parameter.empty:
             raise _function_error(function, f"cannot be a tool: its parameter {name!r} has no type hint")
-        if name in described:
-            kind = _with_description(kind, described[name])
+        if name in descriptions:
+            kind = _with_description(kind, descriptions[name])
         fields[name] = kind if parameter.default is parameter.empty else NotRequired[kind]
     make: Any = TypedDict
     arguments = make(_function_name(function), fields)
@@ -141,8 +139,8 @@ def _arguments_adapter(function: Function, described: Mapping[str, str]) -> Any:
         adapter = TypeAdapter(arguments)
         adapter.json_schema()
     except (PydanticUserError, TypeError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise _function_error(function, f"cannot be a tool: {first}") from None
+        first_line = str(error).strip().partition("\n")[0]
+        raise _function_error(function, f"cannot be a tool: {first_line}") from None
     return adapter
 
 
@@ -150,9 +148,9 @@ def _with_description(kind: Any, text: str) -> Any:
     """Add a description to a type, unless it has one of its own."""
     from pydantic import Field
 
-    first, *own = (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
+    base_type, *metadata = (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
     make: Any = Annotated
-    return make[(first, Field(description=text), *own)]  # of several descriptions, the last counts
+    return make[(base_type, Field(description=text), *metadata)]  # of several descriptions, the last counts
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\s*\n)+)", re.MULTILINE)
@@ -160,19 +158,19 @@ _ENTRY = re.compile(r"^([ \t]+)(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
 _PARAM = re.compile(r"^:param\s+(?:[\w\[\], .|]+\s+)?(\w+):\s*(.*)$", re.MULTILINE)
 
 
-def _parameter_descriptions(said: str) -> dict[str, str]:
+def _parameter_descriptions(docstring: str) -> dict[str, str]:
     """Return the description of each parameter in a docstring."""
-    described = {name: text.strip() for name, text in _PARAM.findall(said)}
-    section = _SECTION.search(said)
+    descriptions = {name: text.strip() for name, text in _PARAM.findall(docstring)}
+    section = _SECTION.search(docstring)
     indent, name = "", ""
     for line in section.group(1).splitlines() if section else ():
         entry = _ENTRY.match(line)
         if entry and (not indent or entry.group(1) == indent):
             indent, name = entry.group(1), entry.group(2)
-            described[name] = entry.group(3).strip()
+            descriptions[name] = entry.group(3).strip()
         elif name and line.strip():
-            described[name] = f"{described[name]} {line.strip()}".strip()
-    return {name: text for name, text in described.items() if text}
+            descriptions[name] = f"{descriptions[name]} {line.strip()}".strip()
+    return {name: text for name, text in descriptions.items() if text}
 
 
 _NAMED_SCHEMAS = ("properties", "$defs", "patternProperties")
@@ -205,9 +203,7 @@ def _error_result(error: BaseException) -> str:
 
 
 def _result_text(result: object) -> str:
-    """Return a result as the text that the model gets: valid Unicode without NUL, cut after MOST_RESULT characters,
-    with a note.
-    """
+    """Return a result as text for the model: valid Unicode, no NUL, cut after MOST_RESULT characters, with a note."""
     text = result if isinstance(result, str) else _serialize(result)
     if len(text) > MOST_RESULT:
         text = f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
@@ -234,6 +230,6 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _function_error(function: Function, why: str) -> InvalidRequest:
+def _function_error(function: Function, reason: str) -> InvalidRequest:
     """Return the error for a function that cannot be a tool."""
-    return InvalidRequest(f"the function {_function_name(function)} {why}", field="tools")
+    return InvalidRequest(f"the function {_function_name(function)} {reason}", field="tools")

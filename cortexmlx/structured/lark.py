@@ -26,49 +26,46 @@ def tag_rule(text: str, specials: Specials) -> str:
 
 def split_specials(text: str, specials: Specials) -> list[str | int]:
     """Split a tag into texts and the ids of special tokens."""
-    known = [special for special in specials if special and special in text]
-    if not known:
+    matching_specials = [special for special in specials if special and special in text]
+    if not matching_specials:
         return [text]
-    pieces = re.split(f"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})", text)
-    return [specials.get(piece, piece) for piece in pieces if piece]
+    parts = re.split(f"({'|'.join(map(re.escape, sorted(matching_specials, key=len, reverse=True)))})", text)
+    return [specials.get(part, part) for part in parts if part]
 
 
 def text_up_to_rules(name: str, close: str, specials: Specials, not_first: str = "") -> list[str]:
     """Return the rules for free text that ends with the tag `close`. The first rule is called `name`. The text does
     not begin with `not_first`, not even after blanks.
     """
-    first, *others = split_specials(close, specials)
+    first, *other_parts = split_specials(close, specials)
     terminal = f"{name.upper()}_TEXT"
     if isinstance(first, int):  # who reads the text cannot tell a special token from its name in ordinary tokens
-        known = max((special for special in specials if special and close.startswith(special)), key=len)
-        return [f"{name}: {terminal} {tag_rule(close, specials)}", f"{terminal}: {text_without(known, not_first)}"]
+        close_special = max((special for special in specials if special and close.startswith(special)), key=len)
+        return [
+            f"{name}: {terminal} {tag_rule(close, specials)}",
+            f"{terminal}: {text_without(close_special, not_first)}",
+        ]
     begins = exclude_beginning(not_first)
-    rest = tag_rule(close[len(first) :], specials) if others else ""
+    rest = tag_rule(close[len(first) :], specials) if other_parts else ""
     lazy = f"{name}_text[lazy]: {terminal}"
     return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{ANY}{escape_regex(first)}/{begins}"]
 
 
 def unclosed_text_rules(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:
-    """Return the part of a rule for free text without the tag `close`, and the rules that it needs. These come besides
-    the rules of `text_up_to_rules` with this name.
-    """
+    """Return a rule part for free text without the tag `close`, and its rules besides those of `text_up_to_rules`."""
     if isinstance(split_specials(close, specials)[0], int):
         return f"{name.upper()}_TEXT", []
     return f"{name.upper()}_REST", [f"{name.upper()}_REST: {text_without(close)}"]
 
 
 def text_without(text: str, not_first: str = "") -> str:
-    """Return a terminal for free text that does not contain `text`. Nor does it begin with `not_first`, not even after
-    blanks.
-    """
+    """Return a terminal for free text without `text`. Nor does it begin with `not_first`, not even after blanks."""
     begins = exclude_beginning(not_first)
     return f"/{ANY}/ & ~/{ANY}{escape_regex(text)}{ANY}/{begins}"
 
 
 def choice_rules(name: str, choices: Sequence[str]) -> list[str]:
-    """Return the rules for a choice of texts. The first rule is called `name`. They are one terminal: a rule cannot
-    have more than some 2,000 ways.
-    """
+    """Return rules for a choice of texts, the first named `name`. One terminal: a rule allows only some 2,000 ways."""
     terminal = f"{name.upper()}_CHOICE"
     return [f"{name}: {terminal}", f"{terminal}: {' | '.join(map(quote, choices))}"]
 
@@ -77,17 +74,15 @@ def tag_after_blanks(text: str, specials: Specials) -> str:
     """Return the part of a rule that matches a tag, perhaps after blanks. They are one terminal with the text that
     follows, so that a free text with which an answer may begin instead does not take them away from the tag.
     """
-    first, *others = split_specials(text, specials)
+    first, *other_parts = split_specials(text, specials)
     if isinstance(first, int):
         return f"/{BLANKS}{{1,{MOST_BLANKS}}}/? {tag_rule(text, specials)}"
-    rest = tag_rule(text[len(first) :], specials) if others else ""
+    rest = tag_rule(text[len(first) :], specials) if other_parts else ""
     return f"/{BLANKS}{{0,{MOST_BLANKS}}}{escape_regex(first)}/ {rest}"
 
 
 def exclude_beginning(first: str) -> str:
-    """Return the part of a terminal that excludes texts which begin with `first`, even after blanks; empty for an
-    empty text.
-    """
+    """Return a terminal part that excludes texts beginning with `first`, even after blanks; empty for an empty one."""
     return f" & ~/[\\s\\x1C-\\x1F]{{0,{MOST_BLANKS}}}{escape_regex(first)}{ANY}/" if first else ""
 
 

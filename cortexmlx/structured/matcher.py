@@ -46,9 +46,7 @@ class TokenizerFailure(threading.local):
     error: BaseException | None = None
 
     def reraise(self, interrupts_only: bool = True) -> None:
-        """Raise the exception, if there is one. With `interrupts_only`, an Exception is dropped: its matcher has
-        failed.
-        """
+        """Raise the exception, if any. With `interrupts_only`, an Exception is dropped: its matcher has failed."""
         error, self.error = self.error, None
         if error is not None and not (interrupts_only and isinstance(error, Exception)):
             raise error
@@ -57,37 +55,37 @@ class TokenizerFailure(threading.local):
 class Grammar:
     """A compiled grammar, which never changes. `error` says why it cannot be used; empty if it can."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str, raised: TokenizerFailure) -> None:
-        """Compile `source`, and compute the mask of the first token, which is the slowest one. `raised` is where the
-        tokenizer keeps what it raises. Raises that.
+    def __init__(self, tokenizer: LLTokenizer, source: str, tokenizer_failure: TokenizerFailure) -> None:
+        """Compile `source`, and compute the mask of the first token, which is the slowest one. `tokenizer_failure` is
+        where the tokenizer keeps what it raises. Raises that.
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        self.raised = raised
+        self.tokenizer_failure = tokenizer_failure
         self.width = -(-tokenizer.vocab_size // 32)
         limits = LLParserLimits(step_max_items=MOST_ITEMS, verbose_errors=False)
         self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         self.error: str = _short_error(self._matcher.get_error())
         self.notes: tuple[str, ...] = ()
         """What of a schema is not enforced."""
-        raised.reraise(interrupts_only=False)
+        tokenizer_failure.reraise(interrupts_only=False)
         if self.error:
             return
         self.notes = tuple(self._matcher.get_grammar_warnings())
         self.first_mask = np.zeros((1, self.width), np.uint32)
         _fill_rows([(self._matcher, 0)], self.first_mask)
-        self.first_forced: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
+        self.first_forced_tokens: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
         self.error = _short_error(self._matcher.get_error())
-        if not self.error and self.first_forced:  # a forced text that goes beyond a limit says so with its first token
-            begun = self._matcher.deep_copy()
-            begun.consume_token(self.first_forced[0])
-            self.error = _short_error(begun.get_error())
-        raised.reraise(interrupts_only=False)
+        if (
+            not self.error and self.first_forced_tokens
+        ):  # a forced text that goes beyond a limit says so with its first token
+            probe_matcher = self._matcher.deep_copy()
+            probe_matcher.consume_token(self.first_forced_tokens[0])
+            self.error = _short_error(probe_matcher.get_error())
+        tokenizer_failure.reraise(interrupts_only=False)
 
     def make_matcher(self, forced_tokens: bool = False) -> Matcher:
-        """Make a matcher for one answer. With `forced_tokens`, it chooses tokens itself where the grammar leaves one
-        text only: see `Matcher.forced_tokens`.
-        """
+        """Make a matcher for one answer. With `forced_tokens`, it chooses tokens itself where only one text is left."""
         return Matcher(self, self._matcher.deep_copy(), forced_tokens)
 
 
@@ -96,60 +94,58 @@ class Matcher:
 
     def __init__(self, grammar: Grammar, matcher: Any, forced_tokens: bool = False) -> None:
         self.grammar = grammar
-        self.inner = matcher
-        self.fresh = True
+        self.ll_matcher = matcher
+        self.is_fresh = True
         """Whether no token was taken, so that the grammar's first mask holds."""
-        self._forces = forced_tokens
-        self._forced: Sequence[int] | None = grammar.first_forced if forced_tokens else ()
+        self._uses_forced_tokens = forced_tokens
+        self._forced_run: Sequence[int] | None = grammar.first_forced_tokens if forced_tokens else ()
 
     @property
     def error(self) -> str:
         """Why the answer cannot go on; empty if it can."""
-        return _short_error(self.inner.get_error())
+        return _short_error(self.ll_matcher.get_error())
 
     def accept(self, token: int) -> bool:
-        """Accept the answer's next token. Return whether the answer must end: its form is complete, or there is an
-        `error`.
-        """
-        self.fresh = False
-        if self._forces:
-            run = self._forced
-            self._forced = run[1:] if run and run[0] == token and len(run) > 1 else None
-        return not self.inner.consume_token(token) or bool(self.inner.is_stopped())
+        """Accept the next token. Return whether the answer must end: its form is complete, or there is an `error`."""
+        self.is_fresh = False
+        if self._uses_forced_tokens:
+            run = self._forced_run
+            self._forced_run = run[1:] if run and run[0] == token and len(run) > 1 else None
+        return not self.ll_matcher.consume_token(token) or bool(self.ll_matcher.is_stopped())
 
     @property
     def forced_tokens(self) -> Sequence[int]:
         """The next tokens where the grammar leaves one text only: the keys of an object, and what is between them.
         They are the tokens that the tokenizer makes of that text. Often there are none.
         """
-        if self._forced is None:
-            self._forced = self._compute_forced(self.inner)
-        return self._forced
+        if self._forced_run is None:
+            self._forced_run = self._compute_forced(self.ll_matcher)
+        return self._forced_run
 
-    def write_masks(self, drafts: Sequence[int], out: Masks) -> None:
+    def write_masks(self, drafts: Sequence[int], masks: Masks) -> None:
         """Write the mask of the next token, and one for each token after a draft, as if those before were accepted.
         Masks after a draft that the grammar refuses are left as they are. From a place on where it fails for
         another reason, no token is allowed. A job that comes there asks again without drafts, and meets the error
         itself.
         """
-        inner = self.inner.deep_copy()
-        for place, row in enumerate(out):
-            if run := self.forced_tokens if place == 0 else self._compute_forced(inner):
+        draft_matcher = self.ll_matcher.deep_copy()
+        for index, row in enumerate(masks):
+            if run := self.forced_tokens if index == 0 else self._compute_forced(draft_matcher):
                 _allow_only(row, run[0])
             else:
-                (inner if place else self.inner).unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            if inner.is_error():
-                out[place:] = 0
+                (draft_matcher if index else self.ll_matcher).unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if draft_matcher.is_error():
+                masks[index:] = 0
                 return
-            if place == len(drafts) or not _is_allowed(row, drafts[place]):
+            if index == len(drafts) or not _is_allowed(row, drafts[index]):
                 return
-            if inner.consume_token(drafts[place]) and inner.is_stopped():
+            if draft_matcher.consume_token(drafts[index]) and draft_matcher.is_stopped():
                 return
 
-    def _compute_forced(self, inner: Any) -> Sequence[int]:
+    def _compute_forced(self, ll_matcher: Any) -> Sequence[int]:
         """Return the tokens that an llguidance matcher forces next; none if this is off."""
-        run = tuple(inner.compute_ff_tokens()) if self._forces else ()
-        self.grammar.raised.reraise()
+        run = tuple(ll_matcher.compute_ff_tokens()) if self._uses_forced_tokens else ()
+        self.grammar.tokenizer_failure.reraise()
         return run
 
 
@@ -177,21 +173,21 @@ def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
     """
     width = matchers[0][0].grammar.width
     masks = np.full((sum(1 + len(drafts) for _, drafts in matchers), width), _ALL)
-    plain: list[tuple[Any, int]] = []
+    pending_matchers: list[tuple[Any, int]] = []
     row = 0
     for matcher, drafts in matchers:
         if drafts:
             matcher.write_masks(drafts, masks[row : row + 1 + len(drafts)])
-        elif forced := matcher.forced_tokens:
-            _allow_only(masks[row], forced[0])
-        elif matcher.fresh:
+        elif forced_tokens := matcher.forced_tokens:
+            _allow_only(masks[row], forced_tokens[0])
+        elif matcher.is_fresh:
             masks[row] = matcher.grammar.first_mask[0]
         else:
-            plain.append((matcher.inner, row))
+            pending_matchers.append((matcher.ll_matcher, row))
         row += 1 + len(drafts)
-    if plain:
-        _fill_rows(plain, masks)
-    matchers[0][0].grammar.raised.reraise()
+    if pending_matchers:
+        _fill_rows(pending_matchers, masks)
+    matchers[0][0].grammar.tokenizer_failure.reraise()
     return masks
 
 

@@ -84,9 +84,7 @@ class StructuredOutput:
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
-        """Return the form of texts that match a whole regular expression, in the syntax of Rust's `regex` crate:
-        without look-around and backreferences.
-        """
+        """Return the form of texts matching a whole regex of Rust's `regex` crate: no look-around or backreferences."""
         return cls(
             Form.REGEX, _check_length(_check_text(pattern, "the pattern"), "the pattern", MOST_PATTERN_CHARACTERS)
         )
@@ -96,24 +94,20 @@ class StructuredOutput:
         """Return the form of answers that are one of several texts."""
         if isinstance(choices, str) or not isinstance(choices, Iterable):
             raise _form_error(f"choice is {choices!r:.80}, but must be a list of texts")
-        listed = list(choices)
-        if not 1 <= len(listed) <= MOST_CHOICES:
-            raise _form_error(f"choice has {len(listed):,} texts, but must have 1 to {MOST_CHOICES:,}")
-        texts = [_check_text(each, "each choice") for each in listed]
+        choice_list = list(choices)
+        if not 1 <= len(choice_list) <= MOST_CHOICES:
+            raise _form_error(f"choice has {len(choice_list):,} texts, but must have 1 to {MOST_CHOICES:,}")
+        texts = [_check_text(each, "each choice") for each in choice_list]
         return cls(Form.CHOICE, _check_length(json.dumps(texts, ensure_ascii=False), "choice"))
 
     @classmethod
     def grammar(cls, lark: str) -> StructuredOutput:
-        """Return the form of texts of a context-free grammar: a Lark grammar in llguidance's dialect, whose first rule
-        is `start`.
-        """
+        """Return the form of texts of a Lark grammar in llguidance's dialect, whose first rule is `start`."""
         return cls(Form.GRAMMAR, _check_length(_check_text(lark, "the grammar"), "the grammar"))
 
     @classmethod
     def of(cls, value: object) -> StructuredOutput:
-        """Convert what a caller gave as `structured`: a StructuredOutput as it is, the text "json" as any JSON object,
-        and a schema or a type as `json` takes them.
-        """
+        """Convert a caller's `structured`: a StructuredOutput, "json" (any object), a schema or a type as in `json`."""
         if isinstance(value, StructuredOutput):
             return value
         if value == "json":
@@ -132,17 +126,21 @@ class StructuredOutput:
         `"lenient": true`, and beside both kinds of JSON `"disable_any_whitespace": true` (`compact`) and
         `"disable_additional_properties": true` (`closed`).
         """
-        given = {name: value for name, value in form.items() if value is not None and value is not False}
-        lenient = given.pop("lenient", False)
-        options = {name: given.pop(field, False) for name, field in VLLM_OPTIONS.items()}
-        for name, asked in options.items():
-            if not isinstance(asked, bool):
-                raise _form_error(f"{VLLM_OPTIONS[name]} is {asked!r:.80}, but must be true or false")
-        if len(given) != 1 or not given.keys() <= {*Form, "json_object"} or (lenient and "json" not in given):
+        form_fields = {name: value for name, value in form.items() if value is not None and value is not False}
+        lenient = form_fields.pop("lenient", False)
+        options = {name: form_fields.pop(vllm_name, False) for name, vllm_name in VLLM_OPTIONS.items()}
+        for name, enabled in options.items():
+            if not isinstance(enabled, bool):
+                raise _form_error(f"{VLLM_OPTIONS[name]} is {enabled!r:.80}, but must be true or false")
+        if (
+            len(form_fields) != 1
+            or not form_fields.keys() <= {*Form, "json_object"}
+            or (lenient and "json" not in form_fields)
+        ):
             raise _form_error(
                 f"a form is {dict(form)!r:.80}, but must have one of json, json_object, regex, choice and grammar"
             )
-        ((name, value),) = given.items()
+        ((name, value),) = form_fields.items()
         if name == Form.JSON:
             return cls.json(value, lenient=lenient, **options)
         if name == "json_object":
@@ -152,13 +150,11 @@ class StructuredOutput:
         return {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}[Form(name)](value)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the form as plain data that `named` reads, without its type. A schema that was closed is written as
-        such.
-        """
-        plain = self.form in (Form.JSON, Form.CHOICE)
-        value = json.loads(self.definition) if plain else self.definition
+        """Return the form as plain data for `named`, without its type. A schema that was closed is written as such."""
+        is_json = self.form in (Form.JSON, Form.CHOICE)
+        value = json.loads(self.definition) if is_json else self.definition
         options = {"lenient": self.lenient, VLLM_OPTIONS["compact"]: self.compact}
-        return {self.form.value: value, **{name: True for name, asked in options.items() if asked}}
+        return {self.form.value: value, **{name: True for name, enabled in options.items() if enabled}}
 
     def parse(self, text: str) -> Any:
         """Read a whole answer: JSON as values, or as an object of `result_type`; other forms as the text.
@@ -172,8 +168,8 @@ class StructuredOutput:
                 return json.loads(text)
             return type_adapter(self.result_type).validate_json(text)
         except (ValueError, RecursionError) as error:
-            shown = text if len(text) <= 80 else f"...{text[-77:]}"
-            raise StructuredOutputError(f"the answer {shown!r} cannot be read: {error}") from error
+            excerpt = text if len(text) <= 80 else f"...{text[-77:]}"
+            raise StructuredOutputError(f"the answer {excerpt!r} cannot be read: {error}") from error
 
 
 def _form_error(message: str) -> InvalidRequest:
@@ -181,17 +177,17 @@ def _form_error(message: str) -> InvalidRequest:
     return InvalidRequest(message, field="structured")
 
 
-def _check_text(value: object, what: str) -> str:
-    """Return a text if it is not empty. Raises InvalidRequest, where `what` names it."""
+def _check_text(value: object, label: str) -> str:
+    """Return a text if it is not empty. Raises InvalidRequest, where `label` names it."""
     if not isinstance(value, str) or not value or any("\ud800" <= char <= "\udfff" for char in value):
-        raise _form_error(f"{what} is {value!r:.80}, but must be a text that is not empty")
+        raise _form_error(f"{label} is {value!r:.80}, but must be a text that is not empty")
     return value
 
 
-def _check_length(text: str, what: str, most: int = MOST_CHARACTERS) -> str:
-    """Return a text if it has at most `most` characters. Raises InvalidRequest."""
-    if len(text) > most:
-        raise _form_error(f"{what} has {len(text):,} characters, but must have at most {most:,}")
+def _check_length(text: str, label: str, max_length: int = MOST_CHARACTERS) -> str:
+    """Return a text if it has at most `max_length` characters. Raises InvalidRequest."""
+    if len(text) > max_length:
+        raise _form_error(f"{label} has {len(text):,} characters, but must have at most {max_length:,}")
     return text
 
 
@@ -247,7 +243,7 @@ class Thoughts:
 
     open: str
     close: str
-    begun: bool = False
+    opened_by_prompt: bool = False
     """Whether the prompt has opened them."""
-    skipped: str = ""
+    skip_text: str = ""
     """A text that may come before an answer without thoughts."""

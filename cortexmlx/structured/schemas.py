@@ -48,8 +48,8 @@ def close_plain_objects(schema: Any) -> Any:
     """As `close_where_safe`, but leave objects open that have `patternProperties` or combinators of their own."""
     if not isinstance(schema, Mapping):
         return schema
-    combined = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}
-    return close_objects(schema, _OpenNodes(schema).ids | combined)
+    combining_ids = {id(node) for node in _subschemas(schema) if not node.keys().isdisjoint(_COMBINING)}
+    return close_objects(schema, _OpenNodes(schema).ids | combining_ids)
 
 
 def close_objects(schema: Any, unless: Set[int] = frozenset()) -> Any:
@@ -84,13 +84,15 @@ class _OpenNodes:
     def _check_object(self, node: Schema) -> None:
         """Keep an object open, or schemas that apply with it, if one would forbid properties that another names."""
         groups = self._combined_groups(node)
-        listing = [group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))]
-        if _names_properties(node) or len(listing) > 1:
+        naming_groups = [
+            group for group in groups if any(_names_properties(part) for part in self._applied_schemas(group))
+        ]
+        if _names_properties(node) or len(naming_groups) > 1:
             self._keep_open(part for group in groups for part in self._applied_schemas(group))
-        own = _mapping_at(node, "properties").keys()
-        named = _required_properties(node).union(*map(self._named_properties, groups))
-        fewest = node.get("minProperties", 0)
-        if not named <= own or (isinstance(fewest, int | float) and fewest > len(own)):
+        own_names = _mapping_at(node, "properties").keys()
+        all_names = _required_properties(node).union(*map(self._named_properties, groups))
+        min_properties = node.get("minProperties", 0)
+        if not all_names <= own_names or (isinstance(min_properties, int | float) and min_properties > len(own_names)):
             self._keep_open([node])
         if any(not self._are_disjoint(*pair) for pair in combinations(_list_at(node, "oneOf"), 2)):
             self._keep_open(self._contained_schemas(_list_at(node, "oneOf")))
@@ -100,9 +102,7 @@ class _OpenNodes:
         self.ids |= {id(node) for node in nodes}
 
     def _combined_groups(self, node: Schema) -> list[list[Any]]:
-        """Return the schemas that a node combines by `allOf`, `anyOf`, `$ref` and the like, in groups. Of each group,
-        a value need fit only one schema.
-        """
+        """Return the schemas that a node combines (`allOf`, `$ref`...) in groups. A value need fit only one of each."""
         groups = [[part] for part in _list_at(node, "allOf")]
         groups += [_list_at(node, "anyOf"), _list_at(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]
@@ -111,7 +111,9 @@ class _OpenNodes:
 
     def _applied_schemas(self, group: list[Any]) -> list[Schema]:
         """Return the schemas of a group, and those that they apply to the same value."""
-        return self._reachable(group, lambda node: [part for inner in self._combined_groups(node) for part in inner])
+        return self._reachable(
+            group, lambda node: [part for subgroup in self._combined_groups(node) for part in subgroup]
+        )
 
     def _contained_schemas(self, group: list[Any]) -> list[Schema]:
         """Return the schemas of a group, and all that they contain or refer to."""
@@ -126,16 +128,16 @@ class _OpenNodes:
         return self._reachable(group, next_of)
 
     @staticmethod
-    def _reachable(group: list[Any], next_of: Any) -> list[Schema]:
-        """Return the schemas of a group, and all that `next_of` leads to from them."""
-        found: dict[int, Schema] = {}
-        left = list(group)
-        while left:
-            part = left.pop()
-            if isinstance(part, Mapping) and id(part) not in found:
-                found[id(part)] = part
-                left += next_of(part)
-        return list(found.values())
+    def _reachable(group: list[Any], get_successors: Any) -> list[Schema]:
+        """Return the schemas of a group, and all that `get_successors` leads to from them."""
+        schemas_by_id: dict[int, Schema] = {}
+        stack = list(group)
+        while stack:
+            part = stack.pop()
+            if isinstance(part, Mapping) and id(part) not in schemas_by_id:
+                schemas_by_id[id(part)] = part
+                stack += get_successors(part)
+        return list(schemas_by_id.values())
 
     def _named_properties(self, group: list[Any]) -> set[str]:
         """Return the properties that a group names. A pattern counts as a name that no property has."""
@@ -145,14 +147,16 @@ class _OpenNodes:
             names |= {f"/{pattern}/" for pattern in _mapping_at(part, "patternProperties")}
         return names
 
-    def _are_disjoint(self, one: Any, other: Any) -> bool:
+    def _are_disjoint(self, first: Any, second: Any) -> bool:
         """Return whether no value fits both schemas, by their types or by a property that both require."""
-        one, other = self._resolve_reference(one), self._resolve_reference(other)
-        if _json_types(one).isdisjoint(_json_types(other)):
+        first, second = self._resolve_reference(first), self._resolve_reference(second)
+        if _json_types(first).isdisjoint(_json_types(second)):
             return True
-        for name in _required_properties(one) & _required_properties(other):
-            listed, others = (_listed_texts(_mapping_at(schema, "properties").get(name)) for schema in (one, other))
-            if listed and others and listed.isdisjoint(others):
+        for name in _required_properties(first) & _required_properties(second):
+            first_texts, second_texts = (
+                _listed_texts(_mapping_at(schema, "properties").get(name)) for schema in (first, second)
+            )
+            if first_texts and second_texts and first_texts.isdisjoint(second_texts):
                 return True
         return False
 
@@ -172,12 +176,12 @@ def _subschemas(value: Any) -> Iterator[Schema]:
             yield from _subschemas(each)
     elif isinstance(value, Mapping):
         yield value
-        for name, inner in value.items():
-            if name in _BY_NAME and isinstance(inner, Mapping):
-                for each in inner.values():
+        for name, child in value.items():
+            if name in _BY_NAME and isinstance(child, Mapping):
+                for each in child.values():
                     yield from _subschemas(each)
             elif name not in _UNTOUCHED:
-                yield from _subschemas(inner)
+                yield from _subschemas(child)
 
 
 _ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
@@ -185,18 +189,18 @@ _ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"
 
 def _json_types(schema: Schema) -> Set[str]:
     """Return the JSON types that a value of a schema may have."""
-    said = schema.get("type")
-    names = [said] if isinstance(said, str) else _list_at(schema, "type")
-    known = {"number" if name == "integer" else name for name in names}
-    return known if known and known <= _ALL_TYPES else _ALL_TYPES
+    declared = schema.get("type")
+    names = [declared] if isinstance(declared, str) else _list_at(schema, "type")
+    types = {"number" if name == "integer" else name for name in names}
+    return types if types and types <= _ALL_TYPES else _ALL_TYPES
 
 
 def _listed_texts(schema: Any) -> set[str]:
     """Return the texts that a schema lists by `const` or `enum`; empty if it lists other values."""
     if not isinstance(schema, Mapping):
         return set()
-    listed = [schema["const"]] if "const" in schema else _list_at(schema, "enum")
-    return set(listed) if all(isinstance(value, str) for value in listed) else set()
+    values = [schema["const"]] if "const" in schema else _list_at(schema, "enum")
+    return set(values) if all(isinstance(value, str) for value in values) else set()
 
 
 def _names_properties(schema: Schema) -> bool:
@@ -244,16 +248,16 @@ def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
 
 def _has_open_object(schema: Mapping[str, Any]) -> bool:
     """Return whether an object has properties with schemas of their own, and may have others."""
-    unseen: list[Any] = [schema]
-    while unseen:
-        part = unseen.pop()
+    stack: list[Any] = [schema]
+    while stack:
+        part = stack.pop()
         if isinstance(part, Mapping):
-            named = part.get("properties") or part.get("patternProperties")
-            if named and part.get("additionalProperties") is not False:
+            properties = part.get("properties") or part.get("patternProperties")
+            if properties and part.get("additionalProperties") is not False:
                 return True
-            unseen += part.values()
+            stack += part.values()
         elif isinstance(part, list | tuple):
-            unseen += part
+            stack += part
     return False
 
 
@@ -269,17 +273,17 @@ that hold for the same value are combined into their common multiple.
 
 def check_multiples(schema: object) -> None:
     """Raise InvalidRequest if a schema's `multipleOf` would take too long to compile."""
-    said = list(_multiples_and_references(schema))
-    factors = [_significant_digits(number) for number in said if number is not None]
+    occurrences = list(_multiples_and_references(schema))
+    factors = [_significant_digits(number) for number in occurrences if number is not None]
     if not factors:
         return
     common = 1
     for factor in factors:
         common = lcm(common, factor)
-        if common * len(said) > MOST_REMAINDERS:
+        if common * len(occurrences) > MOST_REMAINDERS:
             raise InvalidRequest(
                 "`multipleOf` takes too long to enforce: the least common multiple of its numbers is "
-                f"{min(common, 10**12):,} or more, in {len(said):,} places, and the product must be at most "
+                f"{min(common, 10**12):,} or more, in {len(occurrences):,} places, and the product must be at most "
                 f"{MOST_REMAINDERS:,}. Leave it out or take smaller numbers",
                 field="structured",
             )
@@ -287,47 +291,43 @@ def check_multiples(schema: object) -> None:
 
 def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
     """Yield the number of each `multipleOf` in a schema, and None for each `$ref`."""
-    waiting: list[Any] = [schema]
-    while waiting:
-        each = waiting.pop()
+    stack: list[Any] = [schema]
+    while stack:
+        each = stack.pop()
         if isinstance(each, Mapping):
             number = each.get("multipleOf")
             if isinstance(number, int | float) and not isinstance(number, bool):
                 yield number
             if "$ref" in each:
                 yield None
-            waiting.extend(each.values())
+            stack.extend(each.values())
         elif isinstance(each, list | tuple):
-            waiting.extend(each)
+            stack.extend(each)
 
 
 def _significant_digits(number: int | float) -> int:
-    """Return a number's digits as an integer, without its sign, its decimal point and the zeros at its end, which cost
-    nothing; 1 for zero, infinity and NaN.
-    """
-    found = Decimal(repr(number))
-    if not found.is_finite() or not found:
+    """Return a number's digits as an integer, without sign, point or costless final zeros; 1 for 0, infinity, NaN."""
+    decimal_value = Decimal(repr(number))
+    if not decimal_value.is_finite() or not decimal_value:
         return 1
-    return abs(int("".join(map(str, found.as_tuple().digits)).rstrip("0")))
+    return abs(int("".join(map(str, decimal_value.as_tuple().digits)).rstrip("0")))
 
 
 # References within a JSON schema.
 
 
 def resolve_pointer(reference: object, schema: Mapping[str, Any]) -> object:
-    """Follow a `$ref` by the JSON pointer after its `#`. Return what it leads to in its own schema; None if nothing,
-    or if it leads to another document.
-    """
+    """Return what a `$ref`'s JSON pointer leads to in its own schema; None for nothing, and for another document."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
-    found: object = schema
+    target: object = schema
     for name in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
         name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        if isinstance(target, list):
+            target = target[int(name)] if name.isdecimal() and int(name) < len(target) else None
         else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(name) if isinstance(target, Mapping) else None
+    return target
 
 
 # JSON schemas of Python types, by pydantic, which is imported on first use.
@@ -341,9 +341,7 @@ def type_adapter(kind: Any) -> Any:
 
 
 def closed_type_schema(kind: Any) -> object:
-    """Return the JSON schema of a Python type, closed by `close_objects`. Raises ValueError if pydantic makes no
-    schema of it.
-    """
+    """Return a Python type's JSON schema, closed by `close_objects`. Raises ValueError if pydantic makes none of it."""
     from pydantic import PydanticUserError
 
     try:

@@ -66,13 +66,13 @@ class Tool:
             raise _tools_error(f"a tool has the type {kind!r:.80}, but only functions are served")
         if extra := value.keys() - {"type", "function"}:
             raise _tools_error(f"a tool has {_quoted_names(extra)}, but only `type` and `function` are known")
-        said = value.get("function")
-        if not isinstance(said, Mapping):
+        function_mapping = value.get("function")
+        if not isinstance(function_mapping, Mapping):
             raise _tools_error("a tool has no `function`: it must be an object with a `name`")
-        if extra := said.keys() - set(_PARTS):
+        if extra := function_mapping.keys() - set(_PARTS):
             raise _tools_error(f"a tool's function has {_quoted_names(extra)}, but only {', '.join(_PARTS)} are known")
-        given = {name: part for name, part in said.items() if part is not None}
-        return cls.named(**{"name": None, **given})
+        parts = {name: part for name, part in function_mapping.items() if part is not None}
+        return cls.named(**{"name": None, **parts})
 
     @classmethod
     def named(cls, name: object, description: object = "", parameters: object = None, strict: object = False) -> Tool:
@@ -114,8 +114,8 @@ def read_tools(value: object) -> tuple[Tool, ...]:
         raise _tools_error(f"tools has {len(value):,} tools, but must have at most {MOST_TOOLS}")
     tools = tuple(map(Tool.of, value))
     names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise _tools_error(f"two tools are called {twice!r}")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise _tools_error(f"two tools are called {duplicate!r}")
     characters = sum(len(tool.parameters) + len(tool.description) for tool in tools)
     if characters > MOST_CHARACTERS:
         raise _tools_error(f"the tools have {characters:,} characters, but must have at most {MOST_CHARACTERS:,}")
@@ -126,34 +126,32 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
     """Raise InvalidRequest unless `choice` is a `tool_choice` that fits these tools."""
     names = [tool.name for tool in tools]
     if not isinstance(choice, str) or choice not in (*CHOICES, *names):
-        known = f"auto, none, required{' or the name of a tool' if tools else ''}"
-        raise InvalidRequest(f"tool_choice is {choice!r:.80}, but must be {known}", field="tool_choice")
+        allowed_text = f"auto, none, required{' or the name of a tool' if tools else ''}"
+        raise InvalidRequest(f"tool_choice is {choice!r:.80}, but must be {allowed_text}", field="tool_choice")
     if choice == "required" and not tools:
         raise InvalidRequest("tool_choice is 'required', but there are no `tools`", field="tool_choice")
 
 
 def _normalize_parameters(name: str, parameters: object) -> str:
-    """Check the parameters of the tool `name`, and return their JSON schema as JSON. It always describes an object.
-    Raises InvalidRequest.
-    """
+    """Check the parameters of tool `name`. Return their schema, always of an object, as JSON. Raises InvalidRequest."""
     try:
-        said = normalize_schema(parameters)
-        if isinstance(said, Mapping) and isinstance(kind := said.get("type"), list) and "object" in kind:
-            said = {**said, "type": "object"}
-        if not isinstance(said, Mapping) or said.get("type", "object") != "object":
-            why = f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object"
-            raise _tools_error(why)
-        required = said.get("required", [])
-        if not isinstance(said.get("properties", {}), Mapping):
+        schema = normalize_schema(parameters)
+        if isinstance(schema, Mapping) and isinstance(kind := schema.get("type"), list) and "object" in kind:
+            schema = {**schema, "type": "object"}
+        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+            message = f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object"
+            raise _tools_error(message)
+        required = schema.get("required", [])
+        if not isinstance(schema.get("properties", {}), Mapping):
             raise _tools_error(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
         if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
             raise _tools_error(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
-        text = json.dumps({"type": "object", **said}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps({"type": "object", **schema}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequest):
             raise
         raise _tools_error(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
-    check_multiples(said)
+    check_multiples(schema)
     if not is_text(text):
         raise _tools_error(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
     return text
@@ -173,7 +171,7 @@ def normalize_schema(schema: object) -> Any:
         return {}
     if not isinstance(schema, Mapping):
         return schema
-    usual: dict[str, Any] = {}
+    normalized: dict[str, Any] = {}
     for name, part in schema.items():
         empty = isinstance(part, list | tuple | Mapping) and not part
         if name in _BY_NAME and (empty or isinstance(part, Mapping)):
@@ -187,8 +185,8 @@ def normalize_schema(schema: object) -> Any:
         elif name == "type":
             part = [_normalize_type(each) for each in part] if isinstance(part, list | tuple) else _normalize_type(part)
         if not _is_absent(name, part):
-            usual[name] = part
-    return usual
+            normalized[name] = part
+    return normalized
 
 
 def _normalize_type(name: object) -> object:
@@ -197,9 +195,7 @@ def _normalize_type(name: object) -> object:
 
 
 def _is_absent(name: str, part: object) -> bool:
-    """Return whether a keyword's value means that it is absent. Null is a real value of `const`, `default` and the
-    like.
-    """
+    """Return whether a keyword's value means that it is absent. Null is a real value of `const`, `default` etc."""
     if name == "required":
         return part is None or isinstance(part, bool) or part == {}
     return part is None and name in ("type", "description", *_BY_NAME, *_OF_ONE, *_OF_MANY)
@@ -255,9 +251,7 @@ class CallDelta:
 
 
 def load_json(text: str, **options: Any) -> Any:
-    """Parse a JSON text. Raises ValueError and RecursionError. Whole numbers may be of any length: Python refuses to
-    read those of thousands of digits.
-    """
+    """Parse JSON with whole numbers of any length, which Python would refuse. Raises ValueError and RecursionError."""
     return json.loads(text, parse_int=_parse_integer, **options)
 
 

@@ -22,22 +22,22 @@ _UNFINISHED = f".{'[0-9a-f]' * 16}.unfinished"
 
 
 @contextmanager
-def write_atomically(path: Path, *, private: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
+def write_atomically(path: Path, *, private: bool = False, temp_path: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a new file to write, which atomically replaces `path`, on disk, when the block ends. If anything fails,
     the old file stays, and nobody ever finds half of the new one. If `path` is a link, the file that it leads to is
     replaced.
 
     It gets the mode of the old file. If it is `private`, only its user can read it. Meanwhile it has a name of its own
-    in the same folder. With `beside` it has that name, and replaces what a dead process left there.
+    in the same folder. With `temp_path` it has that name, and replaces what a dead process left there.
 
     Raises OSError, also if `path` exists and is no regular file.
     """
     path = Path(os.path.realpath(path))
     mode = _file_mode(path)
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.unfinished") if beside is None else beside
-    if beside is not None:
-        beside.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN if private else _ALL)
+    unfinished_path = path.with_name(f".{secrets.token_hex(8)}.unfinished") if temp_path is None else temp_path
+    if temp_path is not None:
+        temp_path.unlink(missing_ok=True)
+    descriptor = os.open(unfinished_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN if private else _ALL)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None and not private:
@@ -45,10 +45,10 @@ def write_atomically(path: Path, *, private: bool = False, beside: Path | None =
             yield file
             file.flush()
             os.fsync(descriptor)
-        unfinished.replace(path)
+        unfinished_path.replace(path)
     except BaseException:
         with suppress(OSError):
-            unfinished.unlink()
+            unfinished_path.unlink()
         raise
 
 
@@ -78,8 +78,8 @@ def _file_mode(path: Path) -> int | None:
 
 def cache_folder() -> Path:
     """Return this program's cache folder: in `XDG_CACHE_HOME`, or else where the system has the user's caches."""
-    usual = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / usual) / "cortexmlx"
+    default_folder = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / default_folder) / "cortexmlx"
 
 
 def state_folder() -> Path:
@@ -89,9 +89,7 @@ def state_folder() -> Path:
 
 
 def home_folder() -> Path:
-    """Return the user's own folder, or a folder among the temporary files for a user without one, as in some
-    containers.
-    """
+    """Return the user's own folder, or a temporary one for a user without a folder, as in some containers."""
     try:
         return Path.home()
     except RuntimeError:

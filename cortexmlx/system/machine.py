@@ -32,9 +32,7 @@ def _read_limit(path: str) -> int | None:
 
 
 def working_set_bytes() -> int:
-    """Return how many bytes a model and its cache should use at most: Metal's recommendation, or else three quarters
-    of the memory.
-    """
+    """Return the most bytes a model and its cache should use: Metal's recommendation, or else 3/4 of the memory."""
     if sys.platform == "darwin" and metal_device() is not None:
         import mlx.core as mx
 
@@ -66,13 +64,11 @@ _REFUSALS = (
 
 
 def is_memory_refusal(error: BaseException) -> bool:
-    """Return whether an exception means that memory was refused: ours, Python's, or MLX's, which is known by its words
-    only.
-    """
+    """Return whether an exception means that memory was refused: ours, Python's, or MLX's, known only by its words."""
     if isinstance(error, MemoryRefused | MemoryError):
         return True
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(refusal in words for refusal in _REFUSALS)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(refusal in message for refusal in _REFUSALS)
 
 
 def metal_device() -> str | None:
@@ -101,15 +97,13 @@ def has_matrix_units() -> bool:
         return False
     import mlx.core as mx
 
-    found = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
+    match = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
     system = [int(number) for number in re.findall(r"\d+", platform.mac_ver()[0])]
-    return found is not None and int(found[1]) >= (18 if found[2] == "p" else 17) and system[:2] >= [26, 2]
+    return match is not None and int(match[1]) >= (18 if match[2] == "p" else 17) and system[:2] >= [26, 2]
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the system. glibc keeps freed weights of middle size for itself otherwise; other
-    allocators need no word. It takes milliseconds.
-    """
+    """Give freed memory back to the system, in milliseconds. Only glibc would keep it: freed weights of middle size."""
     with contextlib.suppress(OSError, AttributeError):  # no C library of that kind
         ctypes.CDLL(None).malloc_trim(0)
 

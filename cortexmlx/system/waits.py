@@ -19,16 +19,16 @@ LONGEST_SECONDS = 0.25
 T = TypeVar("T")
 
 
-def wait_until(changed: threading.Condition, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-    """Wait until `condition()` holds, at most `timeout` seconds, with the lock of `changed` held. Return whether it
-    holds.
-    """
-    until = None if timeout is None else time.monotonic() + timeout
-    while not condition():
-        left = LONGEST_SECONDS if until is None else min(until - time.monotonic(), LONGEST_SECONDS)
-        if left <= 0:
+def wait_until(
+    condition_variable: threading.Condition, predicate: Callable[[], bool], timeout: float | None = None
+) -> bool:
+    """Wait at most `timeout` seconds until `predicate()` holds; return whether it does. The lock must be held."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not predicate():
+        remaining = LONGEST_SECONDS if deadline is None else min(deadline - time.monotonic(), LONGEST_SECONDS)
+        if remaining <= 0:
             return False
-        changed.wait(left)
+        condition_variable.wait(remaining)
     return True
 
 

@@ -63,7 +63,7 @@ class PoolingSpec:
 
     first: int
     """The position of the first token whose state counts. Those from it to the end of the prompt are summed up."""
-    weighted: bool = False
+    position_weighted: bool = False
     """Whether each state is multiplied by its position, counted from 1."""
     logits: tuple[int, ...] = ()
     """Tokens whose logits after the last token are asked for, instead of states."""

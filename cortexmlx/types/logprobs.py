@@ -46,15 +46,15 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         return len(self.logprobs)
 
     @overload
-    def __getitem__(self, place: int) -> TokenLogprob | None: ...
+    def __getitem__(self, index: int) -> TokenLogprob | None: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[TokenLogprob | None, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[TokenLogprob | None, ...]: ...
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return tuple(map(self._item, range(len(self))[place]))
-        return self._item(range(len(self))[place])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(map(self._item, range(len(self))[index]))
+        return self._item(range(len(self))[index])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PromptLogprobs) and tuple(self) == tuple(other)
@@ -65,9 +65,9 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
     def __repr__(self) -> str:
         return f"PromptLogprobs({list(self)!r})"
 
-    def _item(self, place: int) -> TokenLogprob | None:
+    def _item(self, index: int) -> TokenLogprob | None:
         """Return the log-probability at a place; None for the first token."""
-        if not place:
+        if not index:
             return None
-        top = zip(self._top_ids[place].tolist(), self._top_logprobs[place].tolist(), strict=True)
-        return TokenLogprob(self.tokens[place], float(self.logprobs[place]), tuple(top))
+        top = zip(self._top_ids[index].tolist(), self._top_logprobs[index].tolist(), strict=True)
+        return TokenLogprob(self.tokens[index], float(self.logprobs[index]), tuple(top))

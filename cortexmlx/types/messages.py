@@ -48,14 +48,10 @@ class PromptMemory(Protocol):
     def tokens(
         self, reader: PromptTokenizer, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
-        """Return the tokens of a rendered prompt, with remembered ones where the text agrees. `render` renders other
-        messages in the same way.
-        """
+        """Return a prompt's tokens, remembered ones where the text agrees. `render` renders other messages alike."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many of these tokens the next turn's prompt will keep; 0 if that is not known, or if it keeps
-        all.
-        """
+        """Return how many of these tokens the next turn's prompt will keep; 0 if it is unknown, or if it keeps all."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)
-    return {**message, "content": "".join(_part_text(part, place) for place, part in enumerate(content))}
+    return {**message, "content": "".join(_part_text(part, index) for index, part in enumerate(content))}
 
 
 def wrap_in_tag(tag: str, text: str) -> str:
@@ -98,15 +94,15 @@ def wrap_in_tag(tag: str, text: str) -> str:
     return f"<{tag}>\n{text}\n</{tag}>"
 
 
-def suggest_name(name: str, known: Collection[str]) -> str:
+def suggest_name(name: str, known_names: Collection[str]) -> str:
     """Return " (did you mean ...?)" with the known name nearest to `name`, or "" if none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    matches = get_close_matches(name, known_names, n=1, cutoff=0.7)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _part_text(part: object, place: int) -> str:
+def _part_text(part: object, index: int) -> str:
     """Return the text of one part of a message's content. Raises InvalidRequest for a part that is no text."""
     if isinstance(part, str):
         return part
@@ -117,10 +113,10 @@ def _part_text(part: object, place: int) -> str:
             return text
         raise InvalidRequest(
             f"a message's `content` has a part of type {kind!r:.80} whose `text` is no text.",
-            field=f"content[{place}].text",
+            field=f"content[{index}].text",
         )
     raise InvalidRequest(
         f"a message's `content` has a part of type {kind!r:.80}, but only text is read: images, audio and files are "
         "not, by models with such parts either. Leave it out.",
-        field=f"content[{place}]",
+        field=f"content[{index}]",
     )

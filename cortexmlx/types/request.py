@@ -62,19 +62,17 @@ class AdapterKey:
 
 @dataclass(frozen=True)
 class QueuedRequest:
-    """A checked and tokenized request, ready for the scheduler. `client`, `background`, `cache`, `timeout` and
-    `adapter` are those of `Engine.submit`.
-    """
+    """A checked, tokenized request. `client`, `background`, `cache`, `timeout`, `adapter` are as in `Engine.submit`."""
 
     prompt: tuple[int, ...]
     """The prompt's token ids."""
     params: SamplingParams
     seed: int = 0
-    submitted: float = 0.0
+    submit_time: float = 0.0
     """When it was submitted, on the performance counter."""
     client: str | None = None
     background: bool = False
-    scored: tuple[int, ...] = ()
+    scored_tokens: tuple[int, ...] = ()
     """The text whose tokens get log-probabilities: the prompt, or the prompt and one more token."""
     cache: bool = True
     timeout: float | None = None
@@ -82,11 +80,11 @@ class QueuedRequest:
     """How thoughts are told apart from the answer; None: they are not."""
     calls: AllowedCalls | None = None
     """What the answer may call; None: nothing."""
-    tail: int = 0
+    tail_length: int = 0
     """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
-    anchor: int = 0
+    anchor_length: int = 0
     """Tokens of the prompt that the next turn keeps: it may leave out the thoughts after them. 0: not known."""
-    pooled: PoolingSpec | None = None
+    pooling: PoolingSpec | None = None
     """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
     adapter: str | None = None
     adapter_key: AdapterKey | None = None
@@ -123,9 +121,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from submission to the start of the prefill, to the first token and to the end, and the rates of both
-    phases.
-    """
+    """Seconds from submission to the prefill's start, the first token and the end, and the rates of both phases."""
 
     queued: float
     ttft: float

@@ -63,9 +63,7 @@ class TokenBiases(Mapping[int, float]):
 
 @dataclass(frozen=True)
 class NumberSpec:
-    """The range of a number in `SamplingParams`, and how people set it. A new parameter says all of this at its
-    field.
-    """
+    """The range of a number in `SamplingParams`, and how people set it. New parameters say all this at their fields."""
 
     low: float
     high: float
@@ -89,9 +87,7 @@ class NumberSpec:
     """Whether models recommend a value in their generation_config.json."""
 
     def contains(self, value: object) -> bool:
-        """Return whether a value is in the range. Finite bounds also exclude infinities, NaN and integers beyond any
-        float.
-        """
+        """Return whether a value is in range. Finite bounds also exclude infinities, NaN, integers beyond any float."""
         if value is None:
             return self.optional
         if not isinstance(value, int if self.whole else (int, float)) or isinstance(value, bool):
@@ -274,25 +270,25 @@ class SamplingParams:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name == "logit_bias":
-                copied = isinstance(value, TokenBiases) or not isinstance(value, Mapping)
-                plain = value if copied else TokenBiases(value)
+                is_unchanged = isinstance(value, TokenBiases) or not isinstance(value, Mapping)
+                normalized = value if is_unchanged else TokenBiases(value)
             elif each.name == "stop" and isinstance(value, str):
-                plain = (value,) if value else value
+                normalized = (value,) if value else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
-                plain = _as_tuple(value)
+                normalized = _as_tuple(value)
             elif each.name == "tools":
-                plain = read_tools(value)
+                normalized = read_tools(value)
             elif each.name == "structured":
-                plain = None if value is None else StructuredOutput.of(value)
+                normalized = None if value is None else StructuredOutput.of(value)
             else:
-                plain = _python_number(value)
-            object.__setattr__(self, each.name, plain)
+                normalized = _python_number(value)
+            object.__setattr__(self, each.name, normalized)
         self.validate()
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
-        own, scored = NUMBERS["max_tokens"], self.prompt_logprobs is not None
-        self._check_number("max_tokens", replace(own, low=0, note="") if scored else own)
+        max_tokens_spec, scores_prompt = NUMBERS["max_tokens"], self.prompt_logprobs is not None
+        self._check_number("max_tokens", replace(max_tokens_spec, low=0, note="") if scores_prompt else max_tokens_spec)
         for name, number in _FIXED_RANGES:
             self._check_number(name, number)
         self._check_number(
@@ -339,33 +335,35 @@ class SamplingParams:
 
     def _check_token_lists(self, top: int) -> None:
         """Raise InvalidRequest unless the ids in `stop_token_ids` and `logit_bias` are in 0..top."""
-        wanted, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
-        listed = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
-        self._require("stop_token_ids", listed and all(map(_TOKEN.contains, ids)), wanted)
-        self._check_token_ids("stop_token_ids", wanted, top)
-        wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
-        self._require("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
-        self._check_token_ids("logit_bias", wanted, top)
+        requirement, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
+        is_id_list = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
+        self._require("stop_token_ids", is_id_list and all(map(_TOKEN.contains, ids)), requirement)
+        self._check_token_ids("stop_token_ids", requirement, top)
+        requirement = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
+        self._require("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, requirement)
+        self._check_token_ids("logit_bias", requirement, top)
 
-    def _check_token_ids(self, name: str, wanted: str, top: int) -> None:
+    def _check_token_ids(self, name: str, requirement: str, top: int) -> None:
         """Raise InvalidRequest if a token id is outside the vocabulary. The message names one of them."""
         ids = getattr(self, name)
         if not ids or (min(ids) >= 0 and max(ids) <= top):
             return
-        wrong = [token for token in ids if not 0 <= token <= top]
-        if wrong:
-            more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
-            raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}", field=name)
+        invalid_ids = [token for token in ids if not 0 <= token <= top]
+        if invalid_ids:
+            others_text = f" and {len(invalid_ids) - 1:,} more like it" if len(invalid_ids) > 1 else ""
+            raise InvalidRequest(
+                f"{name} names the token id {invalid_ids[0]}{others_text}, but must be {requirement}", field=name
+            )
 
     def _check_number(self, name: str, number: NumberSpec) -> None:
         """Raise InvalidRequest unless the parameter `name` is in its range."""
         if not number.contains(getattr(self, name)):
             self._require(name, False, number.range_text)
 
-    def _require(self, name: str, ok: bool, wanted: str) -> None:
-        """Raise InvalidRequest, with the parameter's name and value, unless `ok`. `wanted` says what it must be."""
+    def _require(self, name: str, ok: bool, requirement: str) -> None:
+        """Unless `ok`, raise InvalidRequest with the parameter's name and value, and what it must be: `requirement`."""
         if not ok:
-            raise InvalidRequest(f"{name} is {_value_text(getattr(self, name))}, but must be {wanted}", field=name)
+            raise InvalidRequest(f"{name} is {_value_text(getattr(self, name))}, but must be {requirement}", field=name)
 
 
 NUMBERS: dict[str, NumberSpec] = {

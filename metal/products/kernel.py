@@ -191,11 +191,9 @@ def _expert_launch_arguments(shape: ProductShape, pairs: int) -> dict[str, Any]:
     return _shared_arguments(shape, (), pairs)
 
 
-def _shared_arguments(shape: ProductShape, more: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
-    """Return the template arguments, grid and threadgroup of a call. All shapes of a format, and of as many slices,
-    share a kernel.
-    """
-    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), *more]
+def _shared_arguments(shape: ProductShape, extra_template: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
+    """Return a call's template arguments, grid and threadgroup. Shapes of one format and slice count share a kernel."""
+    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), *extra_template]
     return {
         "template": [("T", getattr(mx, shape.dtype)), *numbers],
         "grid": (shape.threads * shape.threadgroups, groups, 1),

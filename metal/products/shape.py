@@ -39,9 +39,7 @@ SLICES = 8
 
 @dataclass(frozen=True)
 class ProductShape:
-    """The shape of a product with quantized weights `[outputs, inputs]`, or with those of several experts, and the
-    dtype of the rows.
-    """
+    """The shape of a product with quantized weights `[outputs, inputs]`, or several experts', and the rows' dtype."""
 
     dtype: str
     """The dtype of the rows and the result. It is that of affine scales and biases, too."""
@@ -129,9 +127,7 @@ RULES = (
 
 
 def refusal(shape: ProductShape, rows: int) -> str | None:
-    """Return the reason why the kernel does not serve a product of `rows` rows, or None if it does. With experts, a
-    row is a pair of a token and an expert.
-    """
+    """Return why the kernel refuses a product of `rows` rows (token-expert pairs with experts); None if it does not."""
     return next((rule.reason for rule in RULES if not rule.holds(shape, rows)), None)
 
 
@@ -152,9 +148,7 @@ def split_rows(rows: int) -> RowSplit:
 
 @dataclass(frozen=True)
 class ProductVariant:
-    """A product that the kernel is checked on: the shape, and a number of rows. With experts, a row is a pair of a
-    token and an expert.
-    """
+    """A product that the kernel is checked on: the shape, and a number of rows (with experts: token-expert pairs)."""
 
     shape: ProductShape
     rows: int

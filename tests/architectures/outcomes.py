@@ -93,7 +93,7 @@ def no_exit() -> Iterator[None]:
 
 def kept_by(way: ExecutionMode) -> tuple[str, ...]:
     """How many caches of a model keep what, such as "2 × window"; nothing where they are mlx-lm's own."""
-    if way.most_rows is not None:
+    if way.max_rows is not None:
         return ()
     kinds: Counter[str] = Counter()
     for group in way.groups:

@@ -86,7 +86,7 @@ def test_below_float32_a_piece_has_the_bits_that_it_has_alone(
     kv = PagedKV(arena, 0, GroupStep(*NO_ROWS, pieces, window), None, 0, kind, attend)
     sinks = None if softcap else mx.array([0.5, -1.0, 2.0, 0.0]).astype(kind)
     together, apart = (
-        mx.concatenate(reference.attend_pieces(queries, kv, AttentionParams(0.3, sinks, softcap), apart=apart))
+        mx.concatenate(reference.attend_pieces(queries, kv, AttentionParams(0.3, sinks, softcap), one_by_one=apart))
         for apart in (False, True)
     )
     assert len(kv.derived.get(PieceBatches, kv.step).batches) == 2
@@ -98,7 +98,7 @@ def test_long_pieces_and_lone_ones_are_computed_one_by_one() -> None:
     cut = PieceBatches(step)
     assert [is_short(piece) for piece in step.pieces] == [False, True, True, True, False]
     assert [batch.flat.tolist() for batch in cut.batches] == [[[17, 18, 19, 19], [36, 37, 38, 39]]]
-    assert [piece.begin for piece in cut.alone] == [20, 0, 40]
+    assert [piece.begin for piece in cut.lone_pieces] == [20, 0, 40]
     found = [17, 18, 19, 19, 36, 37, 38, 39, *range(20, 36), *range(17), *range(40, 440)]
     assert cut.order is not None and [found[i] for i in cut.order.tolist()] == list(range(440))
 
@@ -111,13 +111,13 @@ def test_a_lone_short_piece_is_multiplied_where_it_is_if_it_is_scattered() -> No
     )
     for piece, batches in ((run, 0), (scattered, 1)):
         cut = PieceBatches(GroupStep(*NO_ROWS, (piece,), AttentionWindow()))
-        assert len(cut.batches) == batches and len(cut.alone) == 1 - batches and cut.order is None
+        assert len(cut.batches) == batches and len(cut.lone_pieces) == 1 - batches and cut.order is None
 
 
 def test_equal_pieces_in_order_are_neither_gathered_nor_reordered() -> None:
     """Up to `MIN_SEEN_TOKENS` tokens, what they see sorts nothing."""
     cut = PieceBatches(step_of([(30, 4), (80, 4), (7, 4)]))
-    assert cut.order is None and cut.alone == []
+    assert cut.order is None and cut.lone_pieces == []
     assert [batch.flat.tolist() for batch in cut.batches] == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]]
 
 
@@ -135,7 +135,7 @@ def test_filling_up_at_most_quadruples_a_piece_and_every_token_has_its_place(
         assert len(pieces) > 1 and all(map(is_short, pieces)) and max(sees) <= 2 * min(sees)
         assert all(batch.width <= 2 * (p.end - p.begin) for p in pieces)
     found = [flat for batch in cut.batches for flat in batch.flat.reshape(-1)]
-    found += [flat for piece in cut.alone for flat in range(piece.begin, piece.end)]
+    found += [flat for piece in cut.lone_pieces for flat in range(piece.begin, piece.end)]
     tokens = step.pieces[-1].end
     assert (found if cut.order is None else [found[i] for i in cut.order.tolist()]) == list(range(tokens))
 

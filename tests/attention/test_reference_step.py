@@ -97,7 +97,7 @@ def test_distances_count_from_each_rows_newest_token() -> None:
 
 
 def test_distances_of_a_pieces_queries() -> None:
-    found = np.array(ReferenceStep.token_distances(first=5, last=8, oldest=3))
+    found = np.array(ReferenceStep.token_distances(first=5, last=8, oldest_token=3))
     assert found.tolist() == [[t - p for t in range(3, 8)] for p in range(5, 8)]
 
 
@@ -105,7 +105,7 @@ def test_a_heads_blocks_are_matrices_one_after_the_other() -> None:
     """Matrix `head * all blocks + block` of the slab, and the row and head that it is multiplied with."""
     step = step_of([9, 12], AttentionWindow())
     index = ReferenceStep(step).row_index(HEADS, BLOCKS + 2, SIZE)
-    block, row_head, each = (np.array(a) for a in (index.block, index.row_head, index.each))
+    block, row_head, each = (np.array(a) for a in (index.block, index.row_head, index.weights_index))
     flat = 0
     for row in range(2):
         for head in range(HEADS):

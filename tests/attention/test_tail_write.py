@@ -81,8 +81,8 @@ class Handle(CustomHandle):
     def astype(self, _: mx.Dtype) -> Any:
         return self
 
-    def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        assert added is None
+    def attend(self, queries: mx.array, scale: float, score_term: mx.array | None) -> mx.array:
+        assert score_term is None
         self.queries = queries if self.written is None else self.written.replace_queries(queries)
         return mx.zeros(queries.shape, queries.dtype)
 
@@ -158,7 +158,7 @@ PLAIN_YARN = {
 def test_layers_of_many_families_are_written_by_the_kernel(family: str, changes: dict[str, Any], norms: int) -> None:
     fused, error, writer = both(lambda: layer_of(family, **changes))
     assert fused and error < 2e-5
-    [variant] = writer._served
+    [variant] = writer._approvals
     assert variant.query_norm + variant.key_norm == norms and writer.notes() == ()
 
 

@@ -115,6 +115,6 @@ def test_pieces_stay_pieces_where_an_answer_must_be_repeatable() -> None:
         layer.queries,
         PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, StepDerivedData()),
         AttentionParams(0.125),
-        apart=True,
+        one_by_one=True,
     )
     assert np.array_equal(layer.attend(kernels.attend)[2:], np.array(mx.concatenate(wanted)))

@@ -64,7 +64,7 @@ def test_all_is_timed_again_when_a_digest_changes_or_if_asked(tmp_path: Path) ->
     ):
         before = len(clock.runs)
         chooser = Autotuner(table, clock)
-        chooser.choose(jobs, again=again)
+        chooser.choose(jobs, ignore_table=again)
         assert len(clock.runs) - before == 2 * (ROUNDS + 1)
         assert chooser.choices()[0].source is ChoiceSource.TIMED
 
@@ -133,7 +133,7 @@ def test_nothing_is_timed_while_somebody_waits(tmp_path: Path) -> None:
         job_of([clock.candidate("rule", 1 / 64), clock.candidate("other", 1 / 128)], str(number)) for number in range(3)
     ]
     chooser = Autotuner(ChoiceTable(HERE, tmp_path), clock)
-    chooser.choose(jobs, waiting=lambda: len(clock.runs) >= 15)
+    chooser.choose(jobs, has_waiting=lambda: len(clock.runs) >= 15)
     assert len(clock.runs) == 15
     assert [choice.source.value for choice in chooser.choices()] == ["timed", "rule", "rule"]
 

@@ -97,7 +97,7 @@ def test_a_budget_that_ends_among_first_runs_says_nothing_of_the_others() -> Non
 
 def test_no_run_begins_while_somebody_waits() -> None:
     clock = Clock()
-    waiting = TimingBudget(A_LONG_TIME, 1000, waiting=lambda: len(clock.runs) >= 3, clock=clock)
+    waiting = TimingBudget(A_LONG_TIME, 1000, has_waiting=lambda: len(clock.runs) >= 3, clock=clock)
     assert time_candidates([clock.candidate("a", 1.0), clock.candidate("b", 1.0)], waiting) is None
     assert len(clock.runs) == 3
 

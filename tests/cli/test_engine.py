@@ -102,7 +102,7 @@ def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_
         "in_process_model.load_model = slow\n"
         "with ReplaceableEngine(EngineConfig(sys.argv[1], kv_memory=2**20)) as host:\n"
         "    try:\n"
-        "        host.exchange(EngineConfig(sys.argv[2], kv_memory=2**20))\n"
+        "        host.replace_engine(EngineConfig(sys.argv[2], kv_memory=2**20))\n"
         "    except KeyboardInterrupt:\n"
         "        said.append(host.engine.generate([1, 2]).finish_reason.value)\n"
         "print(said)\n"

@@ -46,7 +46,7 @@ class Growing:
         asked = SamplingParams(**params)
         self.events: list[TokenEvent] = []
         self.handle = RequestHandle(1, lambda request: None, self.events.append)
-        request = QueuedRequest((1, 2, 3), asked, submitted=submitted)
+        request = QueuedRequest((1, 2, 3), asked, submit_time=submitted)
         self.all = AnswerGroup(request, self.handle)
         self.jobs = [job_of(i, [1, 2, 3]) for i in range(count)]
         for job in self.jobs:

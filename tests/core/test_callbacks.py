@@ -191,7 +191,7 @@ def test_an_interrupt_at_the_engines_thread_while_it_pushes_loses_no_event(calle
             if self.count == 3:
                 raise KeyboardInterrupt
 
-    callers._ready = Interrupted()
+    callers._ready_queue = Interrupted()
     ear = Ear()
     callers.subscribe(ear.handle, ear)
     assert len(telling()) == 1, "a request that is alone holds up nobody"

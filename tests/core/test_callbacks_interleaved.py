@@ -138,8 +138,8 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, more: Callable[[World], Non
         asked.check()
     assert not world.open_threads(), "all end with the last request"
     callers = world.callers
-    assert not (callers._open or callers._calls or callers._threads or callers._watching)
-    assert all(item is None for item in callers._ready._items), "nothing is kept"  # type: ignore[attr-defined]
+    assert not (callers._open or callers._calls or callers._threads or callers._is_watching)
+    assert all(item is None for item in callers._ready_queue._items), "nothing is kept"  # type: ignore[attr-defined]
     return world
 
 

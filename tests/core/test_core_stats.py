@@ -70,7 +70,7 @@ def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> No
     assert stats.prefilled_tokens == stats.prompt_tokens - stats.cached_tokens
     assert stats.cached_tokens == 29, "of a prompt that was there before, all but the last token"
     assert (stats.queued.count, stats.time_to_first_token.count, stats.inter_token.count) == (4, 4, 4 * (limit - 1))
-    assert 0 < stats.tokens_per_second == 4 * limit / core.measured.busy.seconds
+    assert 0 < stats.tokens_per_second == 4 * limit / core.measurements.busy_timer.seconds
     assert stats.kv_bytes == sum(a.nbytes for a in core.runner.arena.arrays())
     assert stats.kv_bytes_limit == 1024 * core.info.kv_bytes_per_token
     assert (stats.steps, stats.preemptions, stats.sequences) == (core.scheduler.planned_steps, 0, ())

@@ -230,7 +230,7 @@ def test_a_draft_model_that_fails_is_left_alone(
 
     def broken(*given: Any) -> Any:
         if next(calls) == 2:
-            for follower in rows._followers.values():
+            for follower in rows._draft_rows.values():
                 rows.cache.tables.sequences.pop(follower.row.id)
             raise ZeroDivisionError
         return works(*given)
@@ -337,7 +337,7 @@ def test_the_default_memory_leaves_room_for_the_draft_model(tiny: Any, monkeypat
     from cortexmlx.core import in_process_model
 
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4, kv_memory="1MB") as engine:
-        reserved = engine.inspect(lambda core: core.model.reserved + core.model.draft.reserved)
+        reserved = engine.inspect(lambda core: core.model.reserved_bytes + core.model.draft.reserved_bytes)
     monkeypatch.setattr(in_process_model, "working_set_bytes", lambda: reserved + 2**20)
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4) as engine:
         limits = engine.inspect(lambda core: (core.cache.bytes_limit, core.draft.rows.cache.bytes_limit))

@@ -41,7 +41,7 @@ def test_a_timeline_is_bounded_begins_at_the_beginning_and_reaches_to_the_end(wa
 
 def test_an_engine_tells_how_its_blocks_were_used_over_time(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=320, max_rows=2)
-    driver.core.measured.timeline = UsageTimeline(interval=0.0)
+    driver.core.measurements.timeline = UsageTimeline(interval=0.0)
     prompt = tokens_of(40, seed=5)
     for _ in range(2):
         driver.add(prompt, 20)

@@ -169,7 +169,7 @@ def test_an_interrupt_of_who_asks_leaves_no_question_behind(worker: Worker) -> N
     with pytest.raises(KeyboardInterrupt):
         worker.ask(lambda core: None)
     worker._calls = usual
-    assert not worker._asking
+    assert not worker._pending_answers
 
 
 def test_an_idle_engine_wakes_up_when_a_request_is_late(worker: Worker) -> None:

@@ -21,13 +21,13 @@ PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(33, seed=2)]
 @pytest.mark.parametrize("on", [True, False])
 def test_what_is_fed_is_computed_without_being_asked_for(on: bool) -> None:
     feed = EarlyEvaluator()
-    feed.on = on
+    feed.enabled = on
     before = mx.get_active_memory()
     array = mx.zeros((1 << 20,)) + mx.arange(1 << 20)
     feed(array)
     mx.synchronize()
     assert (mx.get_active_memory() - before >= array.nbytes) == on
-    assert (feed.waited > 0) == on
+    assert (feed.wait_seconds > 0) == on
 
 
 @pytest.mark.parametrize("kind", ["windowed llama", "granitemoehybrid"])

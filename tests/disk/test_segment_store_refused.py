@@ -124,7 +124,7 @@ def test_a_key_is_asked_for_while_the_index_is_made_again(tmp_path: Path, monkey
     looked = [BloomFilter(), None]
     monkeypatch.setattr(
         SegmentStore,
-        "_known",
+        "_key_filter",
         property(lambda segment_store: looked.pop(0), lambda segment_store, known: None),
         raising=False,
     )

@@ -32,7 +32,9 @@ def test_many_records_become_few_segments(segment_store: SegmentStore, monkeypat
         monkeypatch.setattr(threads, name, PATIENCE)
     writer = RecordWriter(segment_store, "model", lambda: None)
     assert all(writer.enqueue([each]) for each in RECORDS) and writer.flush(PATIENCE)
-    assert (writer.stored, writer.dropped) == (6, 0) and writer.stored_bytes == sum(r.nbytes for r in RECORDS)
+    assert (writer.stored_records, writer.dropped_records) == (6, 0) and writer.stored_bytes == sum(
+        r.nbytes for r in RECORDS
+    )
     assert 1 <= len(segment_store.segments()) <= 2 and len(read_all(segment_store, RECORDS)) == 6
     writer.stop(PATIENCE)
 
@@ -45,7 +47,7 @@ def test_a_small_store_has_small_segments_and_what_does_not_fit_is_counted(tmp_p
     assert len(segment_store.segments()) > 1 and 0 < len(read_all(segment_store, RECORDS)) <= 6
     segment_store.limit = size - 1
     assert writer.enqueue([record(77)]) and writer.flush(PATIENCE)
-    assert (writer.stored, writer.dropped) == (6, 1)
+    assert (writer.stored_records, writer.dropped_records) == (6, 1)
     writer.stop(PATIENCE)
 
 
@@ -56,7 +58,7 @@ def test_what_trickles_in_without_end_is_written_all_the_same(
     monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
     writer = RecordWriter(segment_store, "model", lambda: None)
     numbers = count()
-    assert soon(lambda: writer.enqueue([record(next(numbers))]) and writer.stored)
+    assert soon(lambda: writer.enqueue([record(next(numbers))]) and writer.stored_records)
     writer.stop(PATIENCE)
 
 
@@ -71,11 +73,11 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(
     monkeypatch.setattr(segment_store, "write", lambda *args: go.wait(PATIENCE) and write(*args))
     writer = RecordWriter(segment_store, "model", room.set)
     taken = [writer.enqueue([each]) for each in RECORDS]
-    assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped == taken.count(False)
+    assert taken[:3] == [True] * 3 and not all(taken) and writer.dropped_records == taken.count(False)
     assert not writer.has_room and not room.is_set()
     go.set()
     assert room.wait(PATIENCE) and writer.flush(PATIENCE) and writer.has_room
-    assert writer.stored == taken.count(True)
+    assert writer.stored_records == taken.count(True)
     writer.stop(PATIENCE)
 
 
@@ -85,7 +87,7 @@ def test_stop_drops_what_takes_too_long(segment_store: SegmentStore, monkeypatch
     writer = RecordWriter(segment_store, "model", lambda: None)
     writer.enqueue(RECORDS)
     writer.stop(0.05)
-    assert writer.dropped == 6
+    assert writer.dropped_records == 6
     go.set()
 
 
@@ -104,7 +106,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     for each in RECORDS:
         writer.enqueue([each])
         assert writer.flush(PATIENCE)
-    assert len(calls) == 1 and writer.dropped == 6 and len(caplog.records) == 1
+    assert len(calls) == 1 and writer.dropped_records == 6 and len(caplog.records) == 1
     assert "No space" in caplog.text
     writer.stop(PATIENCE)
 
@@ -133,7 +135,7 @@ def test_the_reader_reads_up_to_the_first_that_is_wrong(segment_store: SegmentSt
     tokens = {r.key: r.tokens for r in RECORDS} | {key_of(77): (1,) * 8}
     sizes, found = ask(reader, tokens, [r.key for r in RECORDS[:4]])
     assert sizes == {r.key: r.nbytes for r in RECORDS} and found == {r.key for r in RECORDS[:4]}
-    assert (reader.read, reader.missed) == (4, 1)
+    assert (reader.read_records, reader.missed_records) == (4, 1)
     _, found = ask(reader, tokens | {RECORDS[1].key: (9,) * 8}, [r.key for r in RECORDS[:4]])
     assert found == {RECORDS[0].key}
     reader.stop(PATIENCE)
@@ -166,7 +168,7 @@ def test_a_writer_that_may_not_be_modest_writes(segment_store: SegmentStore, mon
 
     monkeypatch.setattr("os.setpriority", refuse, raising=False)
     writer = RecordWriter(segment_store, "model", lambda: None)
-    assert writer.enqueue(RECORDS) and writer.flush(PATIENCE) and writer.stored == 6
+    assert writer.enqueue(RECORDS) and writer.flush(PATIENCE) and writer.stored_records == 6
     writer.stop(PATIENCE)
 
 

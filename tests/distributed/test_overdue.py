@@ -232,7 +232,7 @@ def test_who_has_not_answered_hangs_if_the_others_have() -> None:
     story.send(DECODE)  # ranks 0 and 2 wait for rank 1 in this one
     found = story.wait(20.0, often=True)
     assert found is not None and found.culprit == 1 and found.ranks == (1,)
-    assert found.usual == pytest.approx(0.05, rel=0.02) and 7.0 < found.seconds < 8.5
+    assert found.usual_seconds == pytest.approx(0.05, rel=0.02) and 7.0 < found.seconds < 8.5
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_who_waits_for_numbers_of_others_uses_its_processor(used: list[Any], cul
     story.used = [None if more is None else had + more for had, more in zip((50.0, 60.0, 70.0), used, strict=True)]
     found = story.wait(20.0, often=True)
     assert found is not None and found.culprit == culprit and found.ranks == (0, 1, 2)
-    assert found.used == pytest.approx(tuple(used))
+    assert found.processor_seconds == pytest.approx(tuple(used))
 
 
 # -- whatever happens -------------------------------------------------------------------------------------------------

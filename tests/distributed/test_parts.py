@@ -17,7 +17,7 @@ FULL = KVSpec(2, 16, 16, "float16")
 WINDOW = replace(FULL, window=48)
 WIDE = replace(FULL, kv_heads=4)
 STATE = KVSpec(0, 0, 0, "float32", row_bytes=4096)
-LOAD = ArenaDemand(rows=4, piece=64, block_size=16)
+LOAD = ArenaDemand(rows=4, prefill_budget=64, block_size=16)
 
 
 def test_tensor_parts_are_equal_and_their_bytes_add_up() -> None:

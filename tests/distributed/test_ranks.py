@@ -118,7 +118,7 @@ def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> 
     number, _ = group.ranks.send(Forget())
     for rank in (0, 2):
         group.answer(rank, None)
-    assert soon(lambda: group.ranks._arrived.qsize() == 2)
+    assert soon(lambda: group.ranks._message_queue.qsize() == 2)
     with pytest.raises(HostLost, match=r"^rank 1 hangs: it took \d+\.\d s for a call while its heartbeats") as raised:
         group.ranks.await_answers(number, [0, 1, 2])
     assert raised.value.host == "rank 1" and group.ranks.has_ended

@@ -106,8 +106,7 @@ from cortexmlx.errors import HostLost
 from cortexmlx.distributed.worker_group import WorkerGroup
 from support.hosts.launch.groups import TWO, answers, stub
 with WorkerGroup.open(TWO, worker=stub(), seconds=600) as group:
-    answers(group)
-    print("ready", flush=True)
+    print(*answers(group).values(), flush=True)
     for channel in group.channels:
         try:
             channel.receive(60)
@@ -124,9 +123,11 @@ def test_no_worker_is_blamed_when_this_process_was_stopped(temporary: Path) -> N
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
         process.send_signal(signal.SIGSTOP)
-        time.sleep(9)
+        assert len(workers) == 2 and soon(lambda: not alive(workers))
+        time.sleep(1)  # the launcher looks at each worker ten times a second
         process.send_signal(signal.SIGCONT)
         said = process.stdout.read().splitlines()
     assert len(said) == 2 and all(line.startswith("None the workers heard nothing of this process") for line in said)

@@ -94,7 +94,7 @@ def test_a_draft_model_guesses_for_rows_with_adapters(tiny: Any, folders: dict[s
         for name, handle in handles:
             got = list(handle.result(PATIENCE).token_ids)
             assert got == alone(tiny("llama"), folders.get(name or ""))
-        assert engine.inspect(lambda core: core.draft.opened.reserved) < engine.stats().adapter_bytes_limit  # type: ignore[union-attr]
+        assert engine.inspect(lambda core: core.draft.engine_model.reserved_bytes) < engine.stats().adapter_bytes_limit  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

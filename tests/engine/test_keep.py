@@ -160,7 +160,7 @@ def test_what_is_dropped_is_said(tiny: Any) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens, usage.dropped_tokens) == (MOST + 1, 40, 2 * LAST)
     driver.add(prompt, 400)
     driver.step(60)
-    dropped = len(driver.core.scheduler.jobs[0].dropped)
+    dropped = len(driver.core.scheduler.jobs[0].dropped_tokens)
     assert (
         dropped and f"of at most {MOST + 401} tokens, 16 cached, {dropped} dropped" in driver.core.stats().sequences[0]
     )

@@ -214,7 +214,7 @@ def test_reading_that_is_slower_than_computing_is_not_done(
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(LONG)
         driver.forget()
-        driver.core.scheduler.costs.seconds_per_token = 1e-9
+        driver.core.scheduler.cost_model.seconds_per_token = 1e-9
         assert driver.ask(LONG) == (theirs("llama", LONG, 10), 0)
         assert driver.counts.read_blocks == 0
 

@@ -68,7 +68,7 @@ def test_a_text_that_continues_an_answer_that_was_cancelled_while_such_drafts_we
     driver = quiet(model, pipeline=False)
     guide(driver, lambda job: [NAN, NAN] if job.num_generated == 5 else [])
     handle = driver.add(PROMPT)
-    while not driver.core.scheduler.jobs[0].verifying:
+    while not driver.core.scheduler.jobs[0].drafts_in_flight:
         driver.core.step()
     driver.core.cancel(handle.id)
     driver.finish()

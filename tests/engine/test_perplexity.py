@@ -30,11 +30,11 @@ def test_each_token_is_scored_once_behind_as_many_as_there_is_room_for(tokens: i
     stride = data.draw(st.integers(1, room - 1))
     first = data.draw(st.integers(0, 1))
     cuts = list(cut_windows(tokens, room, stride, first))
-    assert [place for cut in cuts for place in range(cut.scored, cut.end)] == list(range(first, tokens))
+    assert [place for cut in cuts for place in range(cut.score_start, cut.end)] == list(range(first, tokens))
     for cut in cuts:
-        assert 0 <= cut.begin <= cut.scored and cut.end - cut.begin <= room
-        assert cut.begin == 0 or cut.end - cut.begin == room, "the last one, too, has all that there is room for"
-    assert all(cut.scored - cut.begin >= room - stride for cut in cuts[1:])
+        assert 0 <= cut.start <= cut.score_start and cut.end - cut.start <= room
+        assert cut.start == 0 or cut.end - cut.start == room, "the last one, too, has all that there is room for"
+    assert all(cut.score_start - cut.start >= room - stride for cut in cuts[1:])
     assert cuts[0] == TextWindow(0, first, min(room, tokens))
 
 

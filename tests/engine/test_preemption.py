@@ -15,7 +15,7 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
     prompts = [tokens_of(40, seed=1), tokens_of(40, seed=2)]
     handles = [driver.add(prompts[0], 50), driver.add(prompts[1], 60)]
     resumed: list[tuple[int, int]] = []
-    begin = driver.core.scheduler._running.begin
+    begin = driver.core.scheduler._running_set.begin
 
     def watching(job: Job, *match: Any) -> Any:
         copies = begin(job, *match)
@@ -23,7 +23,7 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
             resumed.append((driver.core.cache.tables.length(job.id), len(job.tokens)))
         return copies
 
-    driver.core.scheduler._running.begin = watching  # type: ignore[method-assign]
+    driver.core.scheduler._running_set.begin = watching  # type: ignore[method-assign]
     driver.finish()
     for prompt, handle, count in zip(prompts, handles, (50, 60), strict=True):
         assert list(driver.result(handle).token_ids) == theirs("llama", prompt, count)

@@ -188,7 +188,9 @@ def test_prompts_that_differ_in_one_early_token_share_nothing_after_it(tiny: Any
 def test_colliding_hashes_are_refused_and_the_tokens_stay_right(tiny: Any, theirs: Any) -> None:
     """Every block of every text has the same key."""
     driver = Driver(tiny("llama"), tokens=1024)
-    driver.core.cache.prefix = driver.core.cache.pools.prefix = PrefixCache(8, hashing=lambda parent, tokens: b"same")
+    driver.core.cache.prefix = driver.core.cache.pools.prefix = PrefixCache(
+        8, hash_function=lambda parent, tokens: b"same"
+    )
     prompts = [tokens_of(n, seed=n) for n in (30, 31, 40, 30)] + [SYSTEM, SYSTEM[:33]]
     for _ in range(2):
         assert driver.answers(prompts, 20) == [tuple(theirs("llama", p, 20)) for p in prompts]

@@ -24,7 +24,7 @@ SYSTEM = tokens_of(45, seed=9)
 def driver_of(model: Any, snapshots: int = 16, **config: Any) -> Driver:
     driver = Driver(model, **({"tokens": 2048, "prefill_budget": 24} | config))
     assert driver.core.cache.states.snapshots is not None
-    driver.core.cache.states.snapshots.most = snapshots
+    driver.core.cache.states.snapshots.max_snapshots = snapshots
     return driver
 
 

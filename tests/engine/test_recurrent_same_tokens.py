@@ -39,10 +39,8 @@ def driver_of(model: Any, tokens: int = 4096, snapshots: int = 32, **config: Any
     driver = Driver(model, tokens=tokens, **({"max_rows": 4} | config))
     cache = driver.core.cache
     assert cache.states.snapshots is not None
-    cache.states.snapshots.most = snapshots
-    if not any(group.layers for group in cache.groups):  # blocks that take no bytes
-        cache.pools.max_blocks = (tokens // cache.block_size,)
-        cache.pools.shrink(1)
+    cache.states.snapshots.max_snapshots = snapshots
+    driver.limit_blocks(tokens)
     return driver
 
 

@@ -19,7 +19,7 @@ CLOSE = (27, 14, 258, 72, 77, 74, 29)
 """The tokens of `</think>`."""
 LETTER = 64
 """A token that is an "a"."""
-THOUGHTS = Thoughts("<think>", "</think>", begun=True)
+THOUGHTS = Thoughts("<think>", "</think>", opened_by_prompt=True)
 COLOURS = StructuredOutput.choice(["red", "green"])
 
 

@@ -88,7 +88,7 @@ def test_a_request_that_is_cancelled_while_its_drafts_are_verified(llama: Path) 
     driver = quiet(llama)
     guide(driver, right(whole.token_ids, 5))
     handle = driver.add(PROMPT)
-    while not any(job.verifying for job in driver.core.scheduler.jobs):
+    while not any(job.drafts_in_flight for job in driver.core.scheduler.jobs):
         driver.core.step()
     driver.core.cancel(handle.id)
     driver.core.check_invariants()

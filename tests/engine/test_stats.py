@@ -78,7 +78,7 @@ def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
 
 def test_drafts_are_counted_as_a_whole_and_by_source(tiny: Any) -> None:
     core = Driver(tiny("llama"), speculate=True).core
-    core.measured.count_drafts(
+    core.measurements.count_drafts(
         [RowTokens(job_of(0, [1]), (), 0, None, 7, 5), RowTokens(job_of(1, [1]), (), 0, None, 2, 2)]
     )
     assert core.stats().speculation.sources == {}

@@ -221,7 +221,7 @@ def test_what_leaves_no_token_fails_its_request_alone(ignore_eos: bool, tiny: An
     driver.step(2)
     (answer,) = (a for a in driver.core.requests.answers.values() if a.matcher is not None)
     assert answer.matcher is not None
-    assert not answer.matcher.inner.consume_token(0)
+    assert not answer.matcher.ll_matcher.consume_token(0)
     driver.finish()
     with pytest.raises(StructuredOutputError, match="cannot have the form"):
         driver.result(lost)

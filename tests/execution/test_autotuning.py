@@ -107,7 +107,7 @@ def test_all_is_timed_while_the_engine_opens_and_nothing_while_requests_are_ther
 
 
 def test_an_engine_that_somebody_waits_for_times_nothing(tiny: Tiny, on: None, problems: list[Any]) -> None:
-    model = InProcessModel(EngineConfig(str(tiny("llama"))), lambda call: None, waiting=lambda: True)
+    model = InProcessModel(EngineConfig(str(tiny("llama"))), lambda call: None, has_waiters=lambda: True)
     assert problems == [] and {choice.source for choice in model.choices} == {ChoiceSource.RULE}
     model.release()
 

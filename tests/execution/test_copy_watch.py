@@ -172,7 +172,7 @@ def test_who_else_allocates_is_not_accused(another_engine: None, caplog: pytest.
                 one_write(arena, watch)
                 time.sleep(0)
             assert not watch.writes.copied
-            assert watch._tried[WriteMoment.FLUSH] <= 12, "it gives up"
+            assert watch._attempts[WriteMoment.FLUSH] <= 12, "it gives up"
     assert not caplog.records
 
 
@@ -228,4 +228,4 @@ def test_a_small_arena_is_not_measured_and_costs_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(arena, "write_scratch", None)
     watch.measure_scratch_write(arena)
     one_write(arena, watch)
-    assert watch.writes == ArenaWrites() and not watch._tried
+    assert watch.writes == ArenaWrites() and not watch._attempts

@@ -14,7 +14,7 @@ from cortexmlx.execution.execution_modes import PagedMode, SerialMode, choose_ex
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import ArenaDemand
 
-LOAD = ArenaDemand(rows=1, piece=512, block_size=8)
+LOAD = ArenaDemand(rows=1, prefill_budget=512, block_size=8)
 WHY = NotPaged("tiny: a test wants it so")
 LAYER = 2 * (8 + 8) * 4
 """Bytes of a token in one layer of a tiny llama."""
@@ -26,8 +26,8 @@ class Foreign(PlainCache):
 
 def test_a_model_that_can_be_paged_is(judged: Any) -> None:
     way = choose_execution_mode(judged("llama")[0])
-    assert isinstance(way, PagedMode) and way.most_rows is None and way.notes == ()
-    assert way.pipelined and SerialMode(judged("llama")[0], WHY).pipelined
+    assert isinstance(way, PagedMode) and way.max_rows is None and way.notes == ()
+    assert way.can_pipeline and SerialMode(judged("llama")[0], WHY).can_pipeline
     assert way.count_blocks(64 * 2 * LAYER, LOAD, 512) == (8,)
     assert way.choose_backend("reference").name == "reference"
 
@@ -38,10 +38,10 @@ def test_a_model_with_a_cache_of_its_own_runs_one_request_at_a_time_and_says_why
     model = judged("llama")[0]
     monkeypatch.setattr(type(model), "make_cache", lambda self: [Foreign() for _ in self.layers])
     way = choose_execution_mode(model)
-    assert isinstance(way, SerialMode) and way.most_rows == 1
+    assert isinstance(way, SerialMode) and way.max_rows == 1
     first, second = way.notes
     assert first.startswith("one request runs at a time, on mlx-lm's own caches. llama keeps a Foreign")
-    assert second.endswith("Foreign cannot always be cut back") and not way.pipelined
+    assert second.endswith("Foreign cannot always be cut back") and not way.can_pipeline
     assert way.choose_backend("reference").describe() == "mlx-lm's own"
     with pytest.raises(InvalidRequest, match="must be auto"):
         way.choose_backend("nonsense")
@@ -105,7 +105,7 @@ def test_keys_and_values_of_caches_of_mlx_lms_are_not_quantized(judged: Any, unp
         ModelUnsupported, match=r"kv_bits is 4, which paged attention alone has: leave it out\. tiny: a test"
     ):
         choose_execution_mode(judged("llama")[0], 4)
-    assert choose_execution_mode(judged("llama")[0]).most_rows == 1
+    assert choose_execution_mode(judged("llama")[0]).max_rows == 1
 
 
 def test_heads_that_groups_do_not_divide_are_refused(judged: Any) -> None:

@@ -177,5 +177,5 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
 def _embed(driver: Driver, prompt: list[int]) -> None:
     """Queue a text whose states are averaged, as an embedding's are."""
     handle = RequestHandle(7_000 + len(driver.core.requests.by_id), driver.core.cancel)
-    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=1), 0, 0.0, pooled=PoolingSpec(0))
+    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=1), 0, 0.0, pooling=PoolingSpec(0))
     driver.core.add(request, handle, StopConditions())

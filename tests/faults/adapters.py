@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         "an adapter is of two folders",
         FILES,
-        "given, folder = folder, Path(os.path.realpath(folder))",
-        "given = folder",
+        "given_folder, folder = folder, Path(os.path.realpath(folder))",
+        "given_folder = folder",
     ),
     Fault(
         "a file's time ticks too seldom",
@@ -69,7 +69,7 @@ FAULTS = (
     Fault(
         "the slots of before are kept",
         SERVED,
-        "        self._routed = None\n        self._active",
+        "        self._route_key = None\n        self._active",
         "        self._active",
     ),
     Fault(
@@ -78,12 +78,17 @@ FAULTS = (
         "Part(first, end, int(slots[first]))",
         "Part(first, end, int(slots[0]))",
     ),
-    Fault("short runs at the end are left out", ROUTE, "    if begin < len(slots):", "    if begin > len(slots):"),
+    Fault(
+        "short runs at the end are left out",
+        ROUTE,
+        "    if gathered_start < len(slots):",
+        "    if gathered_start > len(slots):",
+    ),
     Fault(
         "B is another slot's",
         TABLES,
-        "mx.gather_mm(thin, self.b, rhs_indices=part.slots)",
-        "mx.gather_mm(thin, self.b, rhs_indices=part.slots[::-1])",
+        "mx.gather_mm(low_rank, self.b, rhs_indices=part.slots)",
+        "mx.gather_mm(low_rank, self.b, rhs_indices=part.slots[::-1])",
     ),
     Fault("B is filled up at its beginning", TABLES, "[(0, rank - r), (0, 0)]", "[(rank - r, 0), (0, 0)]"),
     Fault(
@@ -98,7 +103,7 @@ FAULTS = (
         "        mx.eval(views)\n        self.a, self.b, self._views = a, b, views",
         "        self.a, self.b, self._views = a, b, views\n        mx.eval(views)",
     ),
-    Fault("a slot that was left over is the next one's", TABLES, "[self.a[:slots], one", "[self.a, one"),
+    Fault("a slot that was left over is the next one's", TABLES, "[self.a[:slots], padded_a", "[self.a, padded_a"),
     Fault(
         "a slot goes before all tables have its adapter elsewhere",
         SERVED,
@@ -114,7 +119,12 @@ FAULTS = (
         "        restore_classes(self._modules.values())",
         "        pass",
     ),
-    Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
+    Fault(
+        "the scale is forgotten",
+        LOW_RANK,
+        "tensors[tensor_names[1]] * scale",
+        "tensors[tensor_names[1]] * np.float32(1)",
+    ),
     Fault(
         "a table is too narrow",
         SERVED,
@@ -125,51 +135,56 @@ FAULTS = (
     Fault(
         "a dead lane names its adapter",
         "cortexmlx/scheduling/builder.py",
-        "lane.job.adapter if i in todo else 0",
+        "lane.job.adapter if i in jobs_by_lane else 0",
         "lane.job.adapter",
     ),
     Fault(
         "a step of prompts names none",
         "cortexmlx/scheduling/builder.py",
-        "_adapter_numbers([job.adapter for job, _ in scheduled])",
+        "_adapter_numbers([job.adapter for job, _ in scheduled_tokens])",
         "None",
     ),
     Fault("rows are not brought together", JOB, "    return job.adapter\n", "    return 0\n"),
     Fault(
         "recurrent layers get the slots of the whole step",
         SERVED,
-        "part = None if self._step is None else self._step.called",
+        "part = None if self._step is None else self._step.current_span",
         "part = None",
     ),
     Fault(
         "pieces look up the first one's slots",
         SERVED,
-        "known = self._parts.get((index, id(part)))",
-        "known = next(iter(self._parts.values()), None)",
+        "cached_part = self._parts.get((index, id(part)))",
+        "cached_part = next(iter(self._parts.values()), None)",
     ),
     Fault(
         "what is not loaded is the base model",
         SERVED,
-        "    if strange := set(plan.adapters) - known - {0}:",
-        "    if strange := set[int]():",
+        "    if unknown_numbers := set(plan.adapters) - loaded_numbers - {0}:",
+        "    if unknown_numbers := set[int]():",
     ),
     Fault(
         "modules stay changed after a step",
         PLACES,
-        'become(module, "__class__", kind)',
-        'become(module, "__class__", adapted(kind))',
+        'set_attribute(module, "__class__", kind)',
+        'set_attribute(module, "__class__", adapted(kind))',
     ),
     Fault(
         "the layer that gives the logits may have one",
         PLACES,
-        "elif any(count != _ALL for count in seen[id(module)].tokens):",
+        "elif any(count != _ALL for count in module_uses[id(module)].tokens):",
         "elif False:",
     ),
     Fault(
-        "layers whose weights are read may have one", PLACES, "        if seen[id(module)].read:", "        if False:"
+        "layers whose weights are read may have one",
+        PLACES,
+        "        if module_uses[id(module)].read:",
+        "        if False:",
     ),
     # coming and going
-    Fault("one in use goes at once", REGISTRY, "            if key.number not in used:", "            if True:"),
+    Fault(
+        "one in use goes at once", REGISTRY, "            if key.number not in used_numbers:", "            if True:"
+    ),
     Fault(
         "one without a name stays for ever",
         REGISTRY,
@@ -192,14 +207,19 @@ FAULTS = (
     Fault(
         "content that is half gone is used again",
         REGISTRY,
-        "self._going.append(self._contents.pop(key.digest).number)",
-        "self._going.append(key.number)",
+        "self._pending_removals.append(self._contents.pop(key.digest).number)",
+        "self._pending_removals.append(key.number)",
     ),
-    Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
     Fault(
-        "there is no bound of adapters", REGISTRY, "if self.loaded_count - replaced >= limits.adapters:", "if False:"
+        "a number is given twice",
+        REGISTRY,
+        "            self._last_number += 1  #",
+        "            self._last_number = 1  #",
     ),
-    Fault("what a name replaces counts", REGISTRY, "self.loaded_count - replaced >=", "self.loaded_count >="),
+    Fault(
+        "there is no bound of adapters", REGISTRY, "if self.loaded_count - frees_old >= limits.adapters:", "if False:"
+    ),
+    Fault("what a name replaces counts", REGISTRY, "self.loaded_count - frees_old >=", "self.loaded_count >="),
     Fault("content with a second name is thought to leave", REGISTRY, ".count(key) == 1", ".count(key) >= 1"),
     Fault(
         "content with requests is thought to leave",
@@ -207,7 +227,7 @@ FAULTS = (
         "self._is_only_name(name) and self._keys[name].number not in {job.adapter for job in jobs}",
         "self._is_only_name(name)",
     ),
-    Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
+    Fault("there is no bound of their memory", REGISTRY, "if needed_bytes > limits.bytes:", "if False:"),
     Fault(
         "a name that nobody has is the base model",
         "cortexmlx/core/submitter.py",

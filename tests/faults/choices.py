@@ -22,7 +22,7 @@ TESTS = (
 
 FAULTS = (
     Fault("the slowest serves", CHOOSER, "name = min(timing.seconds,", "name = max(timing.seconds,"),
-    Fault("a choice flaps within the noise", CHOOSER, "least * (1 + MARGIN)", "least"),
+    Fault("a choice flaps within the noise", CHOOSER, "best_seconds * (1 + MARGIN)", "best_seconds"),
     Fault(
         "times of other candidates are taken",
         CHOOSER,
@@ -32,10 +32,20 @@ FAULTS = (
     Fault("times of another kernel text are taken", TABLE, 'content.get("identity") != asdict(self.identity)', "False"),
     Fault("another process's times are dropped", TABLE, " in self.read().items() if", " in {}.items() if"),
     Fault("runs have no bound", TIMING, "self._runs <= 0 or ", ""),
-    Fault("timing goes on while somebody waits", TIMING, " or self._waiting()", ""),
-    Fault("a run begins that ends too late", TIMING, "began + predicted > self._until", "began > self._until"),
+    Fault("timing goes on while somebody waits", TIMING, " or self._has_waiting()", ""),
+    Fault(
+        "a run begins that ends too late",
+        TIMING,
+        "start_time + predicted_seconds > self._deadline",
+        "start_time > self._deadline",
+    ),
     Fault("the run that compiles counts", TIMING, "                times[candidate.name] = []", _FIRST_RUN_COUNTS),
-    Fault("one candidate always goes first", TIMING, "serving if number % 2 == 0 else serving[::-1]", "core"),
+    Fault(
+        "one candidate always goes first",
+        TIMING,
+        "active_candidates if number % 2 == 0 else active_candidates[::-1]",
+        "core",
+    ),
     Fault(
         "a dropped launch is the fastest", TIMED_ON, "if not share <= _TOLERANCE[self._layer.dtype]:", "if share < 0:"
     ),
@@ -47,26 +57,28 @@ FAULTS = (
         "step.lengths - 0 * step.attention_window",
     ),
     Fault("each row alone in a batch counts as one run", CLASSES, "step.rows == 1 and step.runs[0]", "step.runs[0]"),
-    Fault("a way copies without a bound", PLAIN_WAYS, "most * numbers > MAX_COPIED_BYTES", "max_total_tokens < 0"),
+    Fault(
+        "a way copies without a bound", PLAIN_WAYS, "max_tokens * numbers > MAX_COPIED_BYTES", "max_total_tokens < 0"
+    ),
     Fault(
         "the tail is no part of the view",
         PLAIN_WAYS,
-        "if kv.tail is not None:\n        newest = [array[0,",
-        "if kv.tail is None:\n        newest = [array[0,",
+        "if kv.tail is not None:\n        tail_arrays = [array[0,",
+        "if kv.tail is None:\n        tail_arrays = [array[0,",
     ),
     Fault("what lies otherwise is rounded otherwise", ROW_BY_ROW, "mx.contiguous(array)", "array"),
-    Fault("a row sees what its window hides", ROW_BY_ROW, "np.arange(oldest, int(", "np.arange(0, int("),
+    Fault("a row sees what its window hides", ROW_BY_ROW, "np.arange(oldest_token, int(", "np.arange(0, int("),
     Fault(
         "a chosen kernel is not checked",
         KERNEL_WAYS,
-        "if self.refusal_reason(forced) is None:",
+        "if self.refusal_reason(forced_variant) is None:",
         "if True:",
     ),
     Fault(
         "choices are not for their class",
         DECODE,
-        "self._ways.get((key, kv.derived.get(BatchClass.from_step, kv.step)))",
-        "next(iter(self._ways.values()))",
+        "self._methods.get((key, kv.derived.get(BatchClass.from_step, kv.step)))",
+        "next(iter(self._methods.values()))",
     ),
     Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),

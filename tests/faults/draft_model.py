@@ -12,20 +12,33 @@ TESTS = ("speculation/test_draft_rows.py", "core/test_begin.py", "core/test_draf
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("wrong guesses stay computed", ROWS, "min(row.num_computed_tokens, known + same)", "row.num_computed_tokens"),
-    Fault("a row is cut back by one token too few", ROWS, "known + same)\n", "known + same + 1)\n"),
-    Fault("a row is cut back to the text before", ROWS, "known + same)\n", "known)\n"),
+    Fault(
+        "wrong guesses stay computed",
+        ROWS,
+        "min(row.num_computed_tokens, num_job_tokens + common_length)",
+        "row.num_computed_tokens",
+    ),
+    Fault(
+        "a row is cut back by one token too few",
+        ROWS,
+        "num_job_tokens + common_length)\n",
+        "num_job_tokens + common_length + 1)\n",
+    ),
+    Fault("a row is cut back to the text before", ROWS, "num_job_tokens + common_length)\n", "num_job_tokens)\n"),
     Fault(
         "the sequence keeps its length",
         ROWS,
-        "known + same)\n        self.cache.truncate(row.id, row.num_computed_tokens)\n",
-        "known + same)\n",
+        "num_job_tokens + common_length)\n        self.cache.truncate(row.id, row.num_computed_tokens)\n",
+        "num_job_tokens + common_length)\n",
     ),
     Fault(
-        "wrong guesses stay in the text", ROWS, "row.tokens[known:] = new + (", "row.tokens[known:] = guessed[:1] + ("
+        "wrong guesses stay in the text",
+        ROWS,
+        "row.tokens[num_job_tokens:] = new_tokens + (",
+        "row.tokens[num_job_tokens:] = guessed_tokens[:1] + (",
     ),
     Fault("the flush comes before the cut", ROWS, "        flush = self._window.close()\n", "        flush = None\n"),
-    Fault("rows of the same beginning do not wait", ROWS, "if key in computed:", "if key in ():"),
+    Fault("rows of the same beginning do not wait", ROWS, "if key in computing_keys:", "if key in ():"),
     Fault("all clients share", ROWS, "salt=job.salt)", "salt=None)"),
     Fault(
         "guesses are those of the text before",
@@ -33,13 +46,13 @@ FAULTS = (
         "row.tokens[len(job.tokens) :][:count]",
         "row.tokens[len(job.tokens) - 1 :][:count]",
     ),
-    Fault("dropped tokens go unnoticed", ROWS, "follower.drops != job.drops:\n", "False:\n"),
+    Fault("dropped tokens go unnoticed", ROWS, "draft_row.drops != job.drops:\n", "False:\n"),
     Fault("unknown tokens are followed", ROWS, "default=0) >= self._vocabulary", "default=0) < 0"),
     Fault("rows are never given up", MODEL, "        self.rows.end_job(job.id)\n", "        pass\n"),
     Fault(
         "a refusal is not noticed",
         MODEL,
-        "        if refused is not None:\n            self._pause_after_refusal(refused)\n            return False\n",
+        "        if refusal is not None:\n            self._pause_after_refusal(refusal)\n            return False\n",
         "",
     ),
     Fault(
@@ -57,12 +70,17 @@ FAULTS = (
         "self.speculate and not self.reproducible else",
         "True else",
     ),
-    Fault("other pieces are accepted", VOCABULARY, "if mine.pieces[i] != theirs.pieces[i]]", "if False]"),
-    Fault("other ends are accepted", VOCABULARY, '        ("end an answer", mine.ends, theirs.ends),\n', ""),
+    Fault("other pieces are accepted", VOCABULARY, "if model_table.pieces[i] != draft_table.pieces[i]]", "if False]"),
+    Fault(
+        "other ends are accepted",
+        VOCABULARY,
+        '        ("end an answer", model_table.end_ids, draft_table.end_ids),\n',
+        "",
+    ),
     Fault(
         "the draft model's arena has no bound",
         OPENED,
-        "            memory -= draft.limit_to_draft_share(memory, mode.groups, longest)\n",
+        "            memory -= draft.limit_to_draft_share(memory, mode.groups, max_row_tokens)\n",
         "            memory -= 0\n",
     ),
 )

@@ -32,14 +32,14 @@ TESTS = (
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("cached states are not summed up", JOB, "min(most, self.num_pooled_tokens))", "most)"),
+    Fault("cached states are not summed up", JOB, "min(max_reusable, self.num_pooled_tokens))", "max_reusable)"),
     Fault(
         "states count again after a preemption",
         JOB,
         "range(max(first, self.num_pooled_tokens), end)",
         "range(first, end)",
     ),
-    Fault("the states of a piece are not counted", JOB, "self.num_pooled_tokens = pooled.stop", "pass"),
+    Fault("the states of a piece are not counted", JOB, "self.num_pooled_tokens = pooled_range.stop", "pass"),
     Fault(
         "a text ends one token early",
         JOB,
@@ -47,7 +47,10 @@ FAULTS = (
         "self.num_pooled_tokens >= self.prompt_length - 1",
     ),
     Fault(
-        "all of a text is kept", JOB, "return tokens if pooled is None else min(tokens, pooled.shared)", "return tokens"
+        "all of a text is kept",
+        JOB,
+        "return tokens if pooling_spec is None else min(tokens, pooling_spec.shared)",
+        "return tokens",
     ),
     Fault(
         "texts drop tokens as answers do",
@@ -58,24 +61,27 @@ FAULTS = (
     Fault(
         "a text chooses a token",
         BUILDER,
-        "range(0) if job.is_pooling else range(known - 1, end)",
-        "range(known - 1, end)",
+        "range(0) if job.is_pooling else range(num_known_tokens - 1, end)",
+        "range(num_known_tokens - 1, end)",
     ),
     Fault(
         "states are those of other texts",
         BUILDER,
-        "rows.append(positions - segment.first + flat)",
+        "rows.append(positions - segment.first + flat_offset)",
         "rows.append(positions - segment.first)",
     ),
     Fault(
-        "states are not weighted", BUILDER, "positions + 1 if asked.weighted", "np.ones(len(where)) if asked.weighted"
+        "states are not weighted",
+        BUILDER,
+        "positions + 1 if pooling_spec.position_weighted",
+        "np.ones(len(pooled_range)) if pooling_spec.position_weighted",
     ),
     Fault("weights begin at 0", BUILDER, "(positions + 1 if", "(positions if"),
     Fault(
         "a text has one token of an answer",
         SHORTAGE,
-        "            return 0\n        room, most",
-        "            return 1\n        room, most",
+        "            return 0\n        available_tokens, requested_tokens",
+        "            return 1\n        available_tokens, requested_tokens",
     ),
     Fault("a text must leave room for an answer", SHORTAGE, "elif tokens > min(", "elif tokens >= min("),
     Fault("texts take rows", RUNNING, "return len(self.jobs) - self._texts", "return len(self.jobs)"),
@@ -98,8 +104,8 @@ FAULTS = (
         "self.compute_keys(job.tokens[: job.num_sharable(len(job.tokens))],",
         "self.compute_keys(job.tokens,",
     ),
-    Fault("texts wait behind chats without a row", ADMISSION, "and not self._pooling", ""),
-    Fault("a text without a place ends the look", ADMISSION, "if passed == _MAX_PASSED:", "if passed:"),
+    Fault("texts wait behind chats without a row", ADMISSION, "and not self._num_pooling", ""),
+    Fault("a text without a place ends the look", ADMISSION, "if num_passed == _MAX_PASSED:", "if num_passed:"),
     Fault(
         "texts evict what chats have cached",
         RUNNING,
@@ -168,26 +174,32 @@ FAULTS = (
         "(self.unused, self.needed, self.pinned, self.transient)",
         "(self.unused, self.needed, self.pinned)",
     ),
-    Fault("states are those before the norm", KEPT, "self._rows.hidden_states(kept).astype", "kept[:, 0].astype"),
+    Fault(
+        "states are those before the norm",
+        KEPT,
+        "self._rows.hidden_states(kept_states).astype",
+        "kept_states[:, 0].astype",
+    ),
     Fault(
         "sums are made in the model's type",
         KEPT,
-        "states = self._rows.hidden_states(kept).astype(mx.float32)",
-        "hidden_states = self._rows.hidden_states(kept)",
+        "states = self._rows.hidden_states(kept_states).astype(mx.float32)",
+        "hidden_states = self._rows.hidden_states(kept_states)",
     ),
     Fault("sums have no weights", KEPT, " * weights[begin:end]", ""),
     Fault(
         "scores take the states of texts",
         KEPT,
-        "self._rows.project, self._kept[:scored]",
-        "self._rows.project, self._kept",
+        "self._rows.project, self._kept_states[:scored_count]",
+        "self._rows.project, self._kept_states",
     ),
     Fault(
-        "logits are those after the first token", KEPT, "kept[mx.array([ends[place] - 1", "kept[mx.array([begins[place]"
+        "logits are those after the first token",
+        KEPT,
+        "kept_states[mx.array([ends[place] - 1",
+        "kept_states[mx.array([begins[index]",
     ),
-    Fault(
-        "any class has last states", ROWS, "return len(returned) > 1 and returned[-1] is returned[-2]", "return True"
-    ),
+    Fault("any class has last states", ROWS, "return len(outputs) > 1 and outputs[-1] is outputs[-2]", "return True"),
     Fault("the model keeps a wrapper", ROWS, '            self._pick["norm"] = norm\n', "            pass\n"),
     Fault(
         "sums of an older row count",
@@ -201,7 +213,12 @@ FAULTS = (
         "part if self.handle.pooled is None else self.handle.pooled + part",
         "part",
     ),
-    Fault("no special tokens", TEXTS, "(self._begin, self._end) if isinstance(text, str) else ((), ())", "((), ())"),
+    Fault(
+        "no special tokens",
+        TEXTS,
+        "(self._begin_tokens, self._end_tokens) if isinstance(text, str) else ((), ())",
+        "((), ())",
+    ),
     Fault(
         "blanks stay",
         TEXTS,
@@ -211,23 +228,33 @@ FAULTS = (
     Fault(
         "a cut text loses its end token",
         TEXTS,
-        "*body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]",
-        "*body, *end][: self._most]",
+        "*body[: max(self._max_tokens - len(begin_tokens) - len(end_tokens), 0)], *end_tokens][\n"
+        "            : self._max_tokens\n"
+        "        ]",
+        "*body, *end_tokens][: self._max_tokens]",
     ),
     Fault(
-        "one beginning of a long text is enough", FIRST, "short[: most + 1] == long[: most + 1]", "short or not short"
+        "one beginning of a long text is enough",
+        FIRST,
+        "short_tokens[: max_tokens + 1] == long_tokens[: max_tokens + 1]",
+        "short_tokens or not short_tokens",
     ),
     Fault("all of a long text is tokenized", FIRST, "while size < len(text):", "while False:"),
     Fault("a long text takes memory without bound", FIRST, "if tries == _TRIES or ", "if "),
-    Fault("a long text that is cut has no more than fit", FIRST, "return long[: most + 1]", "return long[:most]"),
-    Fault("a long text is cut in silence", TEXTS, "if truncated and not self._truncate:", "if False:"),
+    Fault(
+        "a long text that is cut has no more than fit",
+        FIRST,
+        "return long_tokens[: max_tokens + 1]",
+        "return long_tokens[:max_tokens]",
+    ),
+    Fault("a long text is cut in silence", TEXTS, "if is_truncated and not self._truncate:", "if False:"),
     Fault("the prompt is always pooled", TEXTS, "if self._prompt and not files.include_prompt:", "if False:"),
     Fault("blanks after a prompt are part of it", TEXTS, "self._prompt.strip()", "self._prompt.lstrip()"),
     Fault(
         "token ids lose the length of a prompt that they do not have",
         TEXTS,
-        "self._unpooled if isinstance(text, str) else 0",
-        "self._unpooled",
+        "self._unpooled_count if isinstance(text, str) else 0",
+        "self._unpooled_count",
     ),
     Fault(
         "a weighted mean divides by the tokens",
@@ -242,14 +269,14 @@ FAULTS = (
     Fault(
         "short vectors are not normalized again",
         CALLS,
-        "normalize(vectors[:, :kept]) if files.normalized else",
-        "vectors[:, :kept] if files.normalize else",
+        "normalize(vectors[:, :dimension_count]) if files.normalized else",
+        "vectors[:, :dimension_count] if files.normalize else",
     ),
     Fault(
         "short vectors are always normalized",
         CALLS,
-        "if files.normalized else vectors[:, :kept]",
-        "if True else vectors[:, :kept]",
+        "if files.normalized else vectors[:, :dimension_count]",
+        "if True else vectors[:, :dimension_count]",
     ),
     Fault("dense layers are left out", CALLS, "        vectors = layer(vectors)", "        pass"),
     Fault(
@@ -258,10 +285,17 @@ FAULTS = (
         "float(each.vector[0]) - float(each.vector[1])",
         "float(each.vector[1]) - float(each.vector[0])",
     ),
-    Fault("long documents are cut in silence", CALLS, "if whole > len(tokens) and not truncate:", "if False:"),
+    Fault(
+        "long documents are cut in silence", CALLS, "if full_token_count > len(tokens) and not truncate:", "if False:"
+    ),
     Fault("nothing is cancelled", AHEAD, "            handle.cancel()", "            pass"),
     Fault("NaN is a vector", AHEAD, "if not np.isfinite(vector).all():", "if False:"),
-    Fault("all texts are submitted at once", AHEAD, "while more and ahead < tokens_ahead and", "while more and"),
+    Fault(
+        "all texts are submitted at once",
+        AHEAD,
+        "while has_more and submitted_tokens < tokens_ahead and",
+        "while has_more and",
+    ),
     Fault("texts of a client share with all", AHEAD, "        client=client,\n", ""),
     Fault(
         "windows are embedded with",
@@ -273,17 +307,24 @@ FAULTS = (
     Fault(
         "texts may fill the arena",
         SUPPORT,
-        "room = min(count // SHARE * block_size for count in blocks)",
-        "room = min(count * block_size for count in blocks)",
+        "capacity_tokens = min(count // SHARE * block_size for count in blocks)",
+        "capacity_tokens = min(count * block_size for count in blocks)",
     ),
     Fault(
         "flags are read in a wrong order", FILES, '"pooling_mode_cls_token": "cls"', '"pooling_mode_cls_token": "mean"'
     ),
-    Fault("texts outgrow a window", FILES, "longest = min(longest or window, window)", "pass"),
-    Fault("a prompt that is not pooled is pooled", FILES, 'said.get("include_prompt", True) is not False', "True"),
+    Fault("texts outgrow a window", FILES, "max_tokens = min(max_tokens or window, window)", "pass"),
+    Fault(
+        "a prompt that is not pooled is pooled",
+        FILES,
+        'pooling_config.get("include_prompt", True) is not False',
+        "True",
+    ),
     Fault("a module may lie anywhere", FILES, 'if Path(path).is_absolute() or ".." in parts:', "if False:"),
     Fault("other modules are left out", FILES, 'elif kind != "Dropout":', "elif False:"),
-    Fault("the stated length is not read", FILES, 'longest = said.get("max_seq_length")', "longest = None"),
+    Fault(
+        "the stated length is not read", FILES, 'max_length = text_config.get("max_seq_length")', "max_length = None"
+    ),
     Fault("a dense layer has no bias", LAYERS, "out if self.bias is None else out + self.bias", "out"),
     Fault(
         "a dense layer has no activation",
@@ -292,24 +333,29 @@ FAULTS = (
         'return _ACTIVATIONS["Identity"](',
     ),
     Fault("pickles are no reason", LAYERS, "if not file.is_file():", "if False:"),
-    Fault("bidirectional models pass", CAUSAL, "        if said:\n", "        if False:\n"),
+    Fault("bidirectional models pass", CAUSAL, "        if reasons:\n", "        if False:\n"),
     Fault("is_causal is not read", CAUSAL, 'if part.get("is_causal") is False', "if False"),
-    Fault("code of its own passes", CAUSAL, "    if own:\n", "    if False:\n"),
+    Fault("code of its own passes", CAUSAL, "    if custom_classes:\n", "    if False:\n"),
     Fault("any class passes", CAUSAL, "if not _is_causal_class(str(each), kind):", "if False:"),
-    Fault("any Qwen3 judges documents", RERANKER, "if said is None and (not named or modules):", "if False:"),
+    Fault(
+        "any Qwen3 judges documents",
+        RERANKER,
+        "if logit_score is None and (not has_reranker_name or modules):",
+        "if False:",
+    ),
     Fault("the prompt has no empty thoughts", RERANKER, "<think>\\n\\n</think>\\n\\n", ""),
     Fault(
         "documents are cut with what follows them",
         RERANKER,
-        "return [*begin, *pair[:room], *end], len",
-        "return [*begin, *pair, *end][:most], len",
+        "return [*prefix, *pair[:max_pair_tokens], *suffix], len",
+        "return [*prefix, *pair, *suffix][:max_tokens], len",
     ),
     Fault(
         "other tokens are compared",
         RERANKER,
-        "if said is not None and (said.true_token",
-        "if False and (said.true_token",
+        "if logit_score is not None and (logit_score.true_token",
+        "if False and (logit_score.true_token",
     ),
     Fault("flat names are not found", BACKBONE, "if flat:", "if False:"),
-    Fault("a chat model without its head passes", BACKBONE, "return embeds and untied", "return untied"),
+    Fault("a chat model without its head passes", BACKBONE, "return embeds and is_untied", "return is_untied"),
 )

@@ -42,8 +42,8 @@ FAULTS = (
     Fault("the way of one launch where a row has two partitions", BACKEND, "work.items == kv.step.rows", "work.items"),
     Fault("a tail of one column too few", TAIL, "(0, columns - 1)", "(0, columns - 2)"),
     Fault("one row too many has a long tail", WINDOW, "len(jobs) > self._long", "len(jobs) > 1 + self._long"),
-    Fault("rows give up blocks for a long tail", WINDOW, "if fits else TAIL_COLUMNS", "if jobs else TAIL_COLUMNS"),
-    Fault("the copy of a long tail is written for nothing", SIZING, "copied = 2 * (LONG", "copied = (LONG"),
+    Fault("rows give up blocks for a long tail", WINDOW, "if all_fit else TAIL_COLUMNS", "if jobs else TAIL_COLUMNS"),
+    Fault("the copy of a long tail is written for nothing", SIZING, "copied_bytes = 2 * (LONG", "copied_bytes = (LONG"),
     Fault(
         "windows have long tails",
         SIZING,
@@ -71,7 +71,7 @@ FAULTS = (
     Fault("positions are not scaled", WRITE_ENTRY, "numbers_of_layer[1] * float", "float"),
     Fault("a change in place is not seen", WRITER, "        self.origin = None\n        return", "        return"),
     Fault("changed queries are replaced", WRITER, "if queries is self.original_queries and", "if True or"),
-    Fault("changed keys are replaced", WRITER, "if other is not keys or not", "if not"),
+    Fault("changed keys are replaced", WRITER, "rotated_keys is not keys\n            or not", "not"),
     Fault("what is rotated may change later", WRITER, "return x.astype(x.dtype)", "return x"),
     Fault(
         "a norm of one more is one",
@@ -86,13 +86,13 @@ FAULTS = (
         "kind is YarnRoPE",
     ),
     Fault(
-        "a norm with a gate is taken for one without", WRITER, " is not weight or given or named:", " is not weight:"
+        "a norm with a gate is taken for one without", WRITER, " is not weight or args or kwargs:", " is not weight:"
     ),
     Fault(
         "a first step that failed has tried the modules",
         WRITER,
-        "        if self._begun < _PRUNE_STEP:\n            self._begun = 0",
-        "        if False:\n            self._begun = 0",
+        "        if self._step_count < _PRUNE_STEP:\n            self._step_count = 0",
+        "        if False:\n            self._step_count = 0",
     ),
-    Fault("unused modules stay followed", WRITER, "if self._begun == _PRUNE_STEP:", "if self._begun < 0:"),
+    Fault("unused modules stay followed", WRITER, "if self._step_count == _PRUNE_STEP:", "if self._step_count < 0:"),
 )

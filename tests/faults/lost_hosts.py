@@ -18,23 +18,26 @@ TESTS = (
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("the last rank decides on blocks", PARTS, "min(count, most.get(window, count))", "count"),
+    Fault("the last rank decides on blocks", PARTS, "min(count, max_blocks.get(window, count))", "count"),
     Fault("the richest rank decides on snapshots", PARTS, "min(snapshots) if", "max(snapshots) if"),
     Fault(
         "a stage lacks the groups of others",
         PARTS,
-        "own.get(spec, ())) for spec in specs)",
-        "own[spec]) for spec in own)",
+        "rank_layers.get(spec, ())) for spec in specs)",
+        "rank_layers[spec]) for spec in rank_layers)",
     ),
     Fault(
-        "workers of one machine have all of it each", MODEL, "info.memory_bytes // beside[machine]", "info.memory_bytes"
+        "workers of one machine have all of it each",
+        MODEL,
+        "info.memory_bytes // workers_per_machine[machine]",
+        "info.memory_bytes",
     ),
     Fault(
         "a loss that a step has met is met again", MODEL, "if core.recovery.open and epoch ==", "if epoch or epoch =="
     ),
     Fault("a loss in the middle of a plan ends the plan", MODEL, "except HostLost:", "except HostRefused:"),
     Fault("other weights are not noticed", GROUP, "info.identity != self._loaded.identity", "not info.identity"),
-    Fault("workers that are not there are told", GROUP, "if len(held) < len(self.names):", "if False:"),
+    Fault("workers that are not there are told", GROUP, "if len(rank_memory) < len(self.names):", "if False:"),
     Fault("debug runs compare as seldom", GROUP, "compare_every=read_compare_interval(),", ""),
     Fault(
         "nobody says when a worker hangs",
@@ -52,7 +55,7 @@ FAULTS = (
         "waiting requests fail with the running ones", RECOVERY, "scheduler.jobs if job.is_running]", "scheduler.jobs]"
     ),
     Fault("running requests are kept in their rows", RECOVERY, "core.scheduler.restart_rows()", "pass"),
-    Fault("a request that ends its worker begins again", RECOVERY, "else self._in_a_row + 1", "else 1"),
+    Fault("a request that ends its worker begins again", RECOVERY, "else self._consecutive_losses + 1", "else 1"),
     Fault(
         "the old workers are asked on",
         CORE,

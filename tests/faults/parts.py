@@ -20,10 +20,10 @@ FAULTS = (
     Fault(
         "a part tells its own size for that of the model",
         PART,
-        "        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))\n"
-        "        cut_model(model, group=group, ways=ways, name=str(name))\n",
-        "        cut_model(model, group=group, ways=ways, name=str(name))\n"
-        "        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))\n",
+        "        model_sizes.append((weights.weight_bytes(model), weights.parameter_count(model)))\n"
+        "        cut_model(model, group=group, modes=modes, name=str(name))\n",
+        "        cut_model(model, group=group, modes=modes, name=str(name))\n"
+        "        model_sizes.append((weights.weight_bytes(model), weights.parameter_count(model)))\n",
     ),
     Fault(
         "ranks without a choice do not compute their logits",
@@ -32,26 +32,37 @@ FAULTS = (
         "mx.zeros(logits.shape[:1], mx.int32)",
     ),
     Fault(
-        "rank 0 keeps its choice", CHOICE, "mx.distributed.all_sum(sampled.tokens, group=self._group)", "sampled.tokens"
+        "rank 0 keeps its choice",
+        CHOICE,
+        "mx.distributed.all_sum(sampled_tokens.tokens, group=self._group)",
+        "sampled_tokens.tokens",
     ),
     Fault("every rank chooses", CHOICE, "if self._group.rank() == 0:", "if self._group.rank() >= 0:"),
     Fault("what is asked of a copy changes the model", WAYS, "mx.stop_gradient(array)", "array"),
-    Fault("heads are divided without the rest", WAYS, "now * hosts == count", "now == count // hosts"),
-    Fault("a pipeline may have ranks without layers", WAYS, "if len(part.layers) < hosts:", "if len(part.layers) < 1:"),
+    Fault("heads are divided without the rest", WAYS, "new_count * hosts == count", "new_count == count // hosts"),
+    Fault(
+        "a pipeline may have ranks without layers",
+        WAYS,
+        "if len(pipeline_module.layers) < hosts:",
+        "if len(pipeline_module.layers) < 1:",
+    ),
     Fault(
         "a pipeline leaves its caches undivided",
         WAYS,
-        "- len(find_pipeline_module(twin).pipeline_layers)",
-        "- len(part.layers)",
+        "- len(find_pipeline_module(model_copy).pipeline_layers)",
+        "- len(pipeline_module.layers)",
     ),
     Fault(
         "a part holds what it was cut from", PART, "mx.contiguous(module[name], allow_col_major=True)", "module[name]"
     ),
     Fault("all of a part is read at once", PART, "                mx.eval(module[name])\n", ""),
     Fault(
-        "freed tensors stay in MLX's cache", PART, "kept = mx.set_cache_limit(0)", "kept = mx.set_cache_limit(1 << 40)"
+        "freed tensors stay in MLX's cache",
+        PART,
+        "previous_limit = mx.set_cache_limit(0)",
+        "previous_limit = mx.set_cache_limit(1 << 40)",
     ),
-    Fault("what was sent is sent again", HOOK, "        leaf.sent = None\n", "        pass\n"),
+    Fault("what was sent is sent again", HOOK, "        leaf.pending_send = None\n", "        pass\n"),
     Fault(
         "every cache has keys",
         HOOK,

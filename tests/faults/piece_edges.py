@@ -22,12 +22,12 @@ FAULTS = (
     ),
     Fault("results behind a piece are written", PREFILL, "query + e >= begin && query + e < end", "query + e >= begin"),
     Fault("a result behind a piece is written", PREFILL, "query + e < end", "query + e <= end"),
-    Fault("a tile begins before its piece", WORK, "np.maximum(begin, first), np", "begin, np"),
+    Fault("a tile begins before its piece", WORK, "np.maximum(tile_start, first), np", "tile_start, np"),
     Fault(
         "a tile ends behind its piece",
         WORK,
-        "np.minimum(begin + tile, last)",
-        "begin + tile",
+        "np.minimum(tile_start + tile, last)",
+        "tile_start + tile",
     ),
 )
 

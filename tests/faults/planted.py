@@ -179,7 +179,10 @@ FAULTS = (
     Fault("a chunk's last token sees itself alone", REACH, "% self.tokens", "% (self.tokens - 1 or 1)"),
     Fault("a later chunk's queries take the first one's blocks", WORK, "blocks + start // block_size", "blocks"),
     Fault(
-        "work items run to the partition's end", WORK, "np.minimum(begin + partition, end[row])", "begin + partition"
+        "work items run to the partition's end",
+        WORK,
+        "np.minimum(item_start + partition, end[row])",
+        "item_start + partition",
     ),
     Fault("rows find their neighbour's items", WORK, "np.cumsum(counts) - counts", "np.cumsum(counts) - counts[0]"),
     Fault("windows start at partition 0", WORK, "first_part = start // partition", "first_part = start * 0"),
@@ -188,14 +191,14 @@ FAULTS = (
     Fault(
         "the plan of the window's first step is kept",
         BACKEND,
-        "(known.tail_tokens, known.partition) == (tail_tokens, partition)",
-        "known",
+        "(cached.tail_tokens, cached.partition) == (tail_tokens, partition)",
+        "cached",
     ),
-    Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
+    Fault("old sinks are kept", BACKEND, "cached is None or cached[0] is not numbers", "cached is None"),
     Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),  #", "queries,  #"),
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _CHECKED_TAIL_TOKENS", "kv.tail_tokens < 0"),
     Fault("MLX may copy a slab", CALLS, "    copies: bool = False,", "    copies: bool = True,"),
-    Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
+    Fault("the dearer kernel serves", CHOICE, "return min(candidates", "return max(candidates"),
     Fault(
         "partitions differ with the number of query tokens",
         SHAPE,
@@ -341,8 +344,8 @@ FAULTS = (
     Fault(
         "slopes are not for pieces",
         BACKEND,
-        "reference.attend_pieces(queries, kv, params, apart",
-        "reference.attend_pieces(queries, kv, replace(params, slopes=None), apart",
+        "reference.attend_pieces(queries, kv, params, one_by_one",
+        "reference.attend_pieces(queries, kv, replace(params, slopes=None), one_by_one",
     ),
     Fault(
         "slopes are no part of a variant's key",
@@ -415,5 +418,5 @@ FAULTS = (
     Fault(
         "a part of a value has the scales of the first", QUANTIZED_MATRIX, "scales.first + first +", "scales.first +"
     ),
-    Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, last)", "begin + tile"),
+    Fault("a tile goes on behind its piece", WORK, "np.minimum(tile_start + tile, last)", "tile_start + tile"),
 )

@@ -85,7 +85,7 @@ FAULTS = (
     Fault("the bias of a linear module is lost", SERVED, 'product + self["bias"] if "bias" in self else ', ""),
     Fault("the biases of experts are lost", SERVED, 'mx.expand_dims(self["bias"][indices], -2)', "0.0"),
     Fault("modules stay as they were made", SERVED, "            module.__class__ = kind\n", ""),
-    Fault("what disagrees is asked of all the same", SERVED, "return self._approved[variant]", "return True"),
+    Fault("what disagrees is asked of all the same", SERVED, "return self._variant_approved[variant]", "return True"),
     Fault(
         "a subclass is taken for a module of MLX",
         SERVED,

@@ -17,20 +17,21 @@ FAULTS = (
     Fault(
         "a verified token sees the one after it",
         STEP,
-        "seen = (position <= newest)",
-        "seen = (position <= np.minimum(newest + 1, newest.max(axis=1, keepdims=True)))",
+        "arena_visible = (position <= query_position)",
+        "arena_visible = (position <= np.minimum(query_position + 1, query_position.max(axis=1, keepdims=True)))",
     ),
     Fault(
         "all tokens of a short piece have the newest one's window",
         STEP,
-        "oldest = self._window.oldest_visible(np.maximum(newest + tail, 0))",
-        "oldest_visible = self._window.oldest_visible(np.maximum(newest.max(axis=1, keepdims=True) + tail, 0))",
+        "oldest_token = self._window.oldest_visible(np.maximum(query_position + tail_tokens, 0))",
+        "oldest_visible = self._window.oldest_visible(np.maximum(query_position.max(axis=1, "
+        "keepdims=True) + tail_tokens, 0))",
     ),
     Fault(
         "the window of a short piece is one token longer",
         STEP,
-        "(position >= oldest)",
-        "(position >= oldest - 1)",
+        "(position >= oldest_token)",
+        "(position >= oldest_token - 1)",
     ),
     Fault(
         "a short piece's first block is that of its newest token",
@@ -41,15 +42,15 @@ FAULTS = (
     Fault(
         "distances of a short piece count from its newest token",
         STEP,
-        "(self._queries + tail)[:, :, None]",
-        "np.broadcast_to(self._queries[:, -1:] + tail, self._queries.shape)[:, :, None]",
+        "(self._queries + tail_tokens)[:, :, None]",
+        "np.broadcast_to(self._queries[:, -1:] + tail_tokens, self._queries.shape)[:, :, None]",
     ),
     Fault("short pieces are filled up with the next piece's tokens", BATCHES, ", p.end - 1) for p", ", p.end) for p"),
     Fault(
         "short pieces stay in the order of their batches",
         BATCHES,
         "None if in_order else mx.array(order",
-        "None if found else mx.array(order",
+        "None if flat_tokens else mx.array(order",
     ),
     Fault(
         "positions of short pieces count from the step's first token",
@@ -72,8 +73,8 @@ FAULTS = (
     Fault(
         "results stay in the order of the rows",
         ROWS,
-        "if self._back is None",
-        "if self._back is not None or attended.size",
+        "if self._inverse_order is None",
+        "if self._inverse_order is not None or output.size",
     ),
     Fault(
         "the rows of all tokens have the first piece's blocks",
@@ -84,7 +85,7 @@ FAULTS = (
     Fault(
         "pieces become rows where answers must be repeatable",
         BACKEND,
-        "not prefill and not apart and",
+        "not prefill\n            and not reproducible\n            and",
         "not prefill and",
     ),
 )

@@ -26,22 +26,27 @@ TESTS = (
 """The tests that judge these faults."""
 
 VERIFICATION = (
-    Fault("a draft is taken without looking", DRAFTS, "is not None or drafted != token:", "is not None:"),
+    Fault("a draft is taken without looking", DRAFTS, "is not None or draft_token != token:", "is not None:"),
     Fault(
         "the token after all drafts is left out",
         DRAFTS,
-        "zip_longest(tokens, job.verifying)",
-        "zip(tokens, job.verifying, strict=False)",
+        "zip_longest(tokens, job.drafts_in_flight)",
+        "zip(tokens, job.drafts_in_flight, strict=False)",
     ),
     Fault(
         "a wrong draft is taken instead of the target's token",
         DRAFTS,
         "reason = job.append_token(token)",
-        "reason = job.append_token(token if drafted is None else drafted)",
+        "reason = job.append_token(token if draft_token is None else draft_token)",
     ),
-    Fault("an answer goes on after its end", DRAFTS, "if reason is not None or drafted", "if drafted"),
-    Fault("log-probabilities of the first place", REQUESTS, "row.first + place", "row.first"),
-    Fault("every draft counts as right", DRAFTS, "right += drafted == token", "right += drafted is not None"),
+    Fault("an answer goes on after its end", DRAFTS, "if reason is not None or draft_token", "if draft_token"),
+    Fault("log-probabilities of the first place", REQUESTS, "row.first + token_index", "row.first"),
+    Fault(
+        "every draft counts as right",
+        DRAFTS,
+        "num_accepted += draft_token == token",
+        "num_accepted += draft_token is not None",
+    ),
     Fault(
         "no token behind drafts is taken as one",
         DRAFTS,
@@ -49,15 +54,20 @@ VERIFICATION = (
         "",
     ),
     Fault("a place without a token spoils nothing", DRAFTS, "0, min(tokens) < 0", "0, False"),
-    Fault("a spoiled block is shared", DRAFTS, "stored - stored % running.cache.block_size if job.spoiled else ", ""),
+    Fault(
+        "a spoiled block is shared",
+        DRAFTS,
+        "num_computed - num_computed % running_set.cache.block_size if job.is_spoiled else ",
+        "",
+    ),
     Fault(
         "a block with drafts in flight is shared",
         RUNNING,
-        "        if job.verifying:  # it is not",
-        "        if False:  # it is not",
+        "        if job.drafts_in_flight:\n            num_cach",
+        "        if False:\n            num_cach",
     ),
-    Fault("drafts may spoil a job again and again", DRAFTS, " or job.spoiled or", " or"),
-    Fault("drafts may fail a request", REQUESTS, " and not answer.job.verifying:", ":"),
+    Fault("drafts may spoil a job again and again", DRAFTS, " or job.is_spoiled or", " or"),
+    Fault("drafts may fail a request", REQUESTS, " and not answer.job.drafts_in_flight:", ":"),
     Fault(
         "drafts past the answer's end",
         DRAFTS,
@@ -79,10 +89,15 @@ VERIFICATION = (
         "        vocab_size=vocab_size,\n        max_request",
         "        max_request",
     ),
-    Fault("the caller's functions see drafts", DRAFTS, " or job.processed or", " or"),
-    Fault("recurrent rows speculate", DRAFTS, " or cache.needs_ends)", ")"),
+    Fault("the caller's functions see drafts", DRAFTS, " or job.has_logits_processors or", " or"),
+    Fault("recurrent rows speculate", DRAFTS, " or cache.needs_ends\n", "\n"),
     Fault("thoughts are drafted past their limit", DRAFTS, "min(MOST_DRAFTS, job.most_drafts)", "MOST_DRAFTS"),
-    Fault("the last token of thoughts is one too late", BUDGET, "max(0, self._left - 1)", "max(0, self._left)"),
+    Fault(
+        "the last token of thoughts is one too late",
+        BUDGET,
+        "max(0, self._remaining_tokens - 1)",
+        "max(0, self._remaining_tokens)",
+    ),
     Fault(
         "the limit of thoughts is that of their beginning",
         ANSWERS,
@@ -98,29 +113,39 @@ VERIFICATION = (
         "(DrainReason.CONTRADICTED, DrainReason.HISTORY,",
         "(DrainReason.HISTORY,",
     ),
-    Fault("a step runs ahead of one that verifies", GATE, "verifies or job.verifying != () or", "verifies or"),
+    Fault("a step runs ahead of one that verifies", GATE, "verifies or job.drafts_in_flight != () or", "verifies or"),
     Fault(
         "drafts have the token index of the row",
         BUILDER,
-        "token_index.append(job.num_planned_outputs + place)",
+        "token_index.append(job.num_planned_outputs + num_drafts)",
         "token_index.append(job.num_planned_outputs)",
     ),
-    Fault("penalties do not count drafts", BUILDER, "[*job.output, *job.drafts[:drafted]] if drafted else", ""),
-    Fault("penalties count a draft too many", BUILDER, "job.drafts[:drafted]] if", "job.drafts[: drafted + 1]] if"),
-    Fault("masks do not follow drafts", REQUESTS, "(answer.matcher, answer.job.verifying)", "(answer.matcher, ())"),
+    Fault("penalties do not count drafts", BUILDER, "[*job.output, *job.drafts[:num_drafts]] if num_drafts else", ""),
     Fault(
-        "drafts are followed by the answer's matcher", MATCHER, "inner = self.inner.deep_copy()", "inner = self.inner"
+        "penalties count a draft too many", BUILDER, "job.drafts[:num_drafts]] if", "job.drafts[: num_drafts + 1]] if"
+    ),
+    Fault(
+        "masks do not follow drafts", REQUESTS, "(answer.matcher, answer.job.drafts_in_flight)", "(answer.matcher, ())"
+    ),
+    Fault(
+        "drafts are followed by the answer's matcher",
+        MATCHER,
+        "draft_matcher = self.ll_matcher.deep_copy()",
+        "draft_matcher = self.ll_matcher",
     ),
 )
 
 ROLLBACK = (
     Fault(
-        "a job keeps the tokens of wrong drafts", DRAFTS, "    job.drop_rejected_drafts()\n", "    job.verifying = ()\n"
+        "a job keeps the tokens of wrong drafts",
+        DRAFTS,
+        "    job.drop_rejected_drafts()\n",
+        "    job.drafts_in_flight = ()\n",
     ),
     Fault(
         "a sequence is not cut back",
         DRAFTS,
-        "    running.cache.truncate(job.id, stored)\n",
+        "    running_set.cache.truncate(job.id, num_computed)\n",
         "",
     ),
     Fault(
@@ -138,7 +163,7 @@ ROLLBACK = (
         "len(self.tokens) - 1\n        self.num_planned_outputs = self.num_generated\n",
         "len(self.tokens) - 1\n",
     ),
-    Fault("a row keeps its drafts when it is preempted", JOB, "        self.drafts = self.verifying = ()\n", ""),
+    Fault("a row keeps its drafts when it is preempted", JOB, "        self.drafts = self.drafts_in_flight = ()\n", ""),
     Fault(
         "cached tokens are cut off",
         CACHE,
@@ -151,27 +176,29 @@ HASHING = (
     Fault(
         "drafts are hashed when they are planned",
         RUNNING,
-        "            stored = job.num_sharable(min(tokens, len(job.tokens)))\n"
-        "            self.cache.register(job.id, job.tokens, stored, job.keys)",
-        "            self.cache.register(job.id, [*job.tokens, *job.verifying, *job.drafts], tokens, job.keys)",
+        "            num_cacheable = job.num_sharable(min(tokens, len(job.tokens)))\n"
+        "            self.cache.register(job.id, job.tokens, num_cacheable, job.keys)",
+        "            self.cache.register(job.id, [*job.tokens, *job.drafts_in_flight, *job.drafts], tokens, job.keys)",
     ),
     Fault(
         "what was taken is not shared",
         DRAFTS,
-        "    running.note_stored(job, stored - stored % running.cache.block_size if job.spoiled else stored)\n",
+        "running_set.note_stored(\n"
+        "        job, num_computed - num_computed % running_set.cache.block_size if job.is_spoiled else num_computed\n"
+        "    )",
         "",
     ),
     Fault(
         "the newest token counts as stored",
         DRAFTS,
-        "if job.spoiled else stored)",
-        "if job.spoiled else len(job.tokens))",
+        "if job.is_spoiled else num_computed\n    )",
+        "if job.is_spoiled else len(job.tokens))",
     ),
     Fault(
         "wrong drafts are shared when an answer ends",
         DRAFTS,
-        "if job.spoiled else stored)",
-        "if job.spoiled else job.num_stored_tokens)",
+        "if job.is_spoiled else num_computed\n    )",
+        "if job.is_spoiled else job.num_stored_tokens)",
     ),
 )
 

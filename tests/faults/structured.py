@@ -38,10 +38,10 @@ FAULTS = (
     Fault(
         "a mask for the row beside",
         REQUESTS,
-        "            rows += places[: len(own)]\n",
-        "            rows += [p and p - 1 for p in places[: len(own)]]\n",
+        "            rows += row_indices[: len(answer_masks)]\n",
+        "            rows += [p and p - 1 for p in row_indices[: len(answer_masks)]]\n",
     ),
-    Fault("masks in another order than rows", REQUESTS, "np.stack(allowed)", "np.stack(allowed[::-1])"),
+    Fault("masks in another order than rows", REQUESTS, "np.stack(allowed_masks)", "np.stack(allowed_masks[::-1])"),
     Fault(
         "tokens are not followed", REQUESTS, "is not None and answer.matcher.accept(token):", "is not None and False:"
     ),
@@ -54,18 +54,18 @@ FAULTS = (
     Fault(
         "a matcher's copy that fails allows the end",
         MATCHER,
-        "            if inner.is_error():\n",
+        "            if draft_matcher.is_error():\n",
         "            if False:\n",
     ),
-    Fault("an interrupt in the tokenizer is lost", COMPILER, "self._raised.error = error", "pass"),
+    Fault("an interrupt in the tokenizer is lost", COMPILER, "self._tokenizer_failure.error = error", "pass"),
     Fault(
         "llguidance keeps the vocabulary for ever",
         COMPILER,
-        "_TokenizerWrapper(table, encode, self.raised)",
-        "_TokenizerWrapper(table, lambda *text, **how: (self, encode(*text, **how))[1], self.raised)",
+        "_TokenizerWrapper(table, encode, self.tokenizer_failure)",
+        "_TokenizerWrapper(table, lambda *text, **how: (self, encode(*text, **how))[1], self.tokenizer_failure)",
     ),
     Fault("the trace of a panic is told", MATCHER, 'if error.startswith("panic"):', "if False:"),
-    Fault("a complete form does not end its answer", MATCHER, " or bool(self.inner.is_stopped())", ""),
+    Fault("a complete form does not end its answer", MATCHER, " or bool(self.ll_matcher.is_stopped())", ""),
     Fault(
         "a refused token is no error",
         REQUESTS,
@@ -83,31 +83,43 @@ FAULTS = (
     ),
     Fault("a forced token is one of several", MATCHER, "    mask[:] = 0\n", ""),
     Fault("the last token of a forced run comes first", MATCHER, "_only(row, run[0])", "_only(row, run[-1])"),
-    Fault("the first mask is used twice", MATCHER, "        self.fresh = False\n", ""),
+    Fault("the first mask is used twice", MATCHER, "        self.is_fresh = False\n", ""),
     Fault(
         "thoughts have no limit",
         ANSWERS,
         "        if self.budget is not None:\n            self.budget.count_token(token)\n",
         "",
     ),
-    Fault("tags of thoughts count", BUDGET, "        elif before and inside:\n", "        elif inside:\n"),
-    Fault("a half tag is written twice", BUDGET, "self._limit.close[written:]", "self._limit.close"),
-    Fault("a special token is forced in halves", BUDGET, "written >= self._limit.first", "written > 0"),
+    Fault("tags of thoughts count", BUDGET, "        elif was_inside and inside:\n", "        elif inside:\n"),
+    Fault("a half tag is written twice", BUDGET, "self._limit.close[written_chars:]", "self._limit.close"),
+    Fault(
+        "a special token is forced in halves",
+        BUDGET,
+        "written_chars >= self._limit.first_token_chars",
+        "written_chars > 0",
+    ),
     Fault(
         "a special token that is spelled out closes thoughts",
         "cortexmlx/structured/lark.py",
-        "{terminal}: {text_without(known, not_first)}",
+        "{terminal}: {text_without(close_special, not_first)}",
         "{terminal}: /{ANY}/",
     ),
     Fault(
         "an ignored end token is a part of a form",
         "cortexmlx/core/submitter.py",
-        "stops.token_ids | ends",
+        "stops.token_ids | eos_token_ids",
         "stops.token_ids",
     ),
     Fault("characters are torn", BUDGET, "not 0 < self._silent <= _MOST_SILENT", "True"),
-    Fault("the last free token is one too many", BUDGET, "self._left <= 1)", "self._left <= 0)"),
-    Fault("the tag is forced for ever", BUDGET, "            self._over = not self._forced\n", "            pass\n"),
+    Fault(
+        "the last free token is one too many", BUDGET, "self._remaining_tokens <= 1)", "self._remaining_tokens <= 0)"
+    ),
+    Fault(
+        "the tag is forced for ever",
+        BUDGET,
+        "            self._is_over = not self._forced_tokens\n",
+        "            pass\n",
+    ),
     Fault("drafts count for no row", MATCHER, "        row += 1 + len(drafts)\n", "        row += 1\n"),
     Fault(
         "lenient and strict grammars are one",
@@ -131,7 +143,12 @@ FAULTS = (
         r'''.+*?()|[]{}^$/#&-~<>"''',
     ),
     Fault("no limit of parser items", MATCHER, "step_max_items=MOST_ITEMS, ", ""),
-    Fault("a form that cannot begin is taken", MATCHER, "            begun.consume_token(self.first_forced[0])\n", ""),
+    Fault(
+        "a form that cannot begin is taken",
+        MATCHER,
+        "            probe_matcher.consume_token(self.first_forced_tokens[0])\n",
+        "",
+    ),
     Fault("choices are rules", "cortexmlx/structured/lark.py", 'f"{name.upper()}_CHOICE"', 'f"{name}_choice"'),
     Fault("escaped names are other names", SOURCES, "allowed_escapes(schema)) is not None", "None) is not None"),
     Fault(
@@ -158,10 +175,15 @@ FAULTS = (
     Fault(
         "parts of allOf are closed",
         CLOSED,
-        "if _names_properties(node) or len(listing) > 1:",
+        "if _names_properties(node) or len(naming_groups) > 1:",
         "if _names_properties(node):",
     ),
-    Fault("what is required is forbidden", CLOSED, "named = _required_properties(node).union(", "named = set().union("),
+    Fault(
+        "what is required is forbidden",
+        CLOSED,
+        "all_names = _required_properties(node).union(",
+        "all_names = set().union(",
+    ),
     Fault(
         "a strict schema is lenient", "cortexmlx/protocols/openai/parameters.py", "lenient=not strict", "lenient=strict"
     ),

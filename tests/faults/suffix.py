@@ -17,29 +17,33 @@ FAULTS = (
     Fault(
         "what shares nothing reads texts",
         DRAFTER,
-        "if self._shares_text(job):\n            shelf",
+        "if self._shares_text(job):\n            client_texts",
         "if True:\n            client_texts",
     ),
     Fault(
         "a place is one too far", PLACES, "way] = number << _OFFSET_BITS | offset", "way] = (number << 24) + offset + 1"
     ),
-    Fault("places of a range are one too far", PLACES, "+ begin + order[newest]", "+ begin + 1 + order[newest]"),
+    Fault(
+        "places of a range are one too far", PLACES, "+ begin + order[newest_mask]", "+ begin + 1 + order[newest_mask]"
+    ),
     Fault("the oldest place comes first", PLACES, "[*places[way - 1 :: -1], *places[: way - 1 : -1]]", "places"),
     Fault("a range writes the oldest places", PLACES, "ranks >= np.repeat(counts, counts) - WAYS", "ranks < WAYS"),
     Fault(
         "tokens with the same hash are the same", DRAFTER, "    length = 0\n    end =", "    length = ORDER\n    end ="
     ),
-    Fault("any match is the longest", DRAFTER, "            if length > longest:", "            if length:"),
-    Fault("a guess that was wrong is followed", DRAFTER, "        if same < count:", "        if same < 0:"),
+    Fault("any match is the longest", DRAFTER, "            if length > best_length:", "            if length:"),
+    Fault(
+        "a guess that was wrong is followed", DRAFTER, "        if same_count < count:", "        if same_count < 0:"
+    ),
     Fault(
         "an edit is resumed before its break",
         DRAFTER,
-        "source.tokens, begin, begin + RESUME_DISTANCE",
+        "source.tokens, break_offset, break_offset + RESUME_DISTANCE",
         "source.tokens, 2, add + RESUME_DISTANCE",
     ),
-    Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
-    Fault("new tokens wait for a long prompt", DRAFTER, "max(left, ONE_BY_ONE)", "left"),
-    Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
+    Fault("an edit is resumed for ever", DRAFTER, "len(row_tokens) <= row.resumes_until", "len(row_tokens)"),
+    Fault("new tokens wait for a long prompt", DRAFTER, "max(remaining, ONE_BY_ONE)", "remaining"),
+    Fault("a long prompt is indexed at once", DRAFTER, "begin + max_places)", "begin + 10**6)"),
     Fault(
         "tokens dropped meanwhile are not read",
         DRAFTER,
@@ -48,11 +52,14 @@ FAULTS = (
     ),
     Fault("what a prompt begins with is stored again", TEXTS, "self._walk_tree(0, 0, tokens, 0)", "dict[int, int]()"),
     Fault(
-        "a branch's first place is not found", TEXTS, "self.indexed = branch - self.begin", "self.indexed = LONGEST + 1"
+        "a branch's first place is not found",
+        TEXTS,
+        "self.indexed_end = branch - self.start",
+        "self.indexed_end = LONGEST + 1",
     ),
     Fault("the text used last goes first", TEXTS, "in self.texts.values() if", "in reversed(self.texts.values()) if"),
-    Fault("a client has no bound", TEXTS, "shelf.size > self._most_of_client", "shelf.size > 10**9"),
-    Fault("all clients have no bound", TEXTS, "while self.size > self._most and", "while False and"),
+    Fault("a client has no bound", TEXTS, "client_texts.size > self._max_client_tokens", "client_texts.size > 10**9"),
+    Fault("all clients have no bound", TEXTS, "while self.size > self._max_tokens and", "while False and"),
     Fault("branches outlive their texts", TEXTS, "            del self._branches[text.key]", "            pass"),
     Fault(
         "a text goes before those that branch off it",

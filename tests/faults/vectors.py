@@ -38,18 +38,20 @@ FAULTS = (
     Fault(
         "a prompt before token ids", EMBEDDINGS, "if prompt is not None and not all(", "if prompt is None and not all("
     ),
-    Fault("what was cut off is not told", EMBEDDINGS, "if truncated else item", "if False else item"),
-    Fault("the worst documents come first", RERANK, "key=lambda place: -made", "key=lambda place: made"),
-    Fault("documents by their ranks", RERANK, "request.documents[place]", "request.documents[-1 - place]"),
+    Fault("what was cut off is not told", EMBEDDINGS, "if is_truncated else item", "if False else item"),
+    Fault("the worst documents come first", RERANK, "key=lambda place: -reranking", "key=lambda index: reranking"),
+    Fault("documents by their ranks", RERANK, "request.documents[index]", "request.documents[-1 - index]"),
     # the server
     Fault("a client that went away is computed for", PATHS, "await run_until_disconnect(request, work)", "await work"),
     Fault(
         "requests of all clients are one client's",
         PATHS,
-        'truncate=asked.truncate, client=request.scope.get(SCOPE_CLIENT, "")',
-        'truncate=asked.truncate, client=""',
+        'truncate=embedding_request.truncate,\n                client=request.scope.get(SCOPE_CLIENT, "")',
+        'truncate=embedding_request.truncate, client=""',
     ),
-    Fault("the texts are asked without their prompt", PATHS, '{"prompt": asked.prompt,', '{"prompt": None,'),
+    Fault(
+        "the texts are asked without their prompt", PATHS, '{"prompt": embedding_request.prompt,', '{"prompt": None,'
+    ),
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
     Fault("any name hides a mistyped adapter", MODELS, "self._may_name_adapter(name)):", "False):"),
     Fault(
@@ -58,10 +60,10 @@ FAULTS = (
     Fault(
         "the adapter of a line is forgotten",
         "cli/batch/run.py",
-        "item.request.params, item.request.adapter",
-        "item.request.params, None",
+        "item.request.adapter,\n                )",
+        "None,\n                )",
     ),
-    Fault("a mistyped adapter of a line is the model", BATCH, "if own != named:", "if False:"),
+    Fault("a mistyped adapter of a line is the model", BATCH, "if adapter_name != requested_model:", "if False:"),
     # the file of vectors
     Fault(
         "chunks are written as they are ready",
@@ -71,12 +73,18 @@ FAULTS = (
     ),
     Fault("what comes after a failed chunk is written", RUN, "            pending.clear()\n", ""),
     Fault(
-        "a text that was computed is computed again", COMMAND, "if place <= files.before:", "if place < files.before:"
+        "a text that was computed is computed again",
+        COMMAND,
+        "if text_count <= files.previous_rows:",
+        "if text_count < files.previous_rows:",
     ),
-    Fault("another input goes on", FILES, "if self._digests.get(place, line.digest) != line.digest:", "if False:"),
-    Fault("other settings go on", FILES, "if before.get(name) != value]", "if False]"),
+    Fault("another input goes on", FILES, "if self._digests.get(row_index, line.digest) != line.digest:", "if False:"),
+    Fault("other settings go on", FILES, "if saved_settings.get(name) != value]", "if False]"),
     Fault(
-        "texts that were cut off elsewhere go on", COMMAND, "cut = info.max_tokens if truncate else None", "cut = None"
+        "texts that were cut off elsewhere go on",
+        COMMAND,
+        "longest_text = info.max_tokens if truncate else None",
+        "longest_text = None",
     ),
     Fault("a torn record counts", JSONL, 'line.endswith(b"}\\n")', 'line.startswith(b"{")'),
     Fault(

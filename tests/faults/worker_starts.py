@@ -34,7 +34,7 @@ FAULTS = (
         "_send_signal(pid, signal.SIGKILL)",
         "_send_signal(pid, signal.SIGTERM)",
     ),
-    Fault("only children are ended", SUPERVISOR, "below |= more", "below |= more; break"),
+    Fault("only children are ended", SUPERVISOR, "family_pids |= new_pids", "family_pids |= new_pids; break"),
     Fault("orphans live on", SUPERVISOR, "_adopt_orphans()\n    try:", "try:"),
     Fault(
         "a supervisor leaves files",
@@ -51,17 +51,21 @@ FAULTS = (
         "a key on a command line", GROUP, "[task.environment_entry()]", '[task.environment_entry(), f"KEY={key.hex()}"]'
     ),
     Fault("one epoch for all", GROUP, "self.epoch += 1", "self.epoch = 1"),
-    Fault("a lost host has no name", GROUP, "next(iter(ended), lost.host)", "None"),
-    Fault("the launcher's order before the links'", GROUP, "lost.host if lost.host in ended else next", "next"),
-    Fault("another rank's end is told of this one", GROUP, "lost if host == lost.host else", "lost if True else"),
+    Fault("a lost host has no name", GROUP, "next(iter(exit_reasons), error.host)", "None"),
+    Fault(
+        "the launcher's order before the links'", GROUP, "error.host if error.host in exit_reasons else next", "next"
+    ),
+    Fault("another rank's end is told of this one", GROUP, "error if host == error.host else", "error if True else"),
     Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
-    Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _LAUNCHER_EXIT_CODES)", "False"),
-    Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(usual) == usual", "True"),
+    Fault("whom the launcher ended is blamed", PROCESSES, "(is_later and code in _LAUNCHER_EXIT_CODES)", "False"),
+    Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(temp_folder) == temp_folder", "True"),
     Fault("a worker that ended with 0 is awaited", LAUNCH, 'names["log"] = log_rank_exits(names["log"])', "pass"),
     Fault("the ring hides the cause", PROCESSES, "elif _RING.match(text):", "elif False:"),
     Fault("a cause that the ring began is hidden", PROCESSES, "*)+($|Socket|", "*)+(|Socket|"),
-    Fault("the ring alone is not told", PROCESSES, "list(self._of_the_ring) or launchers", "launchers"),
-    Fault("few lines of many are looked at", PROCESSES, "whole[-_LINES_LOOKED_AT:]", "whole[-_LINES:]"),
+    Fault("the ring alone is not told", PROCESSES, "list(self._ring_lines) or launchers", "launchers"),
+    Fault(
+        "few lines of many are looked at", PROCESSES, "complete_lines[-_LINES_LOOKED_AT:]", "complete_lines[-_LINES:]"
+    ),
     Fault("a traceback of the launcher is the workers'", PROCESSES, "self._tracebacks += 1", "pass"),
     Fault("a traceback of the launcher never ends", PROCESSES, "self._tracebacks -= 1", "pass"),
     Fault("two tracebacks of the launcher mix", PROCESSES, "self._tracebacks -= 1", "self._tracebacks = 0"),
@@ -69,8 +73,8 @@ FAULTS = (
     Fault(
         "whom a failing launcher ended is blamed",
         PROCESSES,
-        "place > 0 or self.launcher_failure is not None",
-        "place > 0",
+        "index > 0 or self.launcher_failure is not None",
+        "index > 0",
     ),
     Fault(
         "a launcher that fails later is the cause",
@@ -96,19 +100,24 @@ FAULTS = (
     Fault(
         "a launcher's end comes before a worker's",
         GROUP,
-        "None if ended else _external_cause",
+        "None if exit_reasons else _external_cause",
         "_external_cause",
     ),
     Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
     Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),
-    Fault("each worker takes all cores", LAUNCHER, "str(max(1, cores // here))", "str(cores)"),
+    Fault("each worker takes all cores", LAUNCHER, "str(max(1, cores // local_ranks))", "str(cores)"),
     Fault("ports that are taken", LAUNCHER, "continue\n            return first", "pass\n            return first"),
-    Fault("a name of ssh's configuration is no host", ADDRESSES, "return said[0] if said else plain", "return plain"),
+    Fault(
+        "a name of ssh's configuration is no host",
+        ADDRESSES,
+        "return host_names[0] if host_names else host_name",
+        "return host_name",
+    ),
     Fault("addresses that need an interface", ADDRESSES, '"%" not in address and not', "True or not"),
     Fault("an option is a host", SPEC, 'or ssh.startswith("-") ', ""),
     Fault("a ring without addresses", SPEC, "if not host.ips:", "if False:"),
-    Fault("ranks of MPI in the file's order", SPEC, 'if chosen == "mpi":', "if False:"),
+    Fault("ranks of MPI in the file's order", SPEC, 'if chosen_backend == "mpi":', "if False:"),
     Fault(
         "a plan forgets quantized keys",
         PLAN,

@@ -61,7 +61,7 @@ def test_a_model_like_gemma_3_takes_a_quarter_of_full_attentions_arena() -> None
     """Five layers with a window of a 32nd of the tokens to one that sees all; the arena's own bytes, at its default
     size.
     """
-    tokens, load = 16 * 1024, ArenaDemand(rows=16, piece=128)
+    tokens, load = 16 * 1024, ArenaDemand(rows=16, prefill_budget=128)
 
     def bytes_at_work(groups: list[LayerGroup]) -> tuple[int, int]:
         limit = arena_blocks(1 << 40, groups, load)

@@ -49,7 +49,7 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
     groups = (ALL,) if window is None else (ALL, seeing(window, chunked))
     tier = tier_of(*groups, states=states)
     load = load_of(tier, blocks)
-    every = {(p, g): tier.piece_key(load.keys[p - blocks], g) for p in range(blocks, 9) for g in tier.every}
+    every = {(p, g): tier.piece_key(load.keys[p - blocks], g) for p in range(blocks, 9) for g in tier.all_groups}
     assert set(load.requested_pieces()) == set(every.values())
     there = {key for place, key in every.items() if place not in gone}
 
@@ -141,7 +141,7 @@ def test_a_text_that_its_row_does_not_go_on_with_is_not_stored_but_what_others_h
         keys = cache.prefix.keys(tokens)
         cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
         cache.append(seq, len(tokens) - cache.tables.length(seq))
-    cache.cache_and_free(1, TEXT[:12], 12, passed=True)
+    cache.cache_and_free(1, TEXT[:12], 12, evict_first=True)
     assert [entry.tokens for entry in tier.pop_entries()] == [tuple(TEXT[:4])]
 
 

@@ -105,14 +105,14 @@ def test_default_arena_is_modest() -> None:
 
 
 def test_default_arena_takes_at_most_half_of_what_the_machine_has_left() -> None:
-    full, load = [group(36, 8, 128, 128)], ArenaDemand(rows=16, piece=512)
+    full, load = [group(36, 8, 128, 128)], ArenaDemand(rows=16, prefill_budget=512)
     assert bytes_per_token(full) == 147_456
-    assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=2**34) == 4 * 32768 * 147_456
-    assert default_kv_bytes(full, load, 40960, working_set=12 * 2**30, reserved=8 * 2**30) == 2 * 2**30
-    assert default_kv_bytes(full, load, 40960, working_set=2**30, reserved=2**31) == 0
-    few = default_kv_bytes(full, load, 2, working_set=2**40, reserved=0)
+    assert default_kv_bytes(full, load, 40960, working_set=2**40, occupied_bytes=2**34) == 4 * 32768 * 147_456
+    assert default_kv_bytes(full, load, 40960, working_set=12 * 2**30, occupied_bytes=8 * 2**30) == 2 * 2**30
+    assert default_kv_bytes(full, load, 40960, working_set=2**30, occupied_bytes=2**31) == 0
+    few = default_kv_bytes(full, load, 2, working_set=2**40, occupied_bytes=0)
     assert few == 4 * load.block_size * 147_456, "rows of two tokens have whole blocks, too"
-    assert default_kv_bytes(full, load, 40960, working_set=2**40, reserved=0, itemsize=1) == 2 * 32768 * 147_456
+    assert default_kv_bytes(full, load, 40960, working_set=2**40, occupied_bytes=0, itemsize=1) == 2 * 32768 * 147_456
 
 
 @given(st.integers(1, 300), st.booleans(), st.sampled_from(BLOCK_SIZES))
@@ -225,7 +225,7 @@ def test_snapshots_of_states_get_a_quarter_of_the_memory_at_most() -> None:
     assert split_memory(hybrid, 3_999, 8) == (3_999, 0), "none rather than no blocks"
     assert split_memory([attention], 3_999, 8) == (3_999, 0)
     assert split_memory([recurrent], 9_500, 8) == (500, 9), "all of it where tokens take none"
-    load = ArenaDemand(rows=2, piece=64, block_size=8)
+    load = ArenaDemand(rows=2, prefill_budget=64, block_size=8)
     without = default_kv_bytes([attention], load, 1000, 2**40, 0)
     assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 12 * 1000, "at least twelve"
 

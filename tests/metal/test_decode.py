@@ -60,18 +60,18 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, f
 @pytest.mark.parametrize(
     "v",
     [
-        Variant("float16", "float16", 64, 64, 32, 3, forced=Kernel.MATRIX),
+        Variant("float16", "float16", 64, 64, 32, 3, forced_kernel=Kernel.MATRIX),
         Variant("bfloat16", "bfloat16", 80, 80, 16, 1),
-        Variant("float32", "float32", 192, 128, 64, 7, forced=Kernel.MATRIX),
-        Variant("float16", "float16", 256, 256, 128, 16, forced=Kernel.MATRIX),
-        Variant("float32", "float16", 96, 112, 8, 5, forced=Kernel.MATRIX),
+        Variant("float32", "float32", 192, 128, 64, 7, forced_kernel=Kernel.MATRIX),
+        Variant("float16", "float16", 256, 256, 128, 16, forced_kernel=Kernel.MATRIX),
+        Variant("float32", "float16", 96, 112, 8, 5, forced_kernel=Kernel.MATRIX),
         # A lane's numbers of a matrix come 8, 4, 2 and 1 at a time.
-        Variant("bfloat16", "bfloat16", 72, 120, 32, 11, forced=Kernel.MATRIX),
-        Variant("float16", "float16", 64, 64, 32, 6, forced=Kernel.VECTOR),
-        Variant("float16", "float16", 64, 64, 32, 3, forced=Kernel.VECTOR),
-        Variant("float32", "float32", 192, 128, 64, 7, forced=Kernel.VECTOR),
-        Variant("float16", "float16", 256, 256, 128, 16, forced=Kernel.VECTOR),
-        Variant("float32", "float16", 96, 112, 8, 5, forced=Kernel.VECTOR),
+        Variant("bfloat16", "bfloat16", 72, 120, 32, 11, forced_kernel=Kernel.MATRIX),
+        Variant("float16", "float16", 64, 64, 32, 6, forced_kernel=Kernel.VECTOR),
+        Variant("float16", "float16", 64, 64, 32, 3, forced_kernel=Kernel.VECTOR),
+        Variant("float32", "float32", 192, 128, 64, 7, forced_kernel=Kernel.VECTOR),
+        Variant("float16", "float16", 256, 256, 128, 16, forced_kernel=Kernel.VECTOR),
+        Variant("float32", "float16", 96, 112, 8, 5, forced_kernel=Kernel.VECTOR),
     ],
     ids=lambda v: v.label,
 )
@@ -106,7 +106,7 @@ def test_every_tile_and_part_is_bitwise_the_same_alone_and_in_a_batch(
     kernels: DecodeKernels, tolerance: dict[str, float], forced: Kernel
 ) -> None:
     """Nine heads of values that the matrix kernel cuts in two: four threadgroups, of the vector kernel three."""
-    v = Variant("bfloat16", "bfloat16", 64, 192, 32, 9, forced=forced)
+    v = Variant("bfloat16", "bfloat16", 64, 192, 32, 9, forced_kernel=forced)
     assert v.geometry.threadgroups == (4 if forced is Kernel.MATRIX else 3)
     rows = random_rows(v, [300, 40])
     together = attend(kernels, v, rows, tail_tokens=7)
@@ -250,7 +250,10 @@ def test_sinks_beside_logits_far_from_zero(
 
 @pytest.mark.parametrize(
     "v",
-    [Variant("float16", "float16", 256, 8, 32, 2), Variant("float16", "float16", 256, 64, 32, 3, forced=Kernel.MATRIX)],
+    [
+        Variant("float16", "float16", 256, 8, 32, 2),
+        Variant("float16", "float16", 256, 64, 32, 3, forced_kernel=Kernel.MATRIX),
+    ],
     ids=list(KERNELS),
 )
 def test_offsets_beyond_32_bits(v: Variant) -> None:

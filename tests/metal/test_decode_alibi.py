@@ -48,7 +48,7 @@ def test_slopes_with_windows_and_a_tail(
         Variant("float16", "float16", 64, 64, 32, 11),
         variant(group=11),
         pytest.param(Variant("float32", "float16", 80, 96, 16, 2), marks=pytest.mark.slow),
-        pytest.param(Variant("float16", "float16", 64, 64, 32, 5, forced=Kernel.VECTOR), marks=pytest.mark.slow),
+        pytest.param(Variant("float16", "float16", 64, 64, 32, 5, forced_kernel=Kernel.VECTOR), marks=pytest.mark.slow),
     ],
     ids=lambda v: v.label,
 )

@@ -53,7 +53,7 @@ def judge(kernels: DecodeKernels, tolerance: dict[str, float]) -> Judge:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str, kernel: Kernel) -> None:
-    v = Variant(dtype, dtype, dim, dim, 32, 4, forced=kernel)
+    v = Variant(dtype, dtype, dim, dim, 32, 4, forced_kernel=kernel)
     assert (refusal(v) is None) == (kernel is Kernel.VECTOR or (dtype, dim) != ("float32", 256))
     for window in (None, 1, 300) if refusal(v) is None else ():
         judge(v, Options(window=window), tail_tokens=9)
@@ -63,7 +63,7 @@ def test_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str, kernel: Ke
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("group", (*range(1, 17), 24, 32, 48))
 def test_every_number_of_query_heads(judge: Judge, group: int, dim: int, kernel: Kernel) -> None:
-    v = Variant("float16", "float16", dim, dim, 16, group, forced=kernel)
+    v = Variant("float16", "float16", dim, dim, 16, group, forced_kernel=kernel)
     assert (refusal(v) is None) == (kernel is Kernel.VECTOR or group <= 16)
     if refusal(v) is None:
         judge(v, tail_tokens=3)
@@ -75,7 +75,7 @@ def test_every_number_of_query_heads(judge: Judge, group: int, dim: int, kernel:
 def test_slopes_with_every_head_dim_and_dtype(judge: Judge, dim: int, dtype: str, forced: Kernel | None) -> None:
     slopes, sinks = alibi_slopes(8), np.linspace(-2, 4, 8)
     for options in (Options(slopes=slopes), Options(window=300, slopes=slopes, sinks=sinks)):
-        judge(Variant(dtype, dtype, dim, dim, 32, 4, forced=forced), options, tail_tokens=9)
+        judge(Variant(dtype, dtype, dim, dim, 32, 4, forced_kernel=forced), options, tail_tokens=9)
 
 
 @pytest.mark.parametrize("group", (*range(1, 17), 24))
@@ -87,7 +87,7 @@ def test_slopes_with_every_number_of_query_heads(judge: Judge, group: int) -> No
 def test_every_head_dim_that_matrices_can_cut(judge: Judge, key_dim: int) -> None:
     """Keys and values of different dims: a lane's numbers come in every mixture of 8, 4, 2 and 1."""
     value_dim = 64 + (key_dim * 7 - 64) % 72 // 8 * 8
-    judge(Variant("bfloat16", "float16", key_dim, value_dim, 32, 9, forced=Kernel.MATRIX), tail_tokens=3)
+    judge(Variant("bfloat16", "float16", key_dim, value_dim, 32, 9, forced_kernel=Kernel.MATRIX), tail_tokens=3)
 
 
 @pytest.mark.parametrize("query_tokens", range(2, 9))

@@ -202,7 +202,7 @@ def test_the_matrix_of_quantizations(
     if dim % of:
         return
     for group in (1, 4, 8):
-        v = Variant(dtype, dtype, dim, dim, 32, group, kv_bits=bits, quant_group=of, forced=forced)
+        v = Variant(dtype, dtype, dim, dim, 32, group, kv_bits=bits, quant_group=of, forced_kernel=forced)
         rows = quantized_rows(v, [10, 40, 42, 264, 266, 522])
         for window in (None, 300):
             got = attend_quantized(kernels, v, rows, Options(window=window), tail_tokens=9)

@@ -24,7 +24,7 @@ from cortexmlx.metal.work import ROW_ITEMS, WORK_ITEM, make_work_list, pad_table
 def test_the_simulator_runs_the_text_that_mlx_compiles(
     batch: int, forced: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, alibi=True, forced=forced)
+    v = Variant("bfloat16", "bfloat16", 64, 64, 32, 3, softcap=True, sinks=True, alibi=True, forced_kernel=forced)
     work = make_work_list(np.full(batch, 40, np.int32), 0, AttentionWindow(), 256)
     arrays = [mx.zeros((batch, 6, 1, 64), mx.bfloat16)]
     arrays += [mx.zeros((2, 64, 64), mx.bfloat16)] * 2 + [mx.zeros((batch, 2, 16, 64), mx.bfloat16)] * 2

@@ -16,7 +16,7 @@ from cortexmlx.metal.shape import DTYPES, Kernel
 @pytest.mark.parametrize("dim", [64, 72, 80, 96, 112, 120, 128, 192, 256])
 def test_up_to_sixteen_query_heads_may_meet_their_keys_as_matrices(dim: int, group: int) -> None:
     for dtype in DTYPES if dim < 256 else DTYPES[1:]:
-        v = Variant(dtype, dtype, dim, dim, 32, group, forced=Kernel.MATRIX)
+        v = Variant(dtype, dtype, dim, dim, 32, group, forced_kernel=Kernel.MATRIX)
         g = v.geometry
         assert MatrixGeometry.refusal(v) is None and refusal(v) is None
         assert v.label.endswith(", matrix kernel")
@@ -43,7 +43,7 @@ def test_what_the_vector_kernel_serves_instead_says_why(change: dict[str, Any], 
     assert matrix.kernel is Kernel.MATRIX
     v = replace(matrix, **change)
     assert v.kernel is Kernel.VECTOR and says in str(MatrixGeometry.refusal(v)) and "matrix kernel" not in v.label
-    assert replace(matrix, forced=Kernel.VECTOR).kernel is Kernel.VECTOR
+    assert replace(matrix, forced_kernel=Kernel.VECTOR).kernel is Kernel.VECTOR
     assert replace(matrix, group=1, query_tokens=2).kernel is Kernel.MATRIX
 
 

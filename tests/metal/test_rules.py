@@ -37,7 +37,9 @@ def test_any_number_of_query_heads_is_served() -> None:
 def test_a_threadgroup_has_one_tile_and_one_part_and_keeps_every_limit(
     kernel: Kernel, dtype: str, kv_dtype: str, key_dim: int, value_dim: int, group: int, tokens: int, latent: bool
 ) -> None:
-    v = Variant(dtype, kv_dtype, key_dim, value_dim, 32, group, query_tokens=tokens, latent=latent, forced=kernel)
+    v = Variant(
+        dtype, kv_dtype, key_dim, value_dim, 32, group, query_tokens=tokens, latent=latent, forced_kernel=kernel
+    )
     if refusal(v) is None:
         g = v.geometry
         assert g.threads in (128, 256) and g.threadgroup_bytes <= THREADGROUP_BYTES
@@ -74,7 +76,12 @@ def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:
 def test_a_variant_is_found_by_its_fields_and_by_no_other() -> None:
     v = Variant("float16", "float16", 128, 128, 32, 4)
     assert {v: "it"}[replace(v)] == "it" and hash(v) == hash(replace(v))
-    others = [replace(v, forced=Kernel.MATRIX), replace(v, group=8), replace(v, sinks=True), replace(v, latent=True)]
+    others = [
+        replace(v, forced_kernel=Kernel.MATRIX),
+        replace(v, group=8),
+        replace(v, sinks=True),
+        replace(v, latent=True),
+    ]
     assert len({hash(other) for other in (v, *others)}) == 5
 
 
@@ -86,14 +93,14 @@ def test_quantized_keys_and_values_are_served_where_groups_fit(bits: int, of: in
             assert (refusal(v) is None) == (dim % of == 0)
             assert f"{bits}-bit KV in groups of {of}" in v.label
             cut = dim == 192 and of == 64  # in halves of 96
-            on_matrices = replace(v, forced=Kernel.MATRIX)
+            on_matrices = replace(v, forced_kernel=Kernel.MATRIX)
             assert dim % of or (refusal(on_matrices) is not None) == (cut or (dtype == "float32" and dim == 256))
 
 
 def test_a_forced_kernel_says_what_it_does_not_serve() -> None:
     v = Variant("float16", "float16", 128, 128, 32, 17)
     assert v.kernel is Kernel.VECTOR and "matrix" not in v.label
-    forced = replace(v, forced=Kernel.MATRIX)
+    forced = replace(v, forced_kernel=Kernel.MATRIX)
     assert forced.label.endswith(", matrix kernel") and "at most two tiles" in str(refusal(forced))
 
 

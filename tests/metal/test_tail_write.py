@@ -75,7 +75,7 @@ def in_float64(x: mx.array) -> np.ndarray:
 
 
 def exact(given: mx.array, norm: HeadNorm | None, new: NewTokens, positions: np.ndarray) -> np.ndarray:
-    x, turning = in_float64(given), new.turning
+    x, turning = in_float64(given), new.rope
     if norm is not None:
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * in_float64(norm.weight)
     half = turning.dims // 2
@@ -95,7 +95,7 @@ def exact(given: mx.array, norm: HeadNorm | None, new: NewTokens, positions: np.
 
 def by_mlx(given: mx.array, norm: HeadNorm | None, new: NewTokens, positions: np.ndarray) -> mx.array:
     x = given if norm is None else mx.fast.rms_norm(given, norm.weight, norm.eps)
-    turning = new.turning
+    turning = new.rope
     return mx.fast.rope(
         x[:, :, None],
         turning.dims,
@@ -134,6 +134,6 @@ def test_what_the_kernel_does_not_serve_has_a_reason() -> None:
     assert refusal(served) is None
     assert "float64" not in (refusal(replace(served, dtype="float64")) or "") and refusal(replace(served, dtype="int8"))
     assert "multiple of 4" in (refusal(replace(served, value_dim=66)) or "")
-    assert "small inputs" in (refusal(replace(served, key_dim=4, turning=replace(PLAIN, dims=4))) or "")
+    assert "small inputs" in (refusal(replace(served, key_dim=4, rope=replace(PLAIN, dims=4))) or "")
     for dims in (0, 63, 66):
-        assert "pairs" in (refusal(replace(served, turning=replace(PLAIN, dims=dims))) or "")
+        assert "pairs" in (refusal(replace(served, rope=replace(PLAIN, dims=dims))) or "")

@@ -52,7 +52,7 @@ def test_narrow_heads_are_left_to_the_other_kernels_and_latent_ones_are_not_thei
     narrow = replace(APART, key_dim=256, value_dim=256)
     assert narrow.kernel is not Kernel.WIDE and "needs no barriers" in str(WideGeometry.refusal(narrow))
     for kernel in (Kernel.MATRIX, Kernel.VECTOR):
-        assert "lie in their keys" in str(refusal(replace(LATENT, key_dim=128, value_dim=64, forced=kernel)))
+        assert "lie in their keys" in str(refusal(replace(LATENT, key_dim=128, value_dim=64, forced_kernel=kernel)))
 
 
 def test_every_rule_has_a_shape_that_breaks_it_alone() -> None:

@@ -30,8 +30,8 @@ def test_a_problem_is_for_the_kernel_of_its_shape(inputs: int) -> None:
     problem = make_problem(shape, 11)
     assert problem.shape.slices == shape.slices and problem.shape.outputs % OUTPUTS == 1
     assert problem.shape.inputs // 64 % shape.slices or shape.slices == 1, "not all slices have as many groups"
-    assert problem.wanted.shape == (11, OUTPUTS + 1)
-    assert 0.1 < np.abs(problem.wanted).max() < 4
+    assert problem.expected.shape == (11, OUTPUTS + 1)
+    assert 0.1 < np.abs(problem.expected).max() < 4
     product = np.array(problem.rows.astype(mx.float32))
     assert not np.array_equal(product[0], product[1])
 

@@ -48,8 +48,8 @@ def test_a_step_looks_at_few_however_many_wait(crowd: Callable[[Desk], None], mo
     desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
     crowd(desk)
     looks: list[Job] = []
-    match = desk.scheduler._running.match
-    monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
+    match = desk.scheduler._running_set.match
+    monkeypatch.setattr(desk.scheduler._running_set, "match", lambda job: (looks.append(job), match(job))[1])
     for _ in range(12):
         looks.clear()
         desk.step()

@@ -58,8 +58,8 @@ def test_made_up_clients_whose_requests_do_not_fit_hide_nobody(monkeypatch: pyte
     theirs = [desk.ask([i] * 600, f"made up {i}") for i in range(500)]
     late = desk.ask([7] * 3, "b")
     looks: list[Job] = []
-    match = desk.scheduler._running.match
-    monkeypatch.setattr(desk.scheduler._running, "match", lambda job: (looks.append(job), match(job))[1])
+    match = desk.scheduler._running_set.match
+    monkeypatch.setattr(desk.scheduler._running_set, "match", lambda job: (looks.append(job), match(job))[1])
     desk.step()
     assert late.is_running and not any(job.is_running for job in theirs)
     assert len(looks) <= 2 * 17, "for the one who begins, and for nobody else then"
@@ -235,8 +235,8 @@ def test_the_advance_is_a_part_of_what_an_answer_costs() -> None:
     job = desk.ask([1] * 9, "a", max_tokens=ADVANCE + 50)
     desk.ask([1] * 9, "b", max_tokens=1000)
     desk.step(2)
-    assert job.paid == 9 + ADVANCE
+    assert job.paid_tokens == 9 + ADVANCE
     desk.step(ADVANCE + 30)
     desk.ask([2] * 9, "c")
     desk.step(20)
-    assert job.paid > 9 + ADVANCE
+    assert job.paid_tokens > 9 + ADVANCE

@@ -74,9 +74,9 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     (row,) = commit(shadow.scheduler, *shadow.in_flight.popleft())
     assert len(job.tokens) - before == len(row.tokens) == (8 if wrong is None else wrong + 1)
     assert shadow.scheduler.cache.tables.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
-    assert shadow.scheduler.gate.steps[DrainReason.VERIFY] == 1
+    assert shadow.scheduler.pipeline_gate.steps[DrainReason.VERIFY] == 1
     right = 7 if wrong is None else wrong
-    assert (row.job, row.drafted, row.accepted) == (job, 7, right)
+    assert (row.job, row.num_drafted, row.num_accepted) == (job, 7, right)
     shadow.scheduler.check_invariants()
     shadow.finish(50)
 
@@ -93,7 +93,7 @@ def test_after_a_place_without_a_token_to_choose_a_job_begins_again_without_draf
     plan, tokens = shadow.in_flight.popleft()
     (row,) = commit(shadow.scheduler, plan, [*tokens[:place], -1, *tokens[place + 1 :]])
     assert row.tokens == tokens[:place] and len(job.tokens) == before + place
-    assert not job.is_running and job.spoiled
+    assert not job.is_running and job.is_spoiled
     shadow.scheduler.check_invariants()
     shadow.step()
     drained(shadow)
@@ -186,7 +186,7 @@ def test_drafts_that_a_token_in_flight_belies_end_no_window(columns: int) -> Non
     plan = shadow.plan()
     assert plan is not None and plan.kind is StepKind.DECODE
     assert (plan.flush is None, plan.column) == ((True, columns) if columns < 16 else (False, 0))
-    steps = shadow.scheduler.gate.steps
+    steps = shadow.scheduler.pipeline_gate.steps
     assert (steps[DrainReason.VERIFY], steps[DrainReason.CONTRADICTED]) == (0, int(columns < 16))
     shadow.finish(50)
 
@@ -201,7 +201,7 @@ def test_drafts_of_another_row_are_verified_all_the_same() -> None:
     drained(shadow)
     plan = shadow.plan()
     assert plan is not None and [len(segment.logits) for segment in plan.segments] == [1, 6]
-    assert shadow.scheduler.gate.steps[DrainReason.VERIFY] == 1
+    assert shadow.scheduler.pipeline_gate.steps[DrainReason.VERIFY] == 1
     shadow.finish(50)
 
 
@@ -227,7 +227,7 @@ def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
 def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
     shadow, job = began(snapshots=SnapshotRegistry(4))
     drafted(shadow, job, 5)
-    assert job.drafts == () and not shadow.scheduler._running.has_drafts
+    assert job.drafts == () and not shadow.scheduler._running_set.has_drafts
 
 
 @pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])
@@ -264,10 +264,10 @@ def test_nothing_is_drafted_while_steps_are_kept_small_after_a_refusal() -> None
 
 def test_where_functions_of_the_caller_look_nothing_is_drafted() -> None:
     shadow, job = began()
-    job.processed = True
+    job.has_logits_processors = True
     drafted(shadow, job, 3)
     assert job.drafts == () and job not in shadow.scheduler.draftable_jobs
-    job.processed = False
+    job.has_logits_processors = False
     assert job in shadow.scheduler.draftable_jobs
     shadow.finish(50)
 
@@ -289,7 +289,7 @@ def test_guesses_take_no_blocks_from_others(most: int, got: list[int]) -> None:
     for job in jobs:
         drafted(shadow, job, 15)
     assert shadow.plan() is not None
-    drafts = {row.job.id: row.drafted for row in commit(shadow.scheduler, *shadow.in_flight.popleft())}
+    drafts = {row.job.id: row.num_drafted for row in commit(shadow.scheduler, *shadow.in_flight.popleft())}
     assert not any(job.preemptions for job in jobs)
     assert [drafts[job.id] for job in jobs] == got
     assert all(job.num_generated > generated for job, generated in zip(jobs, before, strict=True))

@@ -74,7 +74,7 @@ class TurnsMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         for job in self.model.running:
-            before = job.paid
+            before = job.paid_tokens
             if self.turns.settle(job):
                 self.lines.reorder_client(job.client)
             self.charge(job, before)
@@ -111,7 +111,7 @@ class TurnsMachine(RuleBasedStateMachine):
             job.num_computed_tokens = int(cached * (len(job.tokens) - 1))
             if job not in self.prices:
                 self.prices[job] = job.prompt_length - job.num_computed_tokens
-            before = job.paid
+            before = job.paid_tokens
             self.lines.remove(job)
             self.turns.begin(job)
             self.lines.reorder_client(job.client)
@@ -127,7 +127,7 @@ class TurnsMachine(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.booleans())
     def lose_the_row(self, data: st.DataObject, again: bool) -> None:
         job = data.draw(st.sampled_from(self.model.running))
-        before = job.paid
+        before = job.paid_tokens
         self.model.running.remove(job)
         self.charge(job, before)
         if again:

@@ -31,9 +31,9 @@ class Pipeline:
         add(self.scheduler, number, [number + 1] * prompt, asked)
 
     def step(self) -> None:
-        before, flying = self.scheduler.gate.steps.copy(), len(self.in_flight)
+        before, flying = self.scheduler.pipeline_gate.steps.copy(), len(self.in_flight)
         plan = self.scheduler.plan(flying)
-        counted = self.scheduler.gate.steps - before
+        counted = self.scheduler.pipeline_gate.steps - before
         if plan is not None:
             (reason,) = counted.elements()
             assert not flying or reason is None, "a step ran ahead though there is a reason against it"
@@ -50,7 +50,11 @@ class Pipeline:
     def finish(self) -> list[DrainReason | None]:
         for _ in range(10_000):
             if self.scheduler.is_idle and not self.in_flight:
-                assert sum(self.scheduler.gate.steps.values()) == self.scheduler.planned_steps == len(self.reasons)
+                assert (
+                    sum(self.scheduler.pipeline_gate.steps.values())
+                    == self.scheduler.planned_steps
+                    == len(self.reasons)
+                )
                 return self.reasons
             self.step()
         raise AssertionError("it never comes to an end")

@@ -39,7 +39,7 @@ def test_every_token_behind_the_first_is_scored_once_however_it_is_cut(
     """Of a text whose last token need not be computed: pieces that begin no later than the first that is missing."""
     text = list(range(100, 101 + length))
     job = job_of(0, text[:-1])
-    job.request = replace(job.request, scored=tuple(text))
+    job.request = replace(job.request, scored_tokens=tuple(text))
     job.num_scored_tokens = min(scored, len(text))
     first, seen = job.num_reusable_tokens, []
     assert first == min(job.num_scored_tokens, length) - 1
@@ -116,7 +116,7 @@ def test_an_answer_is_whole_though_its_row_has_lost_a_part_of_it() -> None:
         if len(job.tokens) > 10:
             job.drop_tokens()
         assert job.output == list(range(4, token + 1)) and job.num_generated == token - 3
-    assert job.tokens == [1, 2, 3, 4, *range(14, 20)] and job.dropped == list(range(5, 14))
+    assert job.tokens == [1, 2, 3, 4, *range(14, 20)] and job.dropped_tokens == list(range(5, 14))
     assert (job.drops, job.kept_prompt_length, job.max_total_tokens) == (3, 3, 10)
     long = job_of(1, range(16), max_tokens=100, keep=KeepPolicy(4, 3))
     assert long.tokens == [0, 1, 2, 3, *range(10, 16)] and (

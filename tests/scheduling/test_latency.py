@@ -98,14 +98,14 @@ def decoding(clock: Clockwork, rows: int) -> None:
 def test_steps_that_verify_drafts_say_nothing_about_prompts() -> None:
     clock = Clockwork(cost=1e-3)
     decoding(clock, 2)
-    known = clock.scheduler.costs.seconds_per_token
+    known = clock.scheduler.cost_model.seconds_per_token
     clock.cost = 1.0
     for _ in range(5):
         for job in clock.scheduler.draftable_jobs:
             clock.scheduler.set_drafts(job.id, [5, 5, 5])
         clock.step()
         assert clock.plans[-1][0].kind is StepKind.MIXED
-    assert clock.scheduler.costs.seconds_per_token == known == pytest.approx(1e-3)
+    assert clock.scheduler.cost_model.seconds_per_token == known == pytest.approx(1e-3)
 
 
 def test_drafts_beside_a_prompt_take_their_share_of_the_time() -> None:
@@ -117,7 +117,7 @@ def test_drafts_beside_a_prompt_take_their_share_of_the_time() -> None:
             clock.scheduler.set_drafts(job.id, [5] * 15)
         clock.step()
         assert 9 in {segment.job for segment in clock.plans[-1][0].segments}
-    assert clock.scheduler.costs.seconds_per_token == pytest.approx(1e-3)
+    assert clock.scheduler.cost_model.seconds_per_token == pytest.approx(1e-3)
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------

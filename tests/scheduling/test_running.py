@@ -36,10 +36,10 @@ def begin(running: RunningSet, job: Job) -> None:
 
 def one_block_more(running: RunningSet, row: Job) -> bool:
     """Whether a row gets one block more than it has or was promised. The promise stays as it was."""
-    promised, cache = row.reserved, running.cache
+    promised, cache = row.reserved_tokens, running.cache
     kept = cache.tables.blocks_for(max(promised, cache.tables.length(row.id)))
     got = running.reserve(row, kept * cache.block_size + 1)
-    row.reserved = promised
+    row.reserved_tokens = promised
     return got
 
 
@@ -48,7 +48,7 @@ def books(running: RunningSet) -> Any:
     cache, jobs = running.cache, running.jobs
     tables = [cache.tables.block_table(j.id, g).tolist() for j in jobs for g in range(len(GROUPS))]
     maps = [cache.pools[g].allocator.block_map() for g in range(len(GROUPS))]
-    state = [(j.state, j.reserved, j.max_new_tokens, j.num_computed_tokens) for j in jobs]
+    state = [(j.state, j.reserved_tokens, j.max_new_tokens, j.num_computed_tokens) for j in jobs]
     return (
         cache.stats(),
         cache.pools.obtainable_blocks(0),

@@ -29,7 +29,7 @@ def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
     assert job.num_generated == 400 and max(lengths) == 24 and max(used) == 6
     shorter = [b for a, b in pairwise(lengths) if b < a]
     assert set(shorter) == {14} and min(used) < 6, "what is between is free while the row runs"
-    assert stage.scheduler.dropped_tokens == len(job.dropped) == 11 * job.drops > 350
+    assert stage.scheduler.dropped_tokens == len(job.dropped_tokens) == 11 * job.drops > 350
 
 
 def test_an_answer_without_end_ends_when_it_is_told_to() -> None:
@@ -66,7 +66,7 @@ def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None
     backoff = stage.scheduler.backoff
     stage.scheduler.config = replace(stage.scheduler.config, max_rows=2)
     backoff.most_rows = backoff.rows = 2
-    stage.scheduler._running.changes += 1
+    stage.scheduler._running_set.changes += 1
     stage.steps(3)
     assert child.is_running and parent.is_running
     stage.finish()

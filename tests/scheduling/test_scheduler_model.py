@@ -373,7 +373,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert job.output == answer[: len(job.output)]
                 assert job.finish_reason is not None
-                assert job.finish_reason is not FinishReason.ERROR or job in self.scheduler.ended
+                assert job.finish_reason is not FinishReason.ERROR or job in self.scheduler.ended_jobs
         stats = self.scheduler.cache.stats()
         assert stats.free_blocks == stats.total_blocks and stats.sequences == 0
         assert self.scheduler.rows_running == self.scheduler.rows_waiting == 0

@@ -63,7 +63,7 @@ def test_a_text_is_computed_whole_where_answers_keep_a_part() -> None:
     while (plan := stage.shadow.plan()) is not None:
         assert plan.pooling is not None and plan.pooling.rows.tolist() == list(range(22))
         stage.shadow.commit()
-    assert job.state is RequestState.FINISHED and not job.dropped
+    assert job.state is RequestState.FINISHED and not job.dropped_tokens
 
 
 def test_texts_need_no_row() -> None:
@@ -114,7 +114,7 @@ def test_a_text_does_not_fit_where_chats_have_cached() -> None:
     stage = Stage(8)
     stage.ask([3] * 16, 1)
     stage.shadow.finish(100)
-    running = stage.scheduler._running
+    running = stage.scheduler._running_set
     text = add_text(stage, [5] * 20)
     assert running.fits(text, None), "the first always fits"
     stage.ask([4] * 4, 20)

@@ -197,7 +197,7 @@ class PooledMachine(RuleBasedStateMachine):
             max(have, most // 2) for have, most in zip(pools.blocks, pools.max_blocks, strict=True)
         )
         self.scheduler.end_stuck_jobs()
-        self.scheduler.ended.clear()
+        self.scheduler.ended_jobs.clear()
 
     @invariant()
     def everything_fits_together(self) -> None:
@@ -209,7 +209,7 @@ class PooledMachine(RuleBasedStateMachine):
         cached = pool.evictable - len(pool.transient)
         if not self.taken:
             assert cached <= self.cache.pools.max_blocks[0] - spare, "chats have cached what texts need"
-        shared = [job.tokens[: job.request.pooled.shared] for job in self.texts if job.request.pooled]
+        shared = [job.tokens[: job.request.pooling.shared] for job in self.texts if job.request.pooling]
         for entry in self.cache.prefix.entries:
             if entry.transient:
                 kept = text(entry)

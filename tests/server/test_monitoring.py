@@ -201,8 +201,8 @@ SECRET = "A secret question that nobody else may read"
 
 
 def body(found: LiveState) -> Any:
-    assert gzip.decompress(found.gzipped) == found.plain
-    return json.loads(found.plain)
+    assert gzip.decompress(found.gzip_data) == found.json_data
+    return json.loads(found.json_data)
 
 
 class Looks:
@@ -218,7 +218,7 @@ class Looks:
 
 def test_it_has_the_engines_numbers_and_blocks(engine: Engine) -> None:
     engine.generate(SECRET, max_tokens=9)
-    found = body(live_state([("tiny", engine)], whole=True))
+    found = body(live_state([("tiny", engine)], include_details=True))
     [model], stats, blocks = found["models"], engine.stats(), engine.blocks()
     assert model["name"] == "tiny" and model["open"] and model["longest"] == engine.longest_request
     assert model["generated_tokens"] == stats.generated_tokens and model["rows"] == stats.max_rows
@@ -230,13 +230,15 @@ def test_it_has_the_engines_numbers_and_blocks(engine: Engine) -> None:
 def test_open_requests_are_numbers_without_texts_and_clients(engine: Engine) -> None:
     handle = engine.submit(SECRET, max_tokens=3000, ignore_eos=True, client="somebody")
     next(iter(handle))
-    found = live_state([("tiny", engine)], whole=True)
+    found = live_state([("tiny", engine)], include_details=True)
     [[state, prompt, cached, computed, answer, most]] = body(found)["models"][0]["requests"]
     assert state == "decoding" and prompt == engine.count_tokens(SECRET) and most == 3000
     assert cached <= prompt <= computed and 1 <= answer < most
-    assert b"secret" not in found.plain and b"somebody" not in found.plain
+    assert b"secret" not in found.json_data and b"somebody" not in found.json_data
     many = [engine.submit("x", max_tokens=3000, ignore_eos=True) for _ in range(MAX_LISTED_REQUESTS + 9)]
-    assert len(body(live_state([("tiny", engine)], whole=True))["models"][0]["requests"]) == MAX_LISTED_REQUESTS
+    assert (
+        len(body(live_state([("tiny", engine)], include_details=True))["models"][0]["requests"]) == MAX_LISTED_REQUESTS
+    )
     for each in (handle, *many):
         each.cancel()
         each.result()
@@ -245,14 +247,14 @@ def test_open_requests_are_numbers_without_texts_and_clients(engine: Engine) -> 
 def test_a_hundred_thousand_blocks_are_compact(engine: Engine) -> None:
     states = bytes(BlockState(each % 5) for each in range(100_000))
     looks: Any = Looks(engine, states)
-    found = live_state([("tiny", looks)], whole=True)
+    found = live_state([("tiny", looks)], include_details=True)
     assert bytes(map(int, body(found)["models"][0]["blocks"]["groups"][0]["states"])) == states
-    assert len(found.plain) < 110_000 and len(found.gzipped) < 5_000
+    assert len(found.json_data) < 110_000 and len(found.gzip_data) < 5_000
 
 
 def test_any_name_is_json(engine: Engine) -> None:
     for name in ('</script><img onerror="x">', "a\nb", "half \udc80", ""):
-        assert body(live_state([(name, engine)], whole=True))["models"][0]["name"] == name
+        assert body(live_state([(name, engine)], include_details=True))["models"][0]["name"] == name
 
 
 # However many ask, one call runs at a time, and errors are shared, too.
@@ -268,7 +270,7 @@ def test_all_who_ask_at_once_get_one_result() -> None:
         return calls[-1]
 
     async def ask() -> None:
-        shared = SharedResult(make, every=3600.0)
+        shared = SharedResult(make, interval=3600.0)
         asked = [asyncio.create_task(shared.get()) for _ in range(200)]
         await asyncio.sleep(0)
         asked[0].cancel()
@@ -295,7 +297,7 @@ def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
         with pytest.raises(EngineClosed):
             await shared.get()
 
-    asyncio.run(ask(SharedResult(make, every=3600.0), 20))
+    asyncio.run(ask(SharedResult(make, interval=3600.0), 20))
     assert calls == 1
 
 
@@ -309,7 +311,7 @@ def test_callers_who_have_all_gone_leave_no_complaint() -> None:
 
     async def ask() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
-        shared = SharedResult(make, every=0.0)
+        shared = SharedResult(make, interval=0.0)
         asked = asyncio.create_task(shared.get())
         await asyncio.sleep(0)
         asked.cancel()

@@ -201,7 +201,7 @@ class Fake:
         for name in ("info", "stats", "longest_request"):
             setattr(looks, name, getattr(self._engine, name))
         looks.blocks = lambda: BlockMap(16, (GroupBlocks(2, None, 1024, len(self.states), self.states),))
-        return Response(live_state([(name, looks) for name in self.names], whole=True).plain)
+        return Response(live_state([(name, looks) for name in self.names], include_details=True).json_data)
 
     async def _chat(self, request: Request) -> Response:
         async def events() -> Any:

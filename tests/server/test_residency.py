@@ -266,7 +266,7 @@ def test_ends_do_not_change_who_makes_room() -> None:
 
 
 def test_idle_models_are_unloaded_but_not_kept_ones() -> None:
-    residency = Residency({"a": 1, "b": 1}, kept="b", idle=10.0)
+    residency = Residency({"a": 1, "b": 1}, kept_models="b", idle=10.0)
     assert residency.next_idle_unload() is None
     first, second = _take(residency, "a"), _take(residency, "b")
     assert residency.next_idle_unload() is None

@@ -129,7 +129,7 @@ def test_a_slow_disk_keeps_nothing_waiting_that_the_table_has_forgotten(
         shelf.put("key", each)
     for each in others[1:]:
         shelf.remove(each)
-    assert [asked for asked in shelf._asked.values() if asked is not None] == [("key", others[0])]
+    assert [asked for asked in shelf._pending_writes.values() if asked is not None] == [("key", others[0])]
     go_on.set()
     shelf.close()
     assert written == [ONE, others[0]]
@@ -141,7 +141,7 @@ def test_a_table_goes_on_where_another_ended(tmp_path: Path) -> None:
     table = TranscriptTable(LOTS, shelf)
     table.add("key", ONE)
     longer = RememberedTurn(Transcript("abc", (1, 2, 3)), 2, ONE.answer)
-    table.add("key", longer, instead_of=ONE)
+    table.add("key", longer, replaced_turn=ONE)
     shelf.close()
     again = TranscriptTable(LOTS, SavedTranscripts(tmp_path, "model"))
     assert again.find_closest("key", "abcd", []) == longer and again.all() == [("key", longer)]

@@ -41,15 +41,15 @@ class Kept(RuleBasedStateMachine):
         self.table = TranscriptTable(MOST, self)
         self.model: list[tuple[str, RememberedTurn]] = []
 
-    def read(self, most: int) -> list[tuple[str, RememberedTurn]]:
+    def read(self, max_bytes: int) -> list[tuple[str, RememberedTurn]]:
         return []
 
-    def put(self, client: str, remembered: RememberedTurn) -> None:
-        self.shelf[remembered.id] = client
+    def put(self, client: str, turn: RememberedTurn) -> None:
+        self.shelf[turn.id] = client
 
-    def remove(self, remembered: RememberedTurn) -> None:
-        del self.shelf[remembered.id]
-        self.lost.append(remembered)
+    def remove(self, turn: RememberedTurn) -> None:
+        del self.shelf[turn.id]
+        self.lost.append(turn)
 
     entries = Bundle("entries")
 

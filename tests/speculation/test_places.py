@@ -70,5 +70,5 @@ def test_each_key_spreads_places_over_other_sets() -> None:
         table = PlaceTable()
         table.add_places(key, 1, text, KEY_TOKENS, len(text))
         assert sum(table.find_places(key, a, a + 1)[0] != 0 for a in range(19_000)) == 19_000
-        sets.append(table._next.nonzero()[0])
+        sets.append(table._next_ways.nonzero()[0])
     assert len(sets[0]) > 10_000 and len(set(sets[0]) & set(sets[1])) < 0.6 * len(sets[0])

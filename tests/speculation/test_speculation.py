@@ -163,7 +163,7 @@ def test_certain_drafts_are_verified_whatever_the_purse_says() -> None:
 
     figures = Figures(CPU, [Forced(lambda job, budget: None)])
     figures.add(0, text)
-    figures.speculation.ledger.purse.add(-100.0)
+    figures.speculation.ledger.loss_budget.add(-100.0)
     figures.until_one_ends()
     assert figures.rate > 3 * plain("cpu", 1, 800).rate
 
@@ -174,13 +174,13 @@ def test_a_job_that_ends_and_an_engine_that_begins_anew_leave_nothing() -> None:
     speculation = figures.speculation
     while figures.scheduler.jobs:
         figures.step()
-    assert not speculation._guesses and not speculation._drafted
+    assert not speculation._guesses and not speculation._drafted_jobs
     figures.add(1, texts[1])
     for _ in range(8):
         figures.step()
     assert speculation._guesses
     speculation.forget()
-    assert not speculation._guesses and not speculation._drafted
+    assert not speculation._guesses and not speculation._drafted_jobs
 
 
 @pytest.mark.parametrize("more", [0, 3, 40])
@@ -199,7 +199,7 @@ def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: 
         job.drop_tokens()
     speculation._check_guess(job)
     assert (job.id in speculation._guesses) is (4 + more <= MOST_DRAFTS)
-    assert speculation.chances.streak(job.id) == (4 + more if more < 40 else 0)
+    assert speculation.acceptance_rates.streak(job.id) == (4 + more if more < 40 else 0)
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -213,7 +213,9 @@ def test_a_guess_is_worth_what_comes_after_the_tokens_in_flight(pending: int, ce
     job = job_of(0, [1, 2, 3])
     speculation._update_guesses([job])
     job.num_planned_outputs = job.num_generated + pending
-    every = [1.0] * MOST_DRAFTS if certain else speculation.chances.estimate(job.id, ("scripted", 0), MOST_DRAFTS)
+    every = (
+        [1.0] * MOST_DRAFTS if certain else speculation.acceptance_rates.estimate(job.id, ("scripted", 0), MOST_DRAFTS)
+    )
     assert speculation._guess_chances(job) == every[pending:]
 
 
@@ -224,15 +226,15 @@ def test_a_guess_that_was_wrong_is_forgotten() -> None:
     job.append_token(0)
     job.append_token(7)
     speculation._check_guess(job)
-    assert job.id not in speculation._guesses and speculation.chances.streak(job.id) == 0
+    assert job.id not in speculation._guesses and speculation.acceptance_rates.streak(job.id) == 0
 
 
 def test_rows_that_fail_together_leave_no_chances() -> None:
     texts = texts_of(3, 200)
     figures = ran(CPU, texts, adversary(texts, [Act(200, 3)]))
-    assert figures.speculation.chances.num_rows
+    assert figures.speculation.acceptance_rates.num_rows
     figures.speculation.forget()
-    assert not figures.speculation.chances.num_rows
+    assert not figures.speculation.acceptance_rates.num_rows
 
 
 # -- drafters that take time ------------------------------------------------------------------------------------------

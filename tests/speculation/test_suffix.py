@@ -156,7 +156,7 @@ def test_it_reads_no_other_clients_texts(salt: str | None) -> None:
 def test_jobs_that_share_no_prefixes_leave_no_text_and_read_none() -> None:
     drafter = SuffixDrafter()
     ended(drafter, job_of(0, [1, 2, 3, 4, 5], cache=False))
-    assert not drafter.texts.shelves
+    assert not drafter.texts.texts_by_client
     assert guess(drafter, job_of(1, [1, 2, 3])) == []
     ended(drafter, job_of(2, [1, 2, 3, 4, 5]))
     assert guess(drafter, job_of(3, [1, 2, 3], cache=False)) == []
@@ -218,7 +218,7 @@ def test_a_long_prompt_is_indexed_in_slices() -> None:
 def test_answers_that_were_never_drafted_for_are_remembered_in_slices() -> None:
     drafter, length = SuffixDrafter(), 3 * INDEXED_AT_ONCE
     drafter.end(job_of(0, range(length)))
-    assert not drafter.texts.shelves, "the engine may be one that cannot verify drafts"
+    assert not drafter.texts.texts_by_client, "the engine may be one that cannot verify drafts"
     drafter.propose([job_of(1, [1])], 4)
     drafter.end(job_of(2, range(length)))
     job = job_of(3, [length - 9, length - 8])
@@ -230,9 +230,9 @@ def test_an_end_and_forgetting_leave_nothing() -> None:
     jobs = [job_of(0, [1, 2, 3], cache=False), job_of(1, [1, 2, 3])]
     for job in jobs:
         ended(drafter, job)
-    assert not drafter._rows and list(drafter.texts.shelves) == [None]
+    assert not drafter._rows and list(drafter.texts.texts_by_client) == [None]
     drafter.forget()
-    assert not drafter.texts.shelves and guess(drafter, job_of(2, [4, 1, 2])) == []
+    assert not drafter.texts.texts_by_client and guess(drafter, job_of(2, [4, 1, 2])) == []
 
 
 def test_another_job_of_the_same_number_after_forgetting_is_another_text() -> None:
@@ -306,7 +306,7 @@ def test_drafts_go_on_from_earlier_places_of_the_same_client(data: st.DataObject
             )
         for _, job in asked:
             text = drafter._rows[job.id].text
-            assert list(text.tokens) == history(job)[text.begin :]
+            assert list(text.tokens) == history(job)[text.start :]
     for _, job in running:
         drafter.end(job)
     assert not drafter._rows
@@ -314,4 +314,4 @@ def test_drafts_go_on_from_earlier_places_of_the_same_client(data: st.DataObject
 
 def history(job: Job) -> list[int]:
     first = 0 if job.keep is None else job.keep.first
-    return [*job.tokens[:first], *job.dropped, *job.tokens[first:]]
+    return [*job.tokens[:first], *job.dropped_tokens, *job.tokens[first:]]

@@ -23,7 +23,7 @@ def test_rows_of_one_prompt_store_it_once() -> None:
     shelf = texts.client_texts(None)
     rows = [begin(texts, shelf, prompt) for _ in range(16)]
     assert stored(shelf) == 1000 + 15 * LONGEST_MATCH
-    assert all(list(row.tokens) == prompt[-LONGEST_MATCH:] and row.begin == 1000 - LONGEST_MATCH for row in rows[1:])
+    assert all(list(row.tokens) == prompt[-LONGEST_MATCH:] and row.start == 1000 - LONGEST_MATCH for row in rows[1:])
 
 
 def test_the_next_turn_stores_what_is_new() -> None:
@@ -58,24 +58,24 @@ def test_clients_texts_are_apart() -> None:
 
 
 def test_the_client_who_asked_last_keeps_its_texts_longest() -> None:
-    texts = TextStore(most=500)
+    texts = TextStore(max_tokens=500)
     for client in ("a", "b", "a", "c"):
         texts.finish(client, begin(texts, texts.client_texts(client), list(range(ord(client), ord(client) + 70))))
-    assert list(texts.shelves) == ["a", "c"]
+    assert list(texts.texts_by_client) == ["a", "c"]
 
 
 def test_a_client_loses_the_text_that_was_used_least_recently() -> None:
-    texts = TextStore(most_of_client=600)
+    texts = TextStore(max_client_tokens=600)
     shelf = texts.client_texts(None)
     for first in (1, 2, 3):
         texts.finish(None, begin(texts, shelf, [first] * 60))
     begin(texts, shelf, [1] * 60 + [9])
     texts.finish(None, begin(texts, shelf, [4] * 60))
-    assert [text.tokens[0] for text in shelf.texts.values() if not text.live] == [3, 1, 4]
+    assert [text.tokens[0] for text in shelf.texts.values() if not text.is_live] == [3, 1, 4]
 
 
 def test_a_text_outlives_those_that_branch_off_it() -> None:
-    texts = TextStore(most_of_client=520)
+    texts = TextStore(max_client_tokens=520)
     shelf = texts.client_texts(None)
     root = begin(texts, shelf, list(range(50)))
     texts.finish(None, root)
@@ -87,7 +87,7 @@ def test_a_text_outlives_those_that_branch_off_it() -> None:
 @given(st.data())
 def test_texts_are_found_again_and_stay_within_their_bounds(data: st.DataObject) -> None:
     """Any row's tokens are those of the texts that it begins with, and of its own; nothing is left of what is gone."""
-    texts = TextStore(most=1500, most_of_client=800)
+    texts = TextStore(max_tokens=1500, max_client_tokens=800)
     live: list[tuple[str, RowText, list[int]]] = []
     said: list[list[int]] = [[1]]
     for _ in range(data.draw(st.integers(1, 25))):
@@ -103,20 +103,20 @@ def test_texts_are_found_again_and_stay_within_their_bounds(data: st.DataObject)
             text, path = texts.add(texts.client_texts(salt), array("i", row))
             at = 0
             for number, end in path.items():
-                known = texts.shelves[salt].texts[number]
-                assert at < end and list(known.tokens[at - known.begin : end - known.begin]) == row[at:end]
+                known = texts.texts_by_client[salt].texts[number]
+                assert at < end and list(known.tokens[at - known.start : end - known.start]) == row[at:end]
                 at = end
-            assert text.branch == at and list(text.tokens) == row[text.begin :]
+            assert text.branch == at and list(text.tokens) == row[text.start :]
             live.append((salt, text, row))
-        assert texts.size == sum(shelf.size for shelf in texts.shelves.values()) <= 1500
-        for salt, shelf in texts.shelves.items():
-            assert shelf.size == sum(text.size for text in shelf.texts.values() if not text.live) <= 800
-            assert set(shelf._branches.values()) <= set(shelf.texts) and set(shelf.unindexed) <= set(shelf.texts)
+        assert texts.size == sum(shelf.size for shelf in texts.texts_by_client.values()) <= 1500
+        for salt, shelf in texts.texts_by_client.items():
+            assert shelf.size == sum(text.size for text in shelf.texts.values() if not text.is_live) <= 800
+            assert set(shelf._branches.values()) <= set(shelf.texts) and set(shelf.unindexed_texts) <= set(shelf.texts)
             assert all(text.number in shelf.texts for other, text, _ in live if other == salt)
             order = list(shelf.texts)
             for text in shelf.texts.values():
                 parent = shelf.texts.get(text.parent)
-                assert parent is None or text.live or order.index(parent.number) > order.index(text.number)
+                assert parent is None or text.is_live or order.index(parent.number) > order.index(text.number)
     for salt, text, _ in live:
         texts.finish(salt, text)
-    assert all(not text.live for shelf in texts.shelves.values() for text in shelf.texts.values())
+    assert all(not text.is_live for shelf in texts.texts_by_client.values() for text in shelf.texts.values())

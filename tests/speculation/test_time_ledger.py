@@ -49,7 +49,7 @@ def test_verifying_steps_cost_what_the_machine_says_and_a_switch_little(machine:
     ledger = figures.speculation.ledger
     decode = ledger.costs.decode_time(1)
     assert decode is not None and figures.verified > 20
-    tokens = max(ledger.costs._verifying[1])
+    tokens = max(ledger.costs._verify_estimates[1])
     cost = ledger.costs.verify_times(1, tokens - 1, decode)[-1] * ledger.costs.unit
     assert cost == pytest.approx(machine.mixed(tokens), rel=0.15)
     assert ledger.switch_cost < 0.3
@@ -58,12 +58,12 @@ def test_verifying_steps_cost_what_the_machine_says_and_a_switch_little(machine:
 def test_a_long_run_of_verifying_steps_stops_now_and_then_to_see_what_decoding_costs() -> None:
     figures = running(GPU, 16)
     ledger = figures.speculation.ledger
-    while ledger._unseen <= MOST_UNSEEN_STEPS:
+    while ledger._steps_since_decode <= MOST_UNSEEN_STEPS:
         figures.step()
     before, decoded = figures.verified, 0
     for _ in range(30):
         figures.step()
-        decoded += ledger._unseen == 0
+        decoded += ledger._steps_since_decode == 0
     assert 0 < decoded < 10 and figures.verified > before + 5
 
 
@@ -79,7 +79,7 @@ def test_another_programs_burst_in_one_step_does_not_end_drafting(machine: Machi
     figures.machine = machine
     for _ in range(20):
         figures.step()
-    assert figures.verified > verified + 10 and figures.speculation.ledger.purse.level > 0
+    assert figures.verified > verified + 10 and figures.speculation.ledger.loss_budget.level > 0
 
 
 def test_the_purse_counts_all_that_was_lost() -> None:
@@ -87,7 +87,7 @@ def test_the_purse_counts_all_that_was_lost() -> None:
     texts = [TEXTS[0][:1500]]
     figures, plain = ran(CPU, texts, adversary(texts, [Act(1500, 1, when="pending")])), ran(CPU, texts, None)
     lost = figures.now - plain.now
-    purse = figures.speculation.ledger.purse
+    purse = figures.speculation.ledger.loss_budget
     filled = BUDGET_START + 1500 * BUDGET_REFILL - purse.level
     assert lost / 0.0495 == pytest.approx(filled, abs=6)
     assert purse.level >= -1
@@ -102,7 +102,7 @@ def test_prices_are_unknown_before_a_decode_step_was_seen() -> None:
     prices = ledger.estimate_prices(1, 4, pending=True)
     assert prices is not None and prices.can_pay
     drained = ledger.estimate_prices(1, 4, pending=False)
-    assert drained is not None and all(a < b for a, b in zip(drained.costs, prices.costs, strict=True))
+    assert drained is not None and all(a < b for a, b in zip(drained.verify_costs, prices.verify_costs, strict=True))
 
 
 def test_wrong_drafts_are_taken_out_of_the_purse_by_what_they_cost() -> None:
@@ -111,7 +111,7 @@ def test_wrong_drafts_are_taken_out_of_the_purse_by_what_they_cost() -> None:
     ledger = figures.speculation.ledger
     for _ in range(20):
         figures.step()
-    before, verified = ledger.purse.level, 0
+    before, verified = ledger.loss_budget.level, 0
     while verified < 4:
         drained = not figures._in_flight
         for job in figures.scheduler.draftable_jobs if drained else ():
@@ -121,7 +121,7 @@ def test_wrong_drafts_are_taken_out_of_the_purse_by_what_they_cost() -> None:
     for _ in range(6):
         figures.step()
     each = (CPU.mixed(16) - CPU.decode(1)) / CPU.decode(1)
-    assert before - ledger.purse.level == pytest.approx(4 * each, abs=2)
+    assert before - ledger.loss_budget.level == pytest.approx(4 * each, abs=2)
 
 
 def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verified() -> None:
@@ -133,7 +133,7 @@ def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verifie
     ledger = figures.speculation.ledger
     for _ in range(20):
         figures.step()
-    before, drains = ledger.purse.level, 5
+    before, drains = ledger.loss_budget.level, 5
     for _ in range(drains):
         (job,) = figures.scheduler.draftable_jobs
         while job.num_planned_outputs == job.num_generated:
@@ -144,4 +144,4 @@ def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verifie
             figures.step()
     assert figures.verified == 0
     assert ledger.switch_cost == pytest.approx(0.4, abs=0.25)
-    assert before - ledger.purse.level == pytest.approx(drains * ledger.switch_cost, abs=1)
+    assert before - ledger.loss_budget.level == pytest.approx(drains * ledger.switch_cost, abs=1)

@@ -36,15 +36,18 @@ def compiler(tiny: Any) -> GrammarCompiler:
 
 def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
     form = StructuredOutput.json({"type": "object"})
-    assert not compiler._kept
+    assert not compiler._cached_grammars
     first = compiler.compile(form)
-    assert first in compiler._kept.values() and compiler.compile(StructuredOutput.json('{"type": "object"}')) is first
+    assert (
+        first in compiler._cached_grammars.values()
+        and compiler.compile(StructuredOutput.json('{"type": "object"}')) is first
+    )
     assert compiler.compile(StructuredOutput.json({"type": "object"}, lenient=True)) is not first
     thinking = compiler.compile(form, Thoughts("<think>", "</think>"))
     assert thinking is not first and compiler.compile(form, Thoughts("<think>", "</think>")) is thinking
     for number in range(MOST_KEPT):
         compiler.compile(StructuredOutput.choice([str(number)]))
-    assert first not in compiler._kept.values() and compiler.compile(form) is not first
+    assert first not in compiler._cached_grammars.values() and compiler.compile(form) is not first
 
 
 def test_threads_share_one_vocabulary(compiler: GrammarCompiler) -> None:
@@ -92,7 +95,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     with pytest.raises(InvalidRequest, match=words) as refused:
         compiler.compile(form)
     assert "\n" not in str(refused.value) and refused.value.field == "structured"
-    assert not compiler._kept
+    assert not compiler._cached_grammars
 
 
 def test_lenient_schemas_say_what_they_ignore(compiler: GrammarCompiler) -> None:
@@ -205,7 +208,7 @@ def test_a_tokenizer_without_bytes_of_tokens_is_refused(
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     """The end token is written `<end>`, and no answer may contain it, not even in a string."""
     table = compiler._token_table()
-    (end,) = table.ends & table.special
+    (end,) = table.end_ids & table.special
     grammar = compiler.compile(StructuredOutput.regex(".*<end>.*"))
     matcher = grammar.make_matcher()
     assert matcher.accept(end) and matcher.error
@@ -256,7 +259,7 @@ FORM = StructuredOutput.json({"type": "object", "properties": {"a": {"type": "in
 HARMONY = Thoughts(
     "<|channel|>analysis<|message|>",
     "<|done|><|start|>assistant<|channel|>final<|message|>",
-    skipped="<|channel|>final<|message|>",
+    skip_text="<|channel|>final<|message|>",
 )
 
 
@@ -304,7 +307,7 @@ def follows(tokenizer: Any, source: str, text: str) -> bool | None:
     [
         (None, ['{"a":1}', '{ "a" : 1 }', '{\n  "a": 1}'], ['{"a'], ['x{"a":1}', '<think>b</think>{"a":1}']),
         (
-            Thoughts("<think>", "</think>", begun=True),
+            Thoughts("<think>", "</think>", opened_by_prompt=True),
             ['</think>{"a":1}', 'so </thin k> {"a":2} é </think>\n\n{"a":1}'],
             ["", "hm", '{"a":1}', "hm </think>", '</think>\n{"a"'],
             ["</think>x", "<end>"],
@@ -336,7 +339,9 @@ def test_thoughts_are_free_and_the_answer_is_not(
     assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
 
 
-@pytest.mark.parametrize("thoughts", [Thoughts("<think>", "<|done|>", begun=True), replace(HARMONY, begun=True)])
+@pytest.mark.parametrize(
+    "thoughts", [Thoughts("<think>", "<|done|>", opened_by_prompt=True), replace(HARMONY, opened_by_prompt=True)]
+)
 def test_a_special_token_that_is_spelled_out_closes_no_thoughts(thoughts: Thoughts, tokenizer: Any) -> None:
     """Who reads the text would take it for one, and everything after it for the answer."""
     from llguidance import LLMatcher
@@ -412,7 +417,9 @@ def test_calls_come_after_thoughts_and_after_a_dropped_space(
     calls = AllowedCalls(format, TOOLS)
     for drops_space in (False, True):
         source = grammar_source(None, TAGGED, drops_space, SPECIALS, calls)
-        begun = grammar_source(None, Thoughts("<think>", "</think>", begun=True), drops_space, SPECIALS, calls)
+        begun = grammar_source(
+            None, Thoughts("<think>", "</think>", opened_by_prompt=True), drops_space, SPECIALS, calls
+        )
         whole = [call(1), f"<think>{call(-1)}</think>{call(1)}", f"<think>so</think>{after_thoughts}", "plain text"]
         assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
         assert follows(tokenizer, begun, f"{call(-1)}</think>{call(2)}") is True

@@ -29,7 +29,7 @@ def grammars(tiny: Any) -> list[Grammar]:
 
 def allowed(matcher: Matcher) -> np.ndarray:
     """What llguidance itself says of a matcher's next token."""
-    words = np.frombuffer(matcher.inner.compute_bitmask(), np.uint32)
+    words = np.frombuffer(matcher.ll_matcher.compute_bitmask(), np.uint32)
     assert len(words) == matcher.grammar.width
     return words
 
@@ -52,7 +52,7 @@ def test_random_walks(seed: int, grammars: list[Grammar]) -> None:
         asked: list[tuple[Matcher, list[int]]] = []
         expected: list[np.ndarray | None] = []
         for matcher in walks:
-            copy = Matcher(matcher.grammar, matcher.inner.deep_copy())
+            copy = Matcher(matcher.grammar, matcher.ll_matcher.deep_copy())
             expected.append(allowed(copy).copy())
             drafts: list[int] = []
             for _ in range(chance.choice((0, 0, 3))):
@@ -85,7 +85,7 @@ def test_matchers_of_one_grammar_do_not_share_their_place(grammars: list[Grammar
     red = ids(fill_masks([(one, [])])[0])
     assert not one.accept(red[0])
     assert ids(fill_masks([(other, [])])[0]) == red != ids(fill_masks([(one, [])])[0])
-    assert other.fresh and not one.fresh
+    assert other.is_fresh and not one.is_fresh
 
 
 def test_a_refused_token_ends_the_answer_with_an_error(grammars: list[Grammar]) -> None:
@@ -112,7 +112,7 @@ def test_a_forced_text_without_end_is_cut_and_then_an_error(forced_tokens: bool,
     endless, other = grammar.make_matcher(forced_tokens), grammar.make_matcher(forced_tokens)
     for token in compiler._vocabulary.encode('{"n":1'):  # type: ignore[union-attr]
         assert not endless.accept(token) and not other.accept(token)
-    text = b"".join(compiler._vocabulary.table.pieces[t] for t in endless.inner.compute_ff_tokens())  # type: ignore[union-attr]
+    text = b"".join(compiler._vocabulary.table.pieces[t] for t in endless.ll_matcher.compute_ff_tokens())  # type: ignore[union-attr]
     assert text.startswith(b',"a":{"a":{"a":{') and 1_000 < len(text) < 2 * MOST_ITEMS
     masks = fill_masks([(endless, [])])
     assert endless.accept(ids(masks[0])[0]) and f"limit {MOST_ITEMS}" in endless.error

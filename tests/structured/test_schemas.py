@@ -58,7 +58,7 @@ class Model:
         table = tokenizer.token_table(300)
         assert table is not None
         self.compiler = GrammarCompiler(tokenizer, 300)
-        self.pieces, self.ends = table.pieces, table.ends
+        self.pieces, self.ends = table.pieces, table.end_ids
         self.tokens = lambda text: tokenizer.encode(text, add_special_tokens=False)
         self.closing = {token for token, piece in enumerate(self.pieces) if piece[:1] in (b'"', b"]", b"}")}
 
@@ -85,7 +85,7 @@ def taken(grammar: Grammar, tokens: list[int]) -> bool:
         assert not matcher.error
         if ended:
             return place == len(tokens) - 1
-    return bool(matcher.inner.is_accepting())
+    return bool(matcher.ll_matcher.is_accepting())
 
 
 def compact(document: Any) -> str:

@@ -65,7 +65,7 @@ def test_a_wheel_runs_without_the_developers_parts(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "wheel")
-    assert "cortexmlx/server/page/index.html" in names
+    assert "cortexmlx/server/index.html" in names
     assert "cortexmlx/metal/shaders/paged_decode.metal" in names and "cortexmlx/bench/session.py" in names
     folders = tuple(f"{part.replace('.', '/')}/" for part in DEVELOPER_PARTS)
     assert [name for name in names if name.startswith(folders)] == []

@@ -108,15 +108,15 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_what_a_process_left_that_died_is_written_over(tmp_path: Path) -> None:
     path, beside = tmp_path / "a", tmp_path / "a.new"
     died = "import os, sys; from pathlib import Path; from cortexmlx.system.files import write_atomically\n"
-    died += "with write_atomically(Path(sys.argv[1]), beside=Path(sys.argv[2])): os._exit(9)"
+    died += "with write_atomically(Path(sys.argv[1]), temp_path=Path(sys.argv[2])): os._exit(9)"
     assert subprocess.run([sys.executable, "-c", died, str(path), str(beside)], check=False).returncode == 9
     assert os.listdir(tmp_path) == ["a.new"]
-    with write_atomically(path, beside=beside) as file:
+    with write_atomically(path, temp_path=beside) as file:
         file.write(b"new")
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["a"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("theirs")
     beside.symlink_to(elsewhere)
-    with write_atomically(path, beside=beside) as file:
+    with write_atomically(path, temp_path=beside) as file:
         file.write(b"newer")
     assert elsewhere.read_text() == "theirs", "a link that lies there is not followed"

@@ -32,7 +32,7 @@ TWOS: AdapterNames = [f"two {number}" for number in range(ADAPTERS)]
 
 def time_decode(engine: Engine, adapters: AdapterNames) -> float:
     """Return the CPU seconds of 16 answers. Row i has adapter `adapters[i % len(adapters)]`."""
-    began = time.process_time()
+    start_time = time.process_time()
     handles = [
         engine.submit(
             [row + 1, 2, 3],
@@ -46,16 +46,16 @@ def time_decode(engine: Engine, adapters: AdapterNames) -> float:
     ]
     for handle in handles:
         assert handle.result().usage.completion_tokens == TOKENS
-    return time.process_time() - began
+    return time.process_time() - start_time
 
 
 def time_prefill(engine: Engine, adapters: AdapterNames) -> float:
     """Return the CPU seconds of some prompts, one after the other."""
-    began = time.process_time()
-    prompt = [1 + place % (engine.info.vocab_size - 1) for place in range(PROMPT)]
+    start_time = time.process_time()
+    prompt = [1 + position % (engine.info.vocab_size - 1) for position in range(PROMPT)]
     for number in range(PROMPTS):
         engine.generate(prompt, max_tokens=1, cache=False, adapter=adapters[number % len(adapters)])
-    return time.process_time() - began
+    return time.process_time() - start_time
 
 
 KINDS: tuple[tuple[str, TimedWork, AdapterNames], ...] = (
@@ -75,11 +75,11 @@ KINDS: tuple[tuple[str, TimedWork, AdapterNames], ...] = (
 class PairRatios:
     """The cost ratios of the pairs of one kind of work, without adapters over with them."""
 
-    what: str
+    label: str
     ratios: tuple[float, ...]
 
     def __str__(self) -> str:
-        return f"{self.what}: {median(self.ratios):.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
+        return f"{self.label}: {median(self.ratios):.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
 
 
 def open_engine(model: str, adapters: Mapping[str, str | Path] | None) -> Engine:
@@ -87,19 +87,21 @@ def open_engine(model: str, adapters: Mapping[str, str | Path] | None) -> Engine
     return Engine(model, adapters=adapters, kv_memory="256MB", max_rows=ROWS, token_target=None, speculate=False)
 
 
-def measure_ratios(plain: Engine, served: Engine, kind: tuple[str, TimedWork, AdapterNames], pairs: int) -> PairRatios:
+def measure_ratios(
+    plain_engine: Engine, adapter_engine: Engine, kind: tuple[str, TimedWork, AdapterNames], pairs: int
+) -> PairRatios:
     """Measure the ratios of one kind of work, after a run of each engine that is not counted."""
-    what, work, adapters = kind
-    work(plain, [None])
-    work(served, adapters)
+    label, work, adapters = kind
+    work(plain_engine, [None])
+    work(adapter_engine, adapters)
     ratios = []
     for number in range(pairs):
         if number % 2:
-            with_them = work(served, adapters)
-            ratios.append(work(plain, [None]) / with_them)
+            adapter_seconds = work(adapter_engine, adapters)
+            ratios.append(work(plain_engine, [None]) / adapter_seconds)
         else:
-            ratios.append(work(plain, [None]) / work(served, adapters))
-    return PairRatios(what, tuple(ratios))
+            ratios.append(work(plain_engine, [None]) / work(adapter_engine, adapters))
+    return PairRatios(label, tuple(ratios))
 
 
 def write_adapters(engine: Engine, root: Path) -> dict[str, str | Path]:
@@ -116,11 +118,11 @@ def main(model: str = "smollm2", pairs: int = 7) -> None:
     """Measure and print the median ratio of the pairs for each kind of work."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plain = stack.enter_context(open_engine(model, None))
-        served = stack.enter_context(open_engine(model, write_adapters(plain, root)))
-        print(f"{plain.info.name}, {plain.info.dtype}, rank {RANK}")
+        plain_engine = stack.enter_context(open_engine(model, None))
+        adapter_engine = stack.enter_context(open_engine(model, write_adapters(plain_engine, root)))
+        print(f"{plain_engine.info.name}, {plain_engine.info.dtype}, rank {RANK}")
         for kind in KINDS:
-            print(measure_ratios(plain, served, kind, pairs), flush=True)
+            print(measure_ratios(plain_engine, adapter_engine, kind, pairs), flush=True)
 
 
 if __name__ == "__main__":

@@ -127,45 +127,45 @@ def one_host_seconds(model: ModelSize, chip: Chip) -> float:
 
 
 def tensor_parallel_seconds(
-    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing: float, rows: int = 1
+    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing_seconds: float, rows: int = 1
 ) -> float:
     """Return the seconds of a step of `rows` tokens if each host has a part of every layer."""
-    collective = link.all_reduce_seconds(hosts, rows * model.hidden * 2) + crossing
-    own = _read_seconds(model.read / hosts + model.head, chip) + model.layers * LAYER_SECONDS
-    return own + count_collectives(model.layers) * collective
+    collective = link.all_reduce_seconds(hosts, rows * model.hidden * 2) + crossing_seconds
+    compute_seconds = _read_seconds(model.read / hosts + model.head, chip) + model.layers * LAYER_SECONDS
+    return compute_seconds + count_collectives(model.layers) * collective
 
 
 def pipeline_seconds(
-    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing: float, rows: int = 1
+    model: ModelSize, chip: Chip, link: NetworkLink, hosts: int, crossing_seconds: float, rows: int = 1
 ) -> float:
     """Return the seconds of a step of `rows` tokens if each host has some of the layers: `hosts - 1` times the hidden
     states are handed over, and then all hosts get the result of the last and the chosen token.
     """
     size = rows * model.hidden * 2
-    handed = (hosts - 1) * (link.seconds + size / link.bandwidth + crossing)
+    handover_seconds = (hosts - 1) * (link.seconds + size / link.bandwidth + crossing_seconds)
     return (
         one_host_seconds(model, chip)
-        + handed
+        + handover_seconds
         + link.all_reduce_seconds(hosts, size)
         + link.all_reduce_seconds(hosts, 4 * rows)
-        + 2 * crossing
+        + 2 * crossing_seconds
     )
 
 
 def dense_model(parameters: float) -> ModelSize:
-    """Return a dense model of about this many parameters, with the usual proportions: 12 layers x hidden^2, hidden =
-    128 x layers.
-    """
+    """Return a dense model of about so many parameters: 12 layers x hidden^2, with the usual hidden = 128 x layers."""
     layers = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
     return ModelSize(f"{parameters / 1e9:.0f}B", layers, 128 * layers, parameters, 0.0, parameters)
 
 
-def break_even_size(chip: Chip, link: NetworkLink, hosts: int, crossing: float) -> float | None:
+def break_even_size(chip: Chip, link: NetworkLink, hosts: int, crossing_seconds: float) -> float | None:
     """Return the parameters of a dense model from which on `hosts` Macs are faster than one; None above 10^13."""
     sizes = [1e8 * 1.02**step for step in range(582)]
     models = [dense_model(size) for size in sizes]
     slower = [
-        m.total for m in models if tensor_parallel_seconds(m, chip, link, hosts, crossing) >= one_host_seconds(m, chip)
+        m.total
+        for m in models
+        if tensor_parallel_seconds(m, chip, link, hosts, crossing_seconds) >= one_host_seconds(m, chip)
     ]
     if not slower:
         return sizes[0]
@@ -188,15 +188,23 @@ def _speed_table(chip: Chip, rows: int) -> Iterator[str]:
     yield f"|---|{'---:|' * (len(HOSTS) + 5)}".replace("|---:|---:|---:|---:|", "|---:|---|---|---:|", 1)
     for model in MODELS:
         for link in LINKS[1:]:
-            for name, crossing in CROSSING_SECONDS.items():
-                alone = rows / one_host_seconds(model, chip)
+            for name, crossing_seconds in CROSSING_SECONDS.items():
+                one_host_speed = rows / one_host_seconds(model, chip)
                 speeds = [
                     "" if not link.ring and hosts > MESH else f"{rows / seconds:.1f}"
                     for hosts in HOSTS
-                    for seconds in [tensor_parallel_seconds(model, chip, link, hosts, crossing, rows)]
+                    for seconds in [tensor_parallel_seconds(model, chip, link, hosts, crossing_seconds, rows)]
                 ]
-                last = rows / pipeline_seconds(model, chip, link, 2, crossing, rows)
-                cells = [model.name, f"{model.gigabytes:.0f}", link.name, name, f"{alone:.1f}", *speeds, f"{last:.1f}"]
+                last = rows / pipeline_seconds(model, chip, link, 2, crossing_seconds, rows)
+                cells = [
+                    model.name,
+                    f"{model.gigabytes:.0f}",
+                    link.name,
+                    name,
+                    f"{one_host_speed:.1f}",
+                    *speeds,
+                    f"{last:.1f}",
+                ]
                 yield f"| {' | '.join(cells)} |"
 
 
@@ -206,14 +214,14 @@ def _break_even_table() -> Iterator[str]:
     yield f"|---|---|---|{'---:|' * len(HOSTS)}"
     for chip in CHIPS:
         for link in LINKS:
-            for name, crossing in CROSSING_SECONDS.items():
-                found = [
+            for name, crossing_seconds in CROSSING_SECONDS.items():
+                cells = [
                     ""
                     if not link.ring and hosts > MESH
-                    else _format_billions(break_even_size(chip, link, hosts, crossing))
+                    else _format_billions(break_even_size(chip, link, hosts, crossing_seconds))
                     for hosts in HOSTS
                 ]
-                yield f"| {' | '.join([chip.name, link.name, name, *found])} |"
+                yield f"| {' | '.join([chip.name, link.name, name, *cells])} |"
 
 
 def _format_billions(size: float | None) -> str:

@@ -40,7 +40,7 @@ class EngineClocks:
     """The seconds that an engine has spent so far in each part of its steps."""
 
     steps: int
-    now: float
+    timestamp: float
     plan: float
     send: float
     """Making calls for the workers, and sending them."""
@@ -53,10 +53,10 @@ class EngineClocks:
     @classmethod
     def read(cls, core: EngineCore) -> EngineClocks:
         """Read the clocks, on the engine's thread."""
-        runner, measured = core.runner, core.measured
+        runner, measurements = core.runner, core.measurements
         assert isinstance(runner, RemoteRunner)
         ranks = tuple(rank.build_seconds + rank.wait_seconds for rank in runner.ranks)
-        plan, commit = measured.planning.seconds, measured.committing.seconds
+        plan, commit = measurements.plan_timer.seconds, measurements.commit_timer.seconds
         now = time.perf_counter()
         return cls(core.scheduler.planned_steps, now, plan, runner.build_seconds, runner.wait_seconds, commit, ranks)
 
@@ -65,7 +65,7 @@ class EngineClocks:
 class StepParts:
     """The milliseconds of an average step, by part."""
 
-    whole: float
+    total: float
     plan: float
     send: float
     wait: float
@@ -73,33 +73,33 @@ class StepParts:
     ranks: tuple[float, ...]
 
     @classmethod
-    def mean_between(cls, before: EngineClocks, after: EngineClocks) -> StepParts:
+    def mean_between(cls, clocks_before: EngineClocks, clocks_after: EngineClocks) -> StepParts:
         """Return the average of the steps between two readings of the clocks."""
-        each = 1000 / (after.steps - before.steps)
+        ms_per_step = 1000 / (clocks_after.steps - clocks_before.steps)
         return cls(
-            whole=each * (after.now - before.now),
-            plan=each * (after.plan - before.plan),
-            send=each * (after.send - before.send),
-            wait=each * (after.wait - before.wait),
-            commit=each * (after.commit - before.commit),
-            ranks=tuple(each * (b - a) for a, b in zip(before.ranks, after.ranks, strict=True)),
+            total=ms_per_step * (clocks_after.timestamp - clocks_before.timestamp),
+            plan=ms_per_step * (clocks_after.plan - clocks_before.plan),
+            send=ms_per_step * (clocks_after.send - clocks_before.send),
+            wait=ms_per_step * (clocks_after.wait - clocks_before.wait),
+            commit=ms_per_step * (clocks_after.commit - clocks_before.commit),
+            ranks=tuple(ms_per_step * (b - a) for a, b in zip(clocks_before.ranks, clocks_after.ranks, strict=True)),
         )
 
 
 @dataclass(frozen=True)
 class StepBreakdown:
-    """Where the time of a step goes, in milliseconds, with exchanges between hosts and without: the rounds of median
-    time.
-    """
+    """Where a step's time goes (ms), with and without exchanges between hosts: the rounds of median time."""
 
     real: StepParts
-    computing: tuple[float, ...]
+    computing_times: tuple[float, ...]
     """What each rank's step takes without exchanges."""
 
     @property
     def exchange_times(self) -> tuple[float, ...]:
         """How much longer each rank's step takes with exchanges."""
-        return tuple(real - alone for real, alone in zip(self.real.ranks, self.computing, strict=True))
+        return tuple(
+            real - computing_time for real, computing_time in zip(self.real.ranks, self.computing_times, strict=True)
+        )
 
     @property
     def round_trip(self) -> float:
@@ -109,7 +109,7 @@ class StepBreakdown:
     @property
     def other_time(self) -> float:
         """The time of a step that is in none of the controller's parts."""
-        return self.real.whole - self.real.plan - self.real.send - self.real.wait - self.real.commit
+        return self.real.total - self.real.plan - self.real.send - self.real.wait - self.real.commit
 
 
 def measure_step(engine: Engine, rows: int, tokens: int) -> StepParts:
@@ -118,62 +118,67 @@ def measure_step(engine: Engine, rows: int, tokens: int) -> StepParts:
     handles = [engine.submit(prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts]
     for handle in handles:
         next(iter(handle))
-    before = engine.inspect(EngineClocks.read)
+    clocks_before = engine.inspect(EngineClocks.read)
     for handle in handles:
         handle.result()
-    return StepParts.mean_between(before, engine.inspect(EngineClocks.read))
+    return StepParts.mean_between(clocks_before, engine.inspect(EngineClocks.read))
 
 
 @contextmanager
 def open_both_engines(model: str, hosts: str) -> Iterator[tuple[Engine, Engine]]:
     """Open the model in real workers, and in workers that exchange nothing."""
     mute = partial(WorkerGroup, worker=(sys.executable, "-P", mute_worker.__file__))
-    opened_by = partial(Engine, model, hosts=hosts, kv_memory="64MB", speculate=False)
-    with ExitStack() as opened:
-        real = opened.enter_context(opened_by())
+    make_engine = partial(Engine, model, hosts=hosts, kv_memory="64MB", speculate=False)
+    with ExitStack() as stack:
+        real_engine = stack.enter_context(make_engine())
         with mock.patch.object(group, "WorkerGroup", mute):
-            alone = opened.enter_context(opened_by())
-        yield real, alone
+            mute_engine = stack.enter_context(make_engine())
+        yield real_engine, mute_engine
 
 
 def measure_step_parts(model: str, hosts: str, rows: int, tokens: int, rounds: int) -> StepBreakdown:
     """Measure the step of both engines in turns."""
     steps: tuple[list[StepParts], list[StepParts]] = ([], [])
-    with open_both_engines(model, hosts) as both:
-        for engine in both:
+    with open_both_engines(model, hosts) as engines:
+        for engine in engines:
             measure_step(engine, rows, tokens)  # what happens once
         for _ in range(rounds):
-            for engine, found in zip(both, steps, strict=True):
-                found.append(measure_step(engine, rows, tokens))
+            for engine, engine_steps in zip(engines, steps, strict=True):
+                engine_steps.append(measure_step(engine, rows, tokens))
     return StepBreakdown(_median_step(steps[0]), _median_step(steps[1]).ranks)
 
 
 def _median_step(steps: Sequence[StepParts]) -> StepParts:
     """Return the step of median time: its parts add up, which medians of parts would not."""
-    return sorted(steps, key=lambda step: step.whole)[len(steps) // 2]
+    return sorted(steps, key=lambda step: step.total)[len(steps) // 2]
 
 
-def report(taken: StepBreakdown, title: str) -> str:
+def report(breakdown: StepBreakdown, title: str) -> str:
     """Return the breakdown of a step as Markdown tables."""
-    real = taken.real
+    real = breakdown.real
     controller = [
         ("plan", real.plan),
         ("send", real.send),
         ("wait for the workers", real.wait),
-        ("... of it, longer than the slowest rank works", taken.round_trip),
+        ("... of it, longer than the slowest rank works", breakdown.round_trip),
         ("commit", real.commit),
-        ("all else", taken.other_time),
-        ("a step", real.whole),
+        ("all else", breakdown.other_time),
+        ("a step", real.total),
     ]
     lines = [title, "", "| controller | ms | percent |", "|---|---:|---:|"]
-    lines += [f"| {name} | {ms:.3f} | {100 * ms / real.whole:.1f} |" for name, ms in controller]
+    lines += [f"| {name} | {ms:.3f} | {100 * ms / real.total:.1f} |" for name, ms in controller]
     lines += [
         "",
         "| rank | computing, ms | exchanging and waiting in it, ms | exchanging, percent |",
         "|---:|---:|---:|---:|",
     ]
-    for rank, (alone, more) in enumerate(zip(taken.computing, taken.exchange_times, strict=True)):
-        lines.append(f"| {rank} | {alone:.3f} | {more:.3f} | {100 * more / (alone + more):.1f} |")
+    for rank, (computing_time, exchange_time) in enumerate(
+        zip(breakdown.computing_times, breakdown.exchange_times, strict=True)
+    ):
+        lines.append(
+            f"| {rank} | {computing_time:.3f} | {exchange_time:.3f} | "
+            f"{100 * exchange_time / (computing_time + exchange_time):.1f} |"
+        )
     return "\n".join(lines)
 
 
@@ -185,10 +190,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=1, help="answers at once (default 1)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each (default 64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of both engines (default 5)")
-    given = parser.parse_args(argv)
-    taken = measure_step_parts(given.model, given.hosts, given.rows, given.tokens, given.rounds)
-    title = f"{given.model} by --hosts {given.hosts}, {given.rows} rows, the median of {given.rounds} rounds:"
-    print(report(taken, title))
+    options = parser.parse_args(argv)
+    breakdown = measure_step_parts(options.model, options.hosts, options.rows, options.tokens, options.rounds)
+    title = f"{options.model} by --hosts {options.hosts}, {options.rows} rows, the median of {options.rounds} rounds:"
+    print(report(breakdown, title))
 
 
 if __name__ == "__main__":

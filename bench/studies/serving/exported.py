@@ -29,7 +29,7 @@ def export_model(model: str, folder: Path) -> Path:
     core: Tokenizer = loaded.tokenizer._core
     core.decoder = decoders.ByteLevel()
     core.save(str(folder / "tokenizer.json"))
-    told = {
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": loaded.tokenizer.eos_token,
         "bos_token": loaded.tokenizer.bos_token,
@@ -37,7 +37,7 @@ def export_model(model: str, folder: Path) -> Path:
         "model_max_length": loaded.context_length,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return folder
 
 
@@ -47,6 +47,6 @@ def _dequantized_weights(model: Any) -> dict[str, mx.array]:
     for name, layer in model.named_modules():
         if hasattr(layer, "scales"):
             codes, scales, biases = (weights.pop(f"{name}.{part}", None) for part in ("weight", "scales", "biases"))
-            whole = mx.dequantize(codes, scales, biases, group_size=layer.group_size, bits=layer.bits)
-            weights[f"{name}.weight"] = whole
+            dequantized = mx.dequantize(codes, scales, biases, group_size=layer.group_size, bits=layer.bits)
+            weights[f"{name}.weight"] = dequantized
     return {name: weight.astype(mx.float32) for name, weight in weights.items()}

@@ -66,15 +66,15 @@ class LoadRun:
 
 def request_body(split: str, number: int, tokens: int, model: str) -> dict[str, Any]:
     """Return the JSON body of request `number`: a chat question, or, of the split "agent", one with tools."""
-    asked = f"Question {number}: what should I know about {TOPICS[number % len(TOPICS)]}, in a few sentences?"
-    messages = [{"role": "user", "content": asked}]
+    question = f"Question {number}: what should I know about {TOPICS[number % len(TOPICS)]}, in a few sentences?"
+    messages = [{"role": "user", "content": question}]
     if split == "agent":
         tools = [
             {"name": f"{topic}_lookup", "description": f"Find facts about {topic}.", "parameters": PARAMETERS}
             for topic in TOPICS
         ]
-        told = f"You are an agent. Answer in one line, or call one of these tools: {json.dumps(tools)}"
-        messages.insert(0, {"role": "system", "content": told})
+        system_prompt = f"You are an agent. Answer in one line, or call one of these tools: {json.dumps(tools)}"
+        messages.insert(0, {"role": "system", "content": system_prompt})
     options = {"stream": True, "temperature": 0, "stream_options": {"include_usage": True}}
     return {"model": model, "messages": messages, "max_tokens": tokens, **options}
 
@@ -86,13 +86,13 @@ PARAMETERS = {
 }
 
 
-def send_request(port: int, sent: dict[str, Any], run: LoadRun | None) -> None:
+def send_request(port: int, body: dict[str, Any], run: LoadRun | None) -> None:
     """Send a request to the server, and record its times or its failure in `run`."""
-    began, last, told, ttft, gaps = time.perf_counter(), 0.0, 0, 0.0, []
+    start_time, last_time, completion_tokens, ttft, gaps = time.perf_counter(), 0.0, 0, 0.0, []
     cached = 0
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTS)
-        connection.request("POST", "/v1/chat/completions", json.dumps(sent), {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         reply = connection.getresponse()
         if reply.status != 200:
             raise OSError(f"status {reply.status}: {reply.read(200)!r}")
@@ -101,17 +101,17 @@ def send_request(port: int, sent: dict[str, Any], run: LoadRun | None) -> None:
                 continue
             chunk = json.loads(line[6:])
             usage = chunk.get("usage") or {}
-            told = usage.get("completion_tokens", told)
+            completion_tokens = usage.get("completion_tokens", completion_tokens)
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
             if any(choice["delta"].get("content") for choice in chunk.get("choices") or ()):
                 now = time.perf_counter()
-                if last:
-                    gaps.append(now - last)
+                if last_time:
+                    gaps.append(now - last_time)
                 else:
-                    ttft = now - began
-                last = now
+                    ttft = now - start_time
+                last_time = now
         connection.close()
-        if not told or not last:
+        if not completion_tokens or not last_time:
             raise OSError("status 200 and no tokens")
     except (OSError, ValueError, http.client.HTTPException) as error:
         if run is not None:
@@ -120,7 +120,7 @@ def send_request(port: int, sent: dict[str, Any], run: LoadRun | None) -> None:
     if run is not None:
         run.ttft.append(ttft)
         run.gaps += gaps
-        run.tokens += told
+        run.tokens += completion_tokens
         run.cached += cached
 
 
@@ -129,14 +129,14 @@ def run_load(port: int, split: str, at_once: int, requests: int, tokens: int, mo
     for number in range(WARM):
         send_request(port, request_body(split, 1000 + number, tokens, model), None)
     run = LoadRun()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with ThreadPoolExecutor(at_once) as clients:
         list(
             clients.map(
                 lambda number: send_request(port, request_body(split, number, tokens, model), run), range(requests)
             )
         )
-    run.seconds = time.perf_counter() - began
+    run.seconds = time.perf_counter() - start_time
     return run
 
 
@@ -151,12 +151,12 @@ def run_server(name: str, folder: Path) -> Iterator[int]:
     else:
         command = ["-c", PEER, "--model", str(folder), "--port", str(port)]
     log = folder / f"{name}.log"
-    with log.open("wb") as said:
-        process = subprocess.Popen([sys.executable, *command], stdout=said, stderr=said)
+    with log.open("wb") as log_file:
+        process = subprocess.Popen([sys.executable, *command], stdout=log_file, stderr=log_file)
         try:
-            until = time.monotonic() + STARTS
+            deadline = time.monotonic() + STARTS
             while not _is_healthy(port):
-                if process.poll() is not None or time.monotonic() > until:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"{name} did not start:\n{log.read_text()[-2000:]}")
                 time.sleep(0.2)
             yield port
@@ -181,8 +181,11 @@ def _is_healthy(port: int) -> bool:
 
 def format_percentiles(values: Sequence[float]) -> str:
     """Return p50, p90 and p99 as text, in milliseconds."""
-    listed = sorted(values) or [float("nan")]
-    return " / ".join(f"{listed[min(len(listed) - 1, int(len(listed) * p))] * 1e3:,.0f}" for p in (0.5, 0.9, 0.99))
+    sorted_values = sorted(values) or [float("nan")]
+    return " / ".join(
+        f"{sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * p))] * 1e3:,.0f}"
+        for p in (0.5, 0.9, 0.99)
+    )
 
 
 def compare_servers(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
@@ -200,10 +203,10 @@ def compare_servers(folder: Path, split: str, at_once: int, requests: int, pairs
                 f"{run.cached:,} cached, load {os.getloadavg()[0]:.1f}  {run.failures[:1] or ''}",
                 flush=True,
             )
-        ours, theirs = runs["cortexmlx"], runs["mlx_lm.server"]
-        if ours.ttft and theirs.ttft:
-            totals.append(ours.seconds / ours.tokens / (theirs.seconds / theirs.tokens))
-            firsts.append(median(ours.ttft) / median(theirs.ttft))
+        our_run, their_run = runs["cortexmlx"], runs["mlx_lm.server"]
+        if our_run.ttft and their_run.ttft:
+            totals.append(our_run.seconds / our_run.tokens / (their_run.seconds / their_run.tokens))
+            firsts.append(median(our_run.ttft) / median(their_run.ttft))
     if totals:
         print(f"{split} {at_once:2} ratios: seconds a token {median(totals):.2f}, TTFT p50 {median(firsts):.2f}")
 
@@ -213,7 +216,7 @@ def seconds_without_http(folder: Path, split: str, at_once: int, requests: int, 
     from cortexmlx import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=tokens, temperature=0.0)
-    asked = [
+    conversations = [
         request_body(split, number, tokens, "")["messages"] for number in (*range(1000, 1000 + WARM), *range(requests))
     ]
     with Engine(str(folder)) as engine, ThreadPoolExecutor(at_once) as clients:
@@ -221,11 +224,11 @@ def seconds_without_http(folder: Path, split: str, at_once: int, requests: int, 
         def made(messages: Any) -> int:
             return engine.generate(messages, params).usage.completion_tokens
 
-        for messages in asked[:WARM]:
+        for messages in conversations[:WARM]:
             made(messages)
-        began = time.perf_counter()
-        told = sum(clients.map(made, asked[WARM:]))
-        return (time.perf_counter() - began) / told
+        start_time = time.perf_counter()
+        token_count = sum(clients.map(made, conversations[WARM:]))
+        return (time.perf_counter() - start_time) / token_count
 
 
 def compare_with_engine(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
@@ -242,11 +245,15 @@ def compare_with_engine(folder: Path, split: str, at_once: int, requests: int, p
     ratios = []
     for pair in range(pairs):
         if pair % 2 == 0:
-            ours, engine = served(), by_itself()
+            served_seconds, engine_seconds = served(), by_itself()
         else:
-            engine, ours = by_itself(), served()
-        ratios.append(ours / engine)
-        print(f"{split} {at_once:2} ms a token: served {ours * 1e3:.1f}, engine alone {engine * 1e3:.1f}", flush=True)
+            engine_seconds, served_seconds = by_itself(), served()
+        ratios.append(served_seconds / engine_seconds)
+        print(
+            f"{split} {at_once:2} ms a token: served {served_seconds * 1e3:.1f}, engine alone "
+            f"{engine_seconds * 1e3:.1f}",
+            flush=True,
+        )
     print(f"{split} {at_once:2} ratio: served over engine alone {median(ratios):.3f}", flush=True)
 
 
@@ -260,13 +267,13 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", choices=("chat", "agent"), default=["chat", "agent"])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--alone", action="store_true")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = export_model(given.model, Path(made) / "model")
-        for split in given.splits:
-            for at_once in given.at_once:
-                of = compare_with_engine if given.alone else compare_servers
-                of(folder, split, at_once, given.requests, given.pairs, given.tokens)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = export_model(options.model, Path(temporary_folder) / "model")
+        for split in options.splits:
+            for at_once in options.at_once:
+                compare = compare_with_engine if options.alone else compare_servers
+                compare(folder, split, at_once, options.requests, options.pairs, options.tokens)
 
 
 if __name__ == "__main__":

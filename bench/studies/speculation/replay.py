@@ -39,45 +39,50 @@ wall time until the last answer ends; tokens of a run; tokens of a row's step, a
 """
 
 
-def format_result(found: WorkloadResult) -> str:
+def format_result(result: WorkloadResult) -> str:
     """Return the figures of a workload as a line below `HEAD`. Tokens per second are medians, other figures means."""
-    work, runs = found.workload, found.speculating
-    rates = (statistics.median(run.together.tokens_per_second for run in side) for side in (found.plain, runs))
+    work, runs = result.workload, result.speculating_runs
+    rates = (
+        statistics.median(run.concurrent_span.tokens_per_second for run in side_runs)
+        for side_runs in (result.plain_runs, runs)
+    )
     drafted, accepted = (
         statistics.fmean(getattr(run.drafts, name) for run in runs) for name in ("drafted", "accepted")
     )
     per_step = statistics.fmean(run.tokens_per_step for run in runs)
-    verifying = statistics.fmean(run.drafts.tokens_per_step for run in runs)
+    tokens_per_verify = statistics.fmean(run.drafts.tokens_per_step for run in runs)
     grams = "".join(f"{work.mean_repetition(order):9.2f}" for order in (3, 5))
     speeds = "".join(f"{rate:9.1f}" for rate in rates)
-    spread = f"({min(found.ratios):.2f}-{max(found.ratios):.2f})"
-    others = f"{found.cpu_ratio:6.2f}{found.whole_ratio:7.2f}"
+    spread = f"({min(result.ratios):.2f}-{max(result.ratios):.2f})"
+    other_ratios = f"{result.cpu_ratio:6.2f}{result.whole_ratio:7.2f}"
     return (
-        f"{work.rows:4}  {work.kind.value:6}{grams}{speeds}  {found.ratio:5.2f}x {spread:>13}{others}"
-        f"{drafted:9,.0f}{accepted:9,.0f}{per_step:8.2f}{verifying:10.2f}"
+        f"{work.rows:4}  {work.kind.value:6}{grams}{speeds}  {result.ratio:5.2f}x {spread:>13}{other_ratios}"
+        f"{drafted:9,.0f}{accepted:9,.0f}{per_step:8.2f}{tokens_per_verify:10.2f}"
     )
 
 
 def run_study(
-    model: str, rows: int, tokens: dict[AnswerKind, int], pairs: int, live: bool, **options: Any
+    model: str, rows: int, tokens: dict[AnswerKind, int], pairs: int, is_live: bool, **options: Any
 ) -> Iterator[WorkloadResult]:
-    """Yield the result for each kind of text, for answers of `tokens` tokens. `options` are those of the engine that
-    speculates.
-    """
+    """Yield the result for each kind of text, for answers of `tokens` tokens. `options`: the speculating engine's."""
     config: dict[str, Any] = {"max_rows": rows, "kv_memory": "1GB", "token_target": None}
     with (
-        Engine(model, **config, speculate=False, forced_tokens=False) as plain,
-        Engine(model, **config | options) as speculating,
+        Engine(model, **config, speculate=False, forced_tokens=False) as plain_engine,
+        Engine(model, **config | options) as speculating_engine,
     ):
-        works = [make_workload(kind, pairs, rows, most, plain, live) for kind, most in tokens.items()]
-        yield from measure_workloads(plain, speculating, works, lambda what: print(what, file=sys.stderr))
+        works = [
+            make_workload(kind, pairs, rows, max_tokens, plain_engine, is_live) for kind, max_tokens in tokens.items()
+        ]
+        yield from measure_workloads(plain_engine, speculating_engine, works, lambda what: print(what, file=sys.stderr))
 
 
 def _parse_kinds(text: str) -> list[AnswerKind]:
     """Parse a list of kinds of text, in any case. Raises ArgumentTypeError."""
     names = {kind.value.lower(): kind for kind in AnswerKind}
-    if unknown := [name for name in text.split(",") if name.strip().lower() not in names]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kind.value for kind in AnswerKind)}")
+    if unknown_names := [name for name in text.split(",") if name.strip().lower() not in names]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown_names[0]!r} is none of {', '.join(kind.value for kind in AnswerKind)}"
+        )
     return [names[name.strip().lower()] for name in text.split(",")]
 
 
@@ -106,19 +111,21 @@ def main(arguments: list[str] | None = None) -> None:
         "--tokens", type=_parse_count, help="of an answer at most (default: 400 of edits and JSON, else 256)"
     )
     parser.add_argument("--pairs", type=_parse_count, default=5)
-    every = ",".join(kind.value for kind in AnswerKind)
-    parser.add_argument("--kinds", type=_parse_kinds, default=every, help=f"kinds of text, a list (default: {every})")
+    all_kinds = ",".join(kind.value for kind in AnswerKind)
+    parser.add_argument(
+        "--kinds", type=_parse_kinds, default=all_kinds, help=f"kinds of text, a list (default: {all_kinds})"
+    )
     parser.add_argument("--live", action="store_true", help="the model's own choices at temperature 0.8")
-    asked = parser.parse_args(arguments)
-    tokens = {kind: asked.tokens or TOKENS[kind] for kind in asked.kinds}
+    options = parser.parse_args(arguments)
+    tokens = {kind: options.tokens or TOKENS[kind] for kind in options.kinds}
     blas.preload()  # before the machine is described
     print(*BenchMachine.detect().lines(), HEAD, sep="\n")
-    for rows in asked.rows:
-        for found in run_study(asked.model, rows, tokens, asked.pairs, asked.live):
-            print(format_result(found), flush=True)
-            answers = rows * asked.pairs
-            if found.same_answers < answers:
-                print(f"      other tokens in {answers - found.same_answers} of {answers} answers")
+    for rows in options.rows:
+        for result in run_study(options.model, rows, tokens, options.pairs, options.live):
+            print(format_result(result), flush=True)
+            answers = rows * options.pairs
+            if result.same_answers < answers:
+                print(f"      other tokens in {answers - result.same_answers} of {answers} answers")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ class LeaveChat(Exception):
 )
 def show_help(chat: ChatSession, argument: str, console: Console) -> None:
     """/help: print all commands and keys, or one command."""
-    wanted = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
-    for command in wanted or COMMANDS:
+    matches = [c for c in COMMANDS if not argument or f"/{argument.removeprefix('/')}" in (c.name, *c.aliases)]
+    for command in matches or COMMANDS:
         names = ", ".join((f"{command.name} {command.argument}".strip(), *command.aliases))
         print_rows(console, [(f"  {names}", command.help)], 26, "")
     if not argument:

@@ -26,15 +26,15 @@ MARKDOWN = (".md", ".markdown")
 
 @partial(SlashCommand, "/save", "FILE", "write the conversation to a file; .md: to read", takes_path=True)
 def save(chat: ChatSession, argument: str, console: Console) -> None:
-    """/save FILE: save the chat as JSON, or as readable Markdown if the name ends in .md or .markdown. Only --force
-    replaces an existing file.
-    """
+    """/save FILE: save as JSON, or as Markdown for .md and .markdown. Only --force replaces an existing file."""
     words = argument.split()
     force = FORCE in words
     name = " ".join(word for word in words if word != FORCE) if force else argument
     if not name:
-        kept = chat.saver.saved_path if chat.saver is not None else None
-        raise InvalidRequest("/save needs a file name" + (f"; the chat is kept in {kept} anyway" if kept else ""))
+        saved_path = chat.saver.saved_path if chat.saver is not None else None
+        raise InvalidRequest(
+            "/save needs a file name" + (f"; the chat is kept in {saved_path} anyway" if saved_path else "")
+        )
     path = Path(os.path.expanduser(name.strip("\"'")))
     if os.path.isdir(path):
         raise InvalidRequest(f"{path} is a folder: name a file in it")
@@ -70,8 +70,8 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.print_notes()
     chat.start_new_chat()
     read = f", of which the first {unread} are not sent any more" if (unread := chat.conversation.unread) else ""
-    said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
-    print_indented(console, said)
+    message = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
+    print_indented(console, message)
 
 
 @partial(SlashCommand, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
@@ -79,45 +79,41 @@ def attach_file(chat: ChatSession, argument: str, console: Console) -> Question 
     """/file PATH: send the file's text with the next message, or immediately if a question follows the path."""
     path, question = _split_path(argument)
     if not path:
-        waiting = ", ".join(str(each.path) for each in chat.attached) or "none"
-        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {waiting}")
-    attached = read_attachment(path)
-    print_file_size(chat, attached, console)
+        waiting_names = ", ".join(str(each.path) for each in chat.attached_files) or "none"
+        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {waiting_names}")
+    file = read_attachment(path)
+    print_file_size(chat, file, console)
     if not question:
-        chat.attached.append(attached)
+        chat.attached_files.append(file)
         print_indented(console, "its text goes with the next message")
         return None
-    waited, chat.attached = tuple(chat.attached), []
-    text = prepend_files([*waited, attached], question)
-    return Question(text, typed=f"{format_mention(attached)} {question}", attached=waited)
+    waiting_files, chat.attached_files = tuple(chat.attached_files), []
+    text = prepend_files([*waiting_files, file], question)
+    return Question(text, typed_text=f"{format_mention(file)} {question}", attached_files=waiting_files)
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """Split the argument into a path and a question. The path is in quotes, or is the whole argument if that exists,
-    or is the first word.
-    """
-    whole = argument.strip()
-    if whole[:1] in ('"', "'") and whole.find(whole[0], 1) > 0:
-        path, _, question = whole[1:].partition(whole[0])
+    """Split into a path and a question. The path is quoted, or the whole argument if that exists, or the first word."""
+    text = argument.strip()
+    if text[:1] in ('"', "'") and text.find(text[0], 1) > 0:
+        path, _, question = text[1:].partition(text[0])
         return path, question.strip()
-    if whole and os.path.exists(os.path.expanduser(whole)):
-        return whole, ""
-    path, _, question = whole.partition(" ")
+    if text and os.path.exists(os.path.expanduser(text)):
+        return text, ""
+    path, _, question = text.partition(" ")
     return path, question.strip()
 
 
 def print_file_size(chat: ChatSession, file: AttachedFile, console: Console) -> None:
-    """Print how large a file is: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if it can never
-    fit.
-    """
+    """Print a file's size: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if it can never fit."""
     lines, size = len(file.text.splitlines()), format_bytes(len(file.text.encode()))
     tokens = len(chat.engine.encode(file.text))
     if tokens >= chat.engine.longest_request:
         raise InvalidRequest(
             f"{file.path} has {tokens:,} tokens, more than {describe_limit(chat.engine)}. {room_advice(chat.engine)}"
         )
-    said = f"{file.path}: {lines:,} line{'s' * (lines != 1)}, {size}, {tokens:,} tokens"
-    print_indented(console, f"+ {said}")
+    summary = f"{file.path}: {lines:,} line{'s' * (lines != 1)}, {size}, {tokens:,} tokens"
+    print_indented(console, f"+ {summary}")
 
 
 def format_mention(file: AttachedFile) -> str:
@@ -132,9 +128,9 @@ _SHOWN = 20
 def list_chats(chat: ChatSession, argument: str, console: Console) -> None:
     """/chats [WORD]: list the newest saved chats, or those with the word in their names."""
     names = [name for name in saved_names() if argument.lower() in name.lower()]
-    here = chat.saver.path.stem if chat.saver is not None and chat.saver.path is not None else None
+    current_name = chat.saver.path.stem if chat.saver is not None and chat.saver.path is not None else None
     for name in names[:_SHOWN]:
-        print_rows(console, [(f" {'*' if name == here else ' '}", to_single_line(name))], 3)
+        print_rows(console, [(f" {'*' if name == current_name else ' '}", to_single_line(name))], 3)
     if not names:
         none = f"no kept chat has {argument!r} in its name" if argument else "no chats are kept yet"
         return print_indented(console, none)

@@ -41,8 +41,8 @@ def switch_model(chat: ChatSession, argument: str, console: Console) -> None:
     """/model: list the models on this machine, or switch to another one."""
     if not argument:
         for each in list_models():
-            here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
-            print_rows(console, [(f" {here}", f"{each.name}  {format_bytes(each.size)}")], 3)
+            marker = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
+            print_rows(console, [(f" {marker}", f"{each.name}  {format_bytes(each.size)}")], 3)
         answers = f"{chat.engine.info.name} answers; /model NAME switches to another"
         return print_indented(console, answers if chat.has_model else chat.no_model_advice)
     if chat.host is None:
@@ -53,8 +53,8 @@ def switch_model(chat: ChatSession, argument: str, console: Console) -> None:
     chat.conversation.adapter = None
     info = chat.engine.info
     count = len(chat.conversation.messages)
-    said = f", and reads the {count} messages again" if count else ""
-    print_indented(console, f"{info.name} answers now{said}")
+    reread_note = f", and reads the {count} messages again" if count else ""
+    print_indented(console, f"{info.name} answers now{reread_note}")
     for remark in info.notes:
         print_indented(console, remark)
     if not info.chat_template:
@@ -65,12 +65,12 @@ def switch_model(chat: ChatSession, argument: str, console: Console) -> None:
 def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
     """/adapter: list the adapters, switch to one, or load one: /adapter NAME=FOLDER."""
     name, loads, folder = argument.strip().partition("=")
-    there = chat.engine.adapters
-    now = chat.conversation.adapter
+    adapter_names = chat.engine.adapters
+    current_adapter = chat.conversation.adapter
     if not name:
-        for each in (NO_ADAPTER, *there):
-            here = "*" if each == (now or NO_ADAPTER) else " "
-            print_indented(console, f"{here} {each}")
+        for each in (NO_ADAPTER, *adapter_names):
+            marker = "*" if each == (current_adapter or NO_ADAPTER) else " "
+            print_indented(console, f"{marker} {each}")
         return print_indented(console, "/adapter NAME lets one answer, and /adapter NAME=FOLDER loads another")
     if loads:
         folder = os.path.abspath(os.path.expanduser(folder))
@@ -78,9 +78,11 @@ def switch_adapter(chat: ChatSession, argument: str, console: Console) -> None:
         if chat.host is not None:  # so that it is there after /set, too
             chat.host.config = replace(chat.host.config, adapters={**(chat.host.config.adapters or {}), name: folder})
         print_indented(console, f"loaded {name}: rank {info.rank}, {format_bytes(info.bytes)}")
-    elif name != NO_ADAPTER and name not in there:
-        known = ", ".join(there) or "none"
-        raise InvalidRequest(f"there is no adapter {name!r}{suggest_name(name, there)}: there are {known}. {_LOADS}")
+    elif name != NO_ADAPTER and name not in adapter_names:
+        name_list = ", ".join(adapter_names) or "none"
+        raise InvalidRequest(
+            f"there is no adapter {name!r}{suggest_name(name, adapter_names)}: there are {name_list}. {_LOADS}"
+        )
     chat.conversation.adapter = None if name == NO_ADAPTER and not loads else name
     print_indented(console, f"{chat.engine.info.name} answers {_adapter_phrase(chat.conversation.adapter)} now")
 

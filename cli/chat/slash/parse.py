@@ -40,7 +40,7 @@ class ParsedInput:
     text: str
 
 
-def parse_input(typed: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
+def parse_input(line: str, commands: Mapping[str, SlashCommand]) -> ParsedInput:
     """Parse a typed line as a slash command or a message.
 
     Only a known name, alone in its line, is a command. So pasted code and paths are messages, and so is everything
@@ -49,30 +49,32 @@ def parse_input(typed: str, commands: Mapping[str, SlashCommand]) -> ParsedInput
     Raises InvalidRequest for a name that is almost that of a command. Raises it, too, for a single word after a slash
     and nothing else: that is meant as a command.
     """
-    if typed.strip().startswith(QUOTES):
-        return ParsedInput(None, strip_quotes(typed))
-    alone = BARE_COMMANDS.get(typed.strip().lower())
-    if alone is not None:
-        return ParsedInput(alone, "")
-    if not typed.startswith("/"):
-        return ParsedInput(None, typed if typed.strip() else "")
-    first, *rest = typed.split(maxsplit=1)
+    if line.strip().startswith(QUOTES):
+        return ParsedInput(None, strip_quotes(line))
+    bare_command = BARE_COMMANDS.get(line.strip().lower())
+    if bare_command is not None:
+        return ParsedInput(bare_command, "")
+    if not line.startswith("/"):
+        return ParsedInput(None, line if line.strip() else "")
+    first, *rest = line.split(maxsplit=1)
     name, argument = first.lower(), "".join(rest).strip()
     if name in commands:
-        pasted = "\n" in typed.strip() and not argument.startswith(commands[name].multiline)
-        return ParsedInput(None, typed) if pasted else ParsedInput(name, argument)
-    if not re.fullmatch(r"/[\w-]+", name) or "\n" in typed.strip():
-        return ParsedInput(None, typed)
-    near = difflib.get_close_matches(name, commands, n=1, cutoff=_MIN_SIMILARITY)
-    if near or not argument:
+        is_pasted = "\n" in line.strip() and not argument.startswith(commands[name].multiline)
+        return ParsedInput(None, line) if is_pasted else ParsedInput(name, argument)
+    if not re.fullmatch(r"/[\w-]+", name) or "\n" in line.strip():
+        return ParsedInput(None, line)
+    similar_names = difflib.get_close_matches(name, commands, n=1, cutoff=_MIN_SIMILARITY)
+    if similar_names or not argument:
         raise InvalidRequest(
-            _unknown_command_error(name, [COMMAND_SYNONYMS[name]] if name in COMMAND_SYNONYMS else near, commands)
+            _unknown_command_error(
+                name, [COMMAND_SYNONYMS[name]] if name in COMMAND_SYNONYMS else similar_names, commands
+            )
         )
-    return ParsedInput(None, typed)
+    return ParsedInput(None, line)
 
 
-def _unknown_command_error(name: str, near: list[str], commands: Iterable[str]) -> str:
+def _unknown_command_error(name: str, similar_names: list[str], commands: Iterable[str]) -> str:
     """Return the error text for an unknown command, with the command that is meant or the most similar ones."""
-    near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    similar_names = similar_names or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(similar_names)}? " if similar_names else ""
     return f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."

@@ -113,9 +113,9 @@ def change_setting(chat: ChatSession, argument: str, console: Console) -> None:
 def _split_setting(argument: str) -> tuple[str, str]:
     """Split `NAME VALUE` or `NAME=VALUE` into the name and the value. A value may contain an equals sign."""
     first, _, rest = argument.strip().partition(" ")
-    name, _, begun = first.partition("=")
-    value = f"{begun} {rest}".strip()
-    return name, value if begun else value.removeprefix("=").lstrip()
+    name, _, value_start = first.partition("=")
+    value = f"{value_start} {rest}".strip()
+    return name, value if value_start else value.removeprefix("=").lstrip()
 
 
 @partial(SlashCommand, "/system", "[TEXT]", "show or change the system prompt (none: no such prompt)", multiline=("",))
@@ -130,12 +130,10 @@ def set_system_prompt(chat: ChatSession, argument: str, console: Console) -> Non
 
 
 def _set_template_variable(chat: ChatSession, name: str, value: str) -> None:
-    """Set a variable of the chat template to JSON or text; on and off are booleans. `none` restores the template's
-    default.
-    """
-    others = {known: set_to for known, set_to in chat.conversation.template_vars.items() if known != name}
-    meant = {"on": True, "off": False}.get(value, parse_json_or_text(value))
-    variables = others if value in ("", "none") else {**others, name: meant}
+    """Set a chat template variable to JSON or text; on and off are booleans. `none` restores the template's default."""
+    other_variables = {key: set_to for key, set_to in chat.conversation.template_vars.items() if key != name}
+    parsed_value = {"on": True, "off": False}.get(value, parse_json_or_text(value))
+    variables = other_variables if value in ("", "none") else {**other_variables, name: parsed_value}
     chat.conversation.template_vars = check_variables(chat.engine, variables)
     chat.save()
 
@@ -146,9 +144,9 @@ def _print_variables(chat: ChatSession, console: Console) -> None:
         _print_row(console, f"  {name:<20}{json.dumps(value)}", "of the chat template")
 
 
-def _print_settings(chat: ChatSession, console: Console, wanted: list[str]) -> None:
+def _print_settings(chat: ChatSession, console: Console, names: list[str]) -> None:
     """Print the values and meanings of these settings."""
-    for name in wanted:
+    for name in names:
         if name == "schema":
             value: Any = _form_summary(chat.params)
         elif name in SAMPLING:
@@ -156,8 +154,8 @@ def _print_settings(chat: ChatSession, console: Console, wanted: list[str]) -> N
             value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) if name == "stop" else value
         else:
             value = _engine_value(chat, name)
-        shown = "none" if value is None or value == "" else value
-        _print_row(console, f"  {name:<20}{shown}", (SAMPLING | ENGINE)[name])
+        value_text = "none" if value is None or value == "" else value
+        _print_row(console, f"  {name:<20}{value_text}", (SAMPLING | ENGINE)[name])
 
 
 def _print_row(console: Console, label: str, meaning: str) -> None:
@@ -175,10 +173,10 @@ def _unknown_setting_error(name: str) -> str:
     """Return the error text for an unknown setting, with the most similar one."""
     if name in UNSUPPORTED_NAMES:
         return f"/set {name}: {UNSUPPORTED_NAMES[name]}"
-    near = difflib.get_close_matches(name, [*SAMPLING, *ENGINE, *OTHER_NAMES], n=1)
+    similar_names = difflib.get_close_matches(name, [*SAMPLING, *ENGINE, *OTHER_NAMES], n=1)
     hint = (
-        f"did you mean {near[0]}?"
-        if near
+        f"did you mean {similar_names[0]}?"
+        if similar_names
         else f"there are {', '.join([*SAMPLING, *ENGINE])}, think, and what the chat template reads"
     )
     return f"no setting {name!r}: {hint}"
@@ -198,14 +196,14 @@ def _with_setting(params: SamplingParams, name: str, value: str) -> SamplingPara
         schema = value.removeprefix("--open-schema ")
         form = None if value == "none" else parse_schema_option(schema, is_open=schema != value)
         return replace(params, structured=form)
-    given: Any
+    parsed_value: Any
     if name == "stop":
-        given = () if value == "none" else _split_quoted(value)
+        parsed_value = () if value == "none" else _split_quoted(value)
     elif value == "none":
-        given = None
+        parsed_value = None
     else:
-        given = _parse_number(name, value, whole=NUMBERS[name].whole)
-    return replace(params, **{name: given})
+        parsed_value = _parse_number(name, value, is_whole=NUMBERS[name].whole)
+    return replace(params, **{name: parsed_value})
 
 
 def _split_quoted(value: str) -> tuple[str, ...]:
@@ -216,12 +214,12 @@ def _split_quoted(value: str) -> tuple[str, ...]:
         raise InvalidRequest(f'stop is {value}: write each text in quotes, like "END" ({error})') from None
 
 
-def _parse_number(name: str, value: str, *, whole: bool) -> float:
+def _parse_number(name: str, value: str, *, is_whole: bool) -> float:
     """Parse a number. Raises InvalidRequest if the value is not one."""
     try:
-        return int(value) if whole else float(value)
+        return int(value) if is_whole else float(value)
     except ValueError:
-        raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * whole} number") from None
+        raise InvalidRequest(f"{name} is {value!r}, but must be a{' whole' * is_whole} number") from None
 
 
 def _reopen_engine(chat: ChatSession, name: str, value: str, console: Console) -> None:
@@ -230,7 +228,7 @@ def _reopen_engine(chat: ChatSession, name: str, value: str, console: Console) -
         raise InvalidRequest(f"this chat cannot change {name}")
     changes: dict[str, Any] = {name: None}
     if value != "none":
-        changes[name] = parse_size(value) if name == "kv_memory" else _parse_number(name, value, whole=True)
+        changes[name] = parse_size(value) if name == "kv_memory" else _parse_number(name, value, is_whole=True)
     if name == "keep_last" and value == "none":
         changes["keep_first"] = None
     if name == "kv_bits" and value == "none":

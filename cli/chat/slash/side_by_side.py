@@ -27,15 +27,13 @@ _GAP = 3
 
 
 class SideBySideDisplay:
-    """Shows several answers to one question in columns: their last rows while they grow, the whole answers at the
-    end.
-    """
+    """Shows several answers to one question in columns: their last rows while they grow, whole answers at the end."""
 
     def __init__(self, console: Console, count: int, away: SuspensionGuard = nullcontext) -> None:
         self._console = console
         self._away = away
         self._texts = [""] * count
-        self._pieces = 0
+        self._token_count = 0
 
     def show_reply(self, reply: Reply) -> Completion:
         """Show all answers and return the completion. Raises the request's error."""
@@ -47,7 +45,7 @@ class SideBySideDisplay:
                 for event in reply:
                     with drawing.lock:
                         self._texts[event.index] += event.text
-                        self._pieces += event.token_id is not None
+                        self._token_count += event.token_id is not None
                     drawing.request_redraw()
         completion = reply.result()
         answers = (completion, *completion.others)
@@ -61,17 +59,17 @@ class SideBySideDisplay:
         width, rows = self._answer_width(), max(self._console.height - 6, 3)
         rows = rows if self._fits_columns() else max(rows // len(self._texts) - 1, 1)
         count = len(self._texts)
-        ends = [_last_rows(text, width, rows) for text in self._texts]
-        shown = self._layout([str(number) for number in range(1, count + 1)], ends)
-        return [*shown, Text(f"{count} answers · {self._pieces:,} tokens", style="dim")]
+        last_rows = [_last_rows(text, width, rows) for text in self._texts]
+        answer_rows = self._layout([str(number) for number in range(1, count + 1)], last_rows)
+        return [*answer_rows, Text(f"{count} answers · {self._token_count:,} tokens", style="dim")]
 
     def _layout(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
         """Return the rows of all answers below their titles, in columns or one below the other."""
-        titled = [[_title_row(title), *rows] for title, rows in zip(titles, columns, strict=True)]
+        titled_columns = [[_title_row(title), *rows] for title, rows in zip(titles, columns, strict=True)]
         return (
-            join_columns(titled, self._answer_width())
+            join_columns(titled_columns, self._answer_width())
             if self._fits_columns()
-            else [row for rows in titled for row in rows]
+            else [row for rows in titled_columns for row in rows]
         )
 
     def _fits_columns(self) -> bool:
@@ -89,7 +87,7 @@ class SideBySideDisplay:
 
 def join_columns(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
     """Return the rows of columns that are `width` cells wide, with a gap between two columns."""
-    made = []
+    rows = []
     for number in range(max(map(len, columns))):
         row = Text()
         for column in columns[:-1]:
@@ -97,16 +95,16 @@ def join_columns(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
             row += cell + Text(" " * (width + _GAP - cell.cell_len))
         row += columns[-1][number] if number < len(columns[-1]) else Text()
         row.rstrip()
-        made.append(row)
-    return made
+        rows.append(row)
+    return rows
 
 
 def _last_rows(text: str, width: int, rows: int) -> list[Text]:
     """Return the last rows of a text. Only the end of the text is read."""
-    made = []
+    texts = []
     for line in strip_controls(text[-width * rows :]).split("\n"):
-        made += [Text(line[begin:end]) for begin, end, _ in wrap_words(line, 0, width)] or [Text()]
-    return made[-rows:]
+        texts += [Text(line[start:end]) for start, end, _ in wrap_words(line, 0, width)] or [Text()]
+    return texts[-rows:]
 
 
 def _title_row(title: str) -> Text:
@@ -116,8 +114,8 @@ def _title_row(title: str) -> Text:
 
 def _answer_title(answer: Completion) -> str:
     """Return the title of a finished answer: its number, its tokens, and whether it was cut or stopped."""
-    ends = {FinishReason.LENGTH: " · cut", FinishReason.CANCELLED: " · stopped"}
-    return f"{answer.index + 1} · {answer.usage.completion_tokens} tokens{ends.get(answer.finish_reason, '')}"
+    end_notes = {FinishReason.LENGTH: " · cut", FinishReason.CANCELLED: " · stopped"}
+    return f"{answer.index + 1} · {answer.usage.completion_tokens} tokens{end_notes.get(answer.finish_reason, '')}"
 
 
 def _answer_rows(answer: Completion, width: int) -> list[Text]:
@@ -132,9 +130,9 @@ def choose_answer(
     """Ask the user to choose one of the answers; return None for 0 or at the end of the input."""
     by_number = {str(number): answer for number, answer in enumerate(answers, 1)}
     while True:
-        typed = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")
-        if typed is None or typed.strip() == "0":
+        input_text = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")
+        if input_text is None or input_text.strip() == "0":
             return None
-        if typed.strip() in by_number:
-            return by_number[typed.strip()]
-        print_indented(console, f"{typed.strip()!r} is not a number from 0 to {len(answers)}")
+        if input_text.strip() in by_number:
+            return by_number[input_text.strip()]
+        print_indented(console, f"{input_text.strip()!r} is not a number from 0 to {len(answers)}")

@@ -31,7 +31,7 @@ def set_tools(chat: ChatSession, argument: str, console: Console) -> None:
         chat.set_tools(())
     elif argument:
         chat.set_tools(load_tools(Path(os.path.expanduser(argument.strip("\"'")))))
-    if offered := chat.params.offered:
-        print_rows(console, [(f"  {tool.name}", tool.description or "no description") for tool in offered], 22, "")
+    if tools := chat.params.offered:
+        print_rows(console, [(f"  {tool.name}", tool.description or "no description") for tool in tools], 22, "")
     else:
         print_indented(console, "the model may call no functions; /tools FILE.py lets it call those of a file")

@@ -20,42 +20,42 @@ _DEFAULT_ANSWERS = 3
 @partial(SlashCommand, "/clear", "", "forget the conversation", aliases=("/reset",))
 def clear_chat(chat: ChatSession, argument: str, console: Console) -> None:
     """/clear: begin a new chat."""
-    kept = chat.saver.saved_path.stem if chat.saver is not None and chat.saver.saved_path is not None else None
+    saved_name = chat.saver.saved_path.stem if chat.saver is not None and chat.saver.saved_path is not None else None
     chat.conversation.clear()
-    chat.attached.clear()
+    chat.attached_files.clear()
     chat.start_new_chat()
-    said = "the conversation is empty again" + (f"; what was said is kept as {kept}" if kept else "")
-    print_indented(console, said)
+    note = "the conversation is empty again" + (f"; what was said is kept as {saved_name}" if saved_name else "")
+    print_indented(console, note)
 
 
 @partial(SlashCommand, "/undo", "", "take the last turn back")
 def undo_turn(chat: ChatSession, argument: str, console: Console) -> None:
     """/undo: remove the last turn."""
-    taken = chat.conversation.undo()
+    removed_messages = chat.conversation.undo()
     chat.save()
-    if questions := [str(message.get("content", "")) for message in taken if message["role"] == "user"]:
+    if questions := [str(message.get("content", "")) for message in removed_messages if message["role"] == "user"]:
         chat.undone_question = questions[0]
-    text = "\n".join(_typed_text(chat, str(message.get("content", ""))) for message in taken)
-    said = f"took back: {_first_line(text)}" if taken else "there is nothing to take back"
-    print_indented(console, said)
+    text = "\n".join(_typed_text(chat, str(message.get("content", ""))) for message in removed_messages)
+    note = f"took back: {_first_line(text)}" if removed_messages else "there is nothing to take back"
+    print_indented(console, note)
 
 
 @partial(SlashCommand, "/regen", "", "write the last answer again")
 def regenerate_answer(chat: ChatSession, argument: str, console: Console) -> Question:
     """/regen: write the last answer again."""
-    question, again = _last_question(chat, "there is no answer to write again")
+    question, replaces_last = _last_question(chat, "there is no answer to write again")
     _warn_if_greedy(chat, console)
-    return Question(question, replaces_last=again)
+    return Question(question, replaces_last=replaces_last)
 
 
 @partial(SlashCommand, "/edit", "[TEXT]", "change the last question: here, or to TEXT", multiline=("",))
 def edit_question(chat: ChatSession, argument: str, console: Console) -> Question | QuestionDraft:
     """/edit: ask the last question in other words, typed as an argument or in the input line."""
-    question, again = _last_question(chat, "there is no question to change")
+    question, replaces_last = _last_question(chat, "there is no question to change")
     return (
-        Question(argument, replaces_last=again, typed=argument)
+        Question(argument, replaces_last=replaces_last, typed_text=argument)
         if argument
-        else QuestionDraft(_typed_text(chat, question), again)
+        else QuestionDraft(_typed_text(chat, question), replaces_last)
     )
 
 
@@ -77,9 +77,9 @@ def answer_several_times(chat: ChatSession, argument: str, console: Console) -> 
     if chat.params.seed is None:
         _warn_if_greedy(chat, console)
     if text.strip():
-        return Question(text.strip(), answers=int(number), typed=text.strip())
-    question, again = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
-    return Question(question, replaces_last=again, answers=int(number))
+        return Question(text.strip(), answers=int(number), typed_text=text.strip())
+    question, replaces_last = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
+    return Question(question, replaces_last=replaces_last, answers=int(number))
 
 
 def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
@@ -88,25 +88,25 @@ def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
         print_indented(console, "the same again, at temperature 0: /set temp 0.7 for another answer")
 
 
-def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
+def _last_question(chat: ChatSession, error_message: str) -> tuple[str, bool]:
     """Return the last question, and whether its turn is still in the chat; the next question then replaces that turn.
 
     A question that `/undo` took back is not in the chat, so it replaces no older turn. Raises InvalidRequest with the
-    text `without` if there is no question.
+    text `error_message` if there is no question.
     """
     if chat.undone_question is not None:
         return chat.undone_question, False
-    asked = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
-    if not asked:
-        raise InvalidRequest(without)
-    return str(asked[-1]), True
+    questions = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
+    if not questions:
+        raise InvalidRequest(error_message)
+    return str(questions[-1]), True
 
 
 def _typed_text(chat: ChatSession, text: str) -> str:
     """Return what the user typed for a message, without the texts of the files in it."""
-    return chat.typed.get(text, text)
+    return chat.typed_texts.get(text, text)
 
 
 def _first_line(text: str) -> str:
-    first, _, more = text.partition("\n")
-    return first + (" ..." if more else "")
+    first, _, rest = text.partition("\n")
+    return first + (" ..." if rest else "")

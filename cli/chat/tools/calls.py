@@ -19,35 +19,36 @@ _ROWS, _CHARACTERS = 6, 600
 
 
 class ToolCallDisplay:
-    """Shows each tool call and the beginning of its result. If `ask_first`, the user must approve a call, except to
-    functions whose names are in `allowed`.
-    """
+    """Shows tool calls and the beginnings of results. If `ask_first`, the user approves all but `allowed_functions`."""
 
     def __init__(
-        self, tell: Callable[[str], None], ask: Callable[[str], str | None], allowed: set[str], *, ask_first: bool
+        self,
+        tell: Callable[[str], None],
+        ask: Callable[[str], str | None],
+        allowed_functions: set[str],
+        *,
+        ask_first: bool,
     ) -> None:
         self._tell = tell
         self._ask = ask
-        self._allowed = allowed
+        self._allowed_functions = allowed_functions
         self._ask_first = ask_first
 
     def ask_approval(self, call: ToolCall) -> bool:
-        """Show this call, and return whether the user lets it run. Raises TurnStopped on Ctrl-C and at the end of the
-        input.
-        """
+        """Show this call, and return whether the user allows it. Raises TurnStopped on Ctrl-C and the input's end."""
         self._tell(format_call(call))
-        if not self._ask_first or call.name in self._allowed:
+        if not self._ask_first or call.name in self._allowed_functions:
             return True
         while True:
             try:
-                typed = self._ask(CONSENT)
+                line = self._ask(CONSENT)
             except LineCleared:
-                typed = None
-            if typed is None:
+                line = None
+            if line is None:
                 raise TurnStopped(TAKEN_BACK)
-            answer = typed.strip().lower()
+            answer = line.strip().lower()
             if answer in ("a", "always"):
-                self._allowed.add(call.name)
+                self._allowed_functions.add(call.name)
             if answer in ("y", "yes", "a", "always"):
                 return True
             if answer in ("n", "no"):
@@ -64,9 +65,7 @@ class ToolCallDisplay:
 
 
 def format_call(call: ToolCall) -> str:
-    """Return a tool call written like a Python call, with JSON values. Characters that a terminal would hide or obey
-    are escaped, so that the whole call is visible.
-    """
+    """Return a tool call like Python's, with JSON values. Characters that a terminal would hide or obey are escaped."""
     arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
     text = f"{call.name}({arguments})"
     return "".join(char if strip_controls(char) == char else json.dumps(char)[1:-1] for char in text)
@@ -75,6 +74,6 @@ def format_call(call: ToolCall) -> str:
 def shorten_result(result: str) -> str:
     """Return the beginning of a result, and how much more there is."""
     lines = result.strip().splitlines() or ["(nothing)"]
-    shown = "\n".join(lines[:_ROWS])[:_CHARACTERS]
-    more = len(result.strip()) - len(shown)
-    return shown + (f" ... ({more:,} more characters)" if more > 0 else "")
+    shown_text = "\n".join(lines[:_ROWS])[:_CHARACTERS]
+    hidden_count = len(result.strip()) - len(shown_text)
+    return shown_text + (f" ... ({hidden_count:,} more characters)" if hidden_count > 0 else "")

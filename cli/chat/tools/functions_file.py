@@ -56,8 +56,10 @@ def _exported_functions(module: ModuleType) -> list[object]:
     if names is not None:
         if not isinstance(names, (list, tuple)):
             raise InvalidRequest(f"{module.__file__}: `__all__` is {names!r:.80}, but must be a list of names")
-        if missing := [name for name in names if not hasattr(module, name)]:
-            raise InvalidRequest(f"{module.__file__}: `__all__` names {missing[0]!r}, which the file does not have")
+        if missing_names := [name for name in names if not hasattr(module, name)]:
+            raise InvalidRequest(
+                f"{module.__file__}: `__all__` names {missing_names[0]!r}, which the file does not have"
+            )
         return [getattr(module, name) for name in names]
     return [
         value

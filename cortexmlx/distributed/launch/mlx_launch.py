@@ -20,11 +20,9 @@ LONGEST_SECONDS = 0.1
 def patient_select(
     reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
 ) -> tuple[list[int], list[int], list[int]]:
-    """As `select.select`, but wait only for `reads` and `errors`, at most `LONGEST_SECONDS`. Then return which of
-    `writes` are ready, too.
-    """
-    readable, _, wrong = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
-    return readable, select.select([], writes, [], 0)[1], wrong
+    """As `select.select`, but wait at most `LONGEST_SECONDS`, and not for `writes`: return those ready at the end."""
+    readable, _, failed = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
+    return readable, select.select([], writes, [], 0)[1], failed
 
 
 def log_rank_exits(log: Callable[..., None]) -> Callable[..., None]:

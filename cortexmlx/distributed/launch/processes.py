@@ -65,17 +65,17 @@ class WorkerProcesses:
             raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
         self._hosts = hosts
         self._key = key.hex()
-        usual = tempfile.gettempdir()
+        temp_folder = tempfile.gettempdir()
         # Open MPI makes sockets in it, whose paths must be short. The scripts of `mlx.launch` do not quote its path.
-        plain = hosts.backend != "mpi" and shlex.quote(usual) == usual
-        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=usual if plain else "/tmp"))
+        is_safe_path = hosts.backend != "mpi" and shlex.quote(temp_folder) == temp_folder
+        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=temp_folder if is_safe_path else "/tmp"))
         self._lines: deque[str] = deque(maxlen=_LINES)
-        self._of_the_ring: deque[str] = deque(maxlen=_LINES)
+        self._ring_lines: deque[str] = deque(maxlen=_LINES)
         self._tracebacks = 0
         """How many tracebacks of the launcher's threads have begun in the output and are not over."""
         self.launcher_failure: str | None = None
         """The exception that ended a thread of the launcher before any rank was told to have ended; None: none did."""
-        self._news_until = 0.0
+        self._exit_deadline = 0.0
         try:
             command = launch_command(hosts, self._folder, variables, worker)
             self._supervisor = subprocess.Popen(
@@ -113,28 +113,34 @@ class WorkerProcesses:
         among them only if the workers wrote nothing else.
         """
         lines = list(self._lines)
-        own, inside = [], False
+        worker_lines, inside = [], False
         for line in lines:
             if re.fullmatch("-{20,}", line):  # mpirun's own messages stand between two such lines
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
-                own.append(line)
+                worker_lines.append(line)
         launchers = [] if any(self._reported_exits()) else [line for line in lines if not line.startswith("---")]
-        return own or list(self._of_the_ring) or launchers
+        return worker_lines or list(self._ring_lines) or launchers
 
     def failed_ranks(self) -> dict[int, str]:
         """Return how each rank ended that failed by itself, as far as the launcher has reported."""
-        found: dict[int, str] = {}
-        for place, said in enumerate(self._reported_exits()):
-            rank, code = int(said["rank"]), said.get("code")
-            after = place > 0 or self.launcher_failure is not None
-            if code != str(CONTROLLER_LOST) and not (after and code in _LAUNCHER_EXIT_CODES):
-                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._ssh_hint(rank, code)}")
-        return found
+        failures: dict[int, str] = {}
+        for index, exit_report in enumerate(self._reported_exits()):
+            rank, code = int(exit_report["rank"]), exit_report.get("code")
+            is_later = index > 0 or self.launcher_failure is not None
+            if code != str(CONTROLLER_LOST) and not (is_later and code in _LAUNCHER_EXIT_CODES):
+                failures.setdefault(
+                    rank, exit_report.get("signal") or f"exit code {code or 0}{self._ssh_hint(rank, code)}"
+                )
+        return failures
 
     def orphaned_ranks(self) -> set[int]:
         """Return the ranks that ended because they lost the controller, as far as the launcher has reported."""
-        return {int(said["rank"]) for said in self._reported_exits() if said.get("code") == str(CONTROLLER_LOST)}
+        return {
+            int(exit_report["rank"])
+            for exit_report in self._reported_exits()
+            if exit_report.get("code") == str(CONTROLLER_LOST)
+        }
 
     @property
     def launcher_signal(self) -> int | None:
@@ -173,8 +179,8 @@ class WorkerProcesses:
         """Wait a moment, the first time only, for the launcher to end, as it does after a rank has ended. Its last
         output says how the rank ended, and what the rank wrote comes after that.
         """
-        until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
-        while not self.has_ended and time.monotonic() < until:
+        deadline = self._exit_deadline = self._exit_deadline or time.monotonic() + _NEWS_SECONDS
+        while not self.has_ended and time.monotonic() < deadline:
             time.sleep(0.02)
         if self.has_ended:
             self._reader.join(_NEWS_SECONDS)
@@ -190,27 +196,25 @@ class WorkerProcesses:
         rest = b""
         with output:
             while data := os.read(output.fileno(), 65536):
-                *whole, rest = (rest + data).split(b"\n")
+                *complete_lines, rest = (rest + data).split(b"\n")
                 rest = rest[-4 * _LINE_CHARACTERS :]
-                for line in whole[-_LINES_LOOKED_AT:]:
+                for line in complete_lines[-_LINES_LOOKED_AT:]:
                     self._keep_line(line)
         self._keep_line(rest)
 
     def _keep_line(self, line: bytes) -> None:
-        """Sort a line of output: keep a worker's or the launcher's, apart from MLX's ring and tracebacks of the
-        launcher.
-        """
+        """Sort a line of output: keep a worker's or launcher's, apart from MLX's ring and the launcher's tracebacks."""
         text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
         text = "".join(c if c.isprintable() else " " for c in text)
-        indented, text = text.startswith(" "), text.strip()[-_LINE_CHARACTERS:]
+        is_indented, text = text.startswith(" "), text.strip()[-_LINE_CHARACTERS:]
         if _THREAD_FAILED.match(text):
             self._tracebacks += 1
         elif _RING.match(text):
-            self._of_the_ring.append(text)
+            self._ring_lines.append(text)
         elif text and (not self._tracebacks or _LAUNCHERS.search(text)):
             self._lines.append(text)
-        elif text and not indented and not text.startswith("Traceback "):
+        elif text and not is_indented and not text.startswith("Traceback "):
             self._tracebacks -= 1  # the exception itself is the last line of its traceback
             if self.launcher_failure is None and not any(self._reported_exits()):
                 self.launcher_failure = text
@@ -263,24 +267,22 @@ def _mpi_library_variable(mpirun: Path) -> list[str]:
     """Return the variable that names Open MPI's library for MLX, which looks for another name on some systems."""
     if "MLX_MPI_LIBNAME" in os.environ:
         return ["MLX_MPI_LIBNAME"]
-    found = sorted((mpirun.resolve().parent.parent / "lib").glob("libmpi.[ds]*"))
-    name = str(found[0]) if found else ctypes.util.find_library("mpi")
+    libraries = sorted((mpirun.resolve().parent.parent / "lib").glob("libmpi.[ds]*"))
+    name = str(libraries[0]) if libraries else ctypes.util.find_library("mpi")
     return [f"MLX_MPI_LIBNAME={name}"] if name else []
 
 
 def core_limits(hosts: Hosts, environment: Mapping[str, str], cores: int) -> dict[str, str]:
-    """Return environment variables by which the workers of this machine share its cores, except those that the user
-    set.
-    """
-    here = sum(host.is_local for host in hosts.hosts)
-    if here < 2:
+    """Return environment variables by which this machine's workers share its cores, except those that the user set."""
+    local_ranks = sum(host.is_local for host in hosts.hosts)
+    if local_ranks < 2:
         return {}
-    wanted = {}
+    variables = {}
     if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & set(environment):
-        wanted["OPENBLAS_NUM_THREADS"] = str(max(1, cores // here))
-    if hosts.backend == "mpi" and here >= cores:
-        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a rank that waits keeps a core from those that compute
-    return {name: value for name, value in wanted.items() if name not in environment}
+        variables["OPENBLAS_NUM_THREADS"] = str(max(1, cores // local_ranks))
+    if hosts.backend == "mpi" and local_ranks >= cores:
+        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a rank that waits keeps a core from those that compute
+    return {name: value for name, value in variables.items() if name not in environment}
 
 
 def usable_cores() -> int:
@@ -311,45 +313,45 @@ _SSH_SECONDS = 10
 
 @dataclass(frozen=True)
 class GroupAddresses:
-    """The addresses between the controller and its workers. `own`: those of this machine that the workers connect to.
-    `workers`: where workers may come from.
-    """
+    """This machine's addresses that workers connect to (`controller`), and where workers may come from (`workers`)."""
 
-    own: tuple[str, ...]
+    controller: tuple[str, ...]
     workers: tuple[str, ...]
 
 
 def find_addresses(hosts: Hosts) -> GroupAddresses:
-    """Find the addresses between this machine and each host of a group. Raises HostRefused if there is no route to
-    one.
-    """
-    own: dict[str, None] = {}
-    workers: dict[str, None] = {}
+    """Find the addresses between this machine and each host of a group. Raises HostRefused if one has no route."""
+    controller_addresses: dict[str, None] = {}
+    worker_addresses: dict[str, None] = {}
     for host in dict.fromkeys(hosts.hosts):
-        theirs = [THIS_MACHINE] if host.is_local else _host_addresses(host)
-        ours = (
-            [THIS_MACHINE] if host.is_local else [address for each in theirs if (address := _local_address_for(each))]
+        host_addresses = [THIS_MACHINE] if host.is_local else _host_addresses(host)
+        local_addresses = (
+            [THIS_MACHINE]
+            if host.is_local
+            else [address for each in host_addresses if (address := _local_address_for(each))]
         )
-        if not ours:
+        if not local_addresses:
             raise HostRefused(
                 f"{host.ssh} has no address that this machine can reach: "
                 f"check its name (`ssh {host.ssh}` must work) and the network"
             )
-        own |= dict.fromkeys(ours)
-        workers |= dict.fromkeys(theirs)
+        controller_addresses |= dict.fromkeys(local_addresses)
+        worker_addresses |= dict.fromkeys(host_addresses)
         if not host.is_local:
-            workers |= dict.fromkeys(ours)  # the host may be this machine under its own name
-    return GroupAddresses(tuple(own), tuple(workers))
+            worker_addresses |= dict.fromkeys(local_addresses)  # the host may be this machine under its own name
+    return GroupAddresses(tuple(controller_addresses), tuple(worker_addresses))
 
 
 def _host_addresses(host: Host) -> list[str]:
     """Return the addresses of a host: those of the host file, and those of the name that ssh connects to."""
-    found = dict.fromkeys(host.ips)
+    addresses = dict.fromkeys(host.ips)
     try:
-        told = socket.getaddrinfo(_resolve_ssh_alias(host.ssh), None, type=socket.SOCK_STREAM)
+        address_infos = socket.getaddrinfo(_resolve_ssh_alias(host.ssh), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        told = []
-    return list(found | dict.fromkeys(str(info[4][0]) for info in told if _is_usable_address(str(info[4][0]))))
+        address_infos = []
+    return list(
+        addresses | dict.fromkeys(str(info[4][0]) for info in address_infos if _is_usable_address(str(info[4][0])))
+    )
 
 
 def _is_usable_address(address: str) -> bool:
@@ -359,15 +361,15 @@ def _is_usable_address(address: str) -> bool:
 
 def _resolve_ssh_alias(ssh: str) -> str:
     """Return the host name that `ssh` connects to for a name, which may be an alias of the user's configuration."""
-    plain = ssh.rpartition("@")[2]
+    host_name = ssh.rpartition("@")[2]
     if shutil.which("ssh") is None:
-        return plain
+        return host_name
     try:
-        asked = subprocess.run(["ssh", "-G", ssh], capture_output=True, text=True, timeout=_SSH_SECONDS, check=False)
+        result = subprocess.run(["ssh", "-G", ssh], capture_output=True, text=True, timeout=_SSH_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return plain
-    said = [line.split(maxsplit=1)[1] for line in asked.stdout.splitlines() if line.startswith("hostname ")]
-    return said[0] if said else plain
+        return host_name
+    host_names = [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("hostname ")]
+    return host_names[0] if host_names else host_name
 
 
 def _local_address_for(address: str) -> str | None:

@@ -31,9 +31,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(folder: str, command: list[str]) -> int:
     """Run a command until it or the standard input ends, then end all that it started. Return its exit code."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
         signal.signal(each, _ignore_signal)
     _adopt_orphans()
@@ -44,7 +44,7 @@ def main(folder: str, command: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return 127
     assert child.stdin is not None
-    number = _forward_input(child, child.stdin.fileno(), woken)
+    number = _forward_input(child, child.stdin.fileno(), wake_reader)
     code = child.poll()
     with suppress(OSError):
         _end_descendants()
@@ -64,25 +64,23 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _forward_input(child: subprocess.Popen[bytes], to: int, woken: int) -> int:
+def _forward_input(child: subprocess.Popen[bytes], child_input: int, wake_reader: int) -> int:
     """Copy standard input to the child until either ends, or a signal asks to end. Return the signal's number, or 0."""
     while child.poll() is None:
-        ready = select.select([0, woken], [], [])[0]
-        if 0 in ready:
+        readable = select.select([0, wake_reader], [], [])[0]
+        if 0 in readable:
             data = os.read(0, 4096)
             if not data:
                 return 0
             with suppress(OSError):
-                os.write(to, data)
-        if woken in ready and (numbers := set(os.read(woken, 512)) - {signal.SIGCHLD}):
+                os.write(child_input, data)
+        if wake_reader in readable and (numbers := set(os.read(wake_reader, 512)) - {signal.SIGCHLD}):
             return min(numbers)
     return 0
 
 
 def _end_descendants() -> None:
-    """End every descendant of this process: SIGTERM, then SIGKILL. A stopped process gets SIGCONT, so that it
-    notices.
-    """
+    """End every descendant of this process: SIGTERM, then SIGKILL. Stopped ones get SIGCONT, so that they notice."""
     family = _descendants()
     for pid in family:
         _send_signal(pid, signal.SIGTERM)
@@ -103,11 +101,11 @@ def _end_descendants() -> None:
 def _descendants(table: dict[int, tuple[int, int]] | None = None) -> dict[int, int]:
     """Return the living descendants of this process, with their process groups."""
     table = _process_table() if table is None else table
-    me = os.getpid()
-    below = {me}
-    while more := {pid for pid, (parent, _) in table.items() if parent in below and pid not in below}:
-        below |= more
-    return {pid: table[pid][1] for pid in below - {me}}
+    own_pid = os.getpid()
+    family_pids = {own_pid}
+    while new_pids := {pid for pid, (parent, _) in table.items() if parent in family_pids and pid not in family_pids}:
+        family_pids |= new_pids
+    return {pid: table[pid][1] for pid in family_pids - {own_pid}}
 
 
 def _process_table() -> dict[int, tuple[int, int]]:
@@ -115,17 +113,15 @@ def _process_table() -> dict[int, tuple[int, int]]:
     if Path("/proc/self/stat").exists():
         return dict(filter(None, map(_read_proc, filter(str.isdigit, os.listdir("/proc")))))
     with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE) as ps:
-        listed = ps.communicate()[0].decode(errors="replace")
-    return parse_ps(listed, without=ps.pid)
+        ps_output = ps.communicate()[0].decode(errors="replace")
+    return parse_ps(ps_output, excluded_pid=ps.pid)
 
 
-def parse_ps(listed: str, without: int) -> dict[int, tuple[int, int]]:
-    """Parse the output of `ps`: parent and process group by process id, except for zombies and the process
-    `without`.
-    """
-    rows = [line.split() for line in listed.splitlines()]
-    alive = [row for row in rows if len(row) == 4 and not row[3].startswith("Z") and row[0] != str(without)]
-    return {int(pid): (int(parent), int(group)) for pid, parent, group, _ in alive}
+def parse_ps(ps_output: str, excluded_pid: int) -> dict[int, tuple[int, int]]:
+    """Parse the output of `ps`: parent and process group by process id, without zombies and process `excluded_pid`."""
+    rows = [line.split() for line in ps_output.splitlines()]
+    living_rows = [row for row in rows if len(row) == 4 and not row[3].startswith("Z") and row[0] != str(excluded_pid)]
+    return {int(pid): (int(parent), int(group)) for pid, parent, group, _ in living_rows}
 
 
 def _read_proc(pid: str) -> tuple[int, tuple[int, int]] | None:

@@ -89,9 +89,7 @@ class HandshakeError(Exception):
 
 
 def new_key() -> bytes:
-    """Return a new key for one group: 32 random bytes. Give it to workers by environment or file, never by command
-    line.
-    """
+    """Return a new group key: 32 random bytes. Give it to workers by environment or file, never by command line."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -117,29 +115,27 @@ def admit_worker(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> 
         raise HandshakeError(HandshakeFault.NOISE)
     hello = Hello(ConnectionPurpose(purpose), rank, epoch, session, nonce)
     challenge = MAGIC + secrets.token_bytes(NONCE_BYTES)
-    said = MAGIC + fields + challenge
-    yield challenge + _proof(key, b"controller", said)
+    transcript = MAGIC + fields + challenge
+    yield challenge + _proof(key, b"controller", transcript)
 
     proof, length = yield from _read_header()
     if length > SAID_BYTES:
         raise HandshakeError(HandshakeFault.LENGTH, f"{length} bytes")
     packed = (yield length) if length else b""
-    said += packed
-    if not hmac.compare_digest(proof, _proof(key, b"worker", said)):
+    transcript += packed
+    if not hmac.compare_digest(proof, _proof(key, b"worker", transcript)):
         raise HandshakeError(HandshakeFault.KEY)
 
     reason = judge(hello, _decode_identity(packed))
     verdict = _encode_verdict(reason or "")
-    yield _proof(key, b"verdict", said + verdict) + LENGTH.pack(len(verdict)) + verdict
+    yield _proof(key, b"verdict", transcript + verdict) + LENGTH.pack(len(verdict)) + verdict
     if reason is not None:
         raise HandshakeError(HandshakeFault.REFUSED, reason)
     return hello
 
 
 def introduce_worker(key: bytes, hello: Hello, identity: Identity) -> HandshakeSide[None]:
-    """The worker's side of the handshake. Raises HostRefused, with the controller's reason or why it is not the right
-    one.
-    """
+    """The worker's handshake side. Raises HostRefused, with the controller's reason or why it is not the right one."""
     fields = hello.pack()
     yield MAGIC + fields
     magic = yield len(MAGIC)
@@ -148,31 +144,35 @@ def introduce_worker(key: bytes, hello: Hello, identity: Identity) -> HandshakeS
             raise HostRefused("it speaks another version of this protocol: install the same cortexmlx on both machines")
         raise HostRefused("it is no controller of cortexmlx")
     nonce = yield NONCE_BYTES
-    said = MAGIC + fields + MAGIC + nonce
-    if not hmac.compare_digest((yield PROOF_BYTES), _proof(key, b"controller", said)):
+    transcript = MAGIC + fields + MAGIC + nonce
+    if not hmac.compare_digest((yield PROOF_BYTES), _proof(key, b"controller", transcript)):
         raise HostRefused("it does not know this group's key, or has another one")
 
     packed = _encode_identity(identity)
-    said += packed
-    yield _proof(key, b"worker", said) + LENGTH.pack(len(packed)) + packed
+    transcript += packed
+    yield _proof(key, b"worker", transcript) + LENGTH.pack(len(packed)) + packed
     proof, length = yield from _read_header()
     if length > SAID_BYTES:
         raise HostRefused(f"it announced a verdict of {length} bytes, and {SAID_BYTES} are allowed")
     verdict = (yield length) if length else b""
-    if not hmac.compare_digest(proof, _proof(key, b"verdict", said + verdict)):
+    if not hmac.compare_digest(proof, _proof(key, b"verdict", transcript + verdict)):
         raise HostRefused("its verdict is not signed by this group's key")
     if verdict:
         raise HostRefused(verdict.decode(errors="replace"))
 
 
-def describe_difference(name: str, theirs: Identity, ours: Identity) -> str | None:
+def describe_difference(name: str, worker_identity: Identity, controller_identity: Identity) -> str | None:
     """Describe in words how a worker's identity differs from the controller's; None if they are equal."""
-    differing = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
-    if not differing:
+    differing_keys = [
+        key
+        for key in sorted(worker_identity.keys() | controller_identity.keys())
+        if worker_identity.get(key) != controller_identity.get(key)
+    ]
+    if not differing_keys:
         return None
-    has = ", ".join(f"{key} {theirs.get(key, 'unknown')}" for key in differing)
-    wanted = ", ".join(f"{key} {ours.get(key, 'unknown')}" for key in differing)
-    return f"{name} has {has}, and the controller has {wanted}: both must be the same"
+    worker_values = ", ".join(f"{key} {worker_identity.get(key, 'unknown')}" for key in differing_keys)
+    controller_values = ", ".join(f"{key} {controller_identity.get(key, 'unknown')}" for key in differing_keys)
+    return f"{name} has {worker_values}, and the controller has {controller_values}: both must be the same"
 
 
 def _read_header() -> HandshakeSide[tuple[bytes, int]]:
@@ -181,11 +181,11 @@ def _read_header() -> HandshakeSide[tuple[bytes, int]]:
     return head[:PROOF_BYTES], LENGTH.unpack(head[PROOF_BYTES:])[0]
 
 
-def _proof(key: bytes, role: bytes, said: bytes) -> bytes:
+def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
     """Return the HMAC of a role and all that was said so far. No role begins another one, and each side knows the size
     of all parts but the last, so no two look alike.
     """
-    return hmac.digest(key, role + said, "sha256")
+    return hmac.digest(key, role + transcript, "sha256")
 
 
 def _encode_identity(identity: Identity) -> bytes:

@@ -68,14 +68,14 @@ class WorkerLink:
         self.limits = limits
         self.processor_seconds: float | None = None
         """As `Channel.processor_seconds`."""
-        self._heard = time.monotonic()
+        self._last_heartbeat_time = time.monotonic()
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)
-        self._sending = threading.Lock()
-        self._receiving = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
         self._state = threading.RLock()
         """Reentrant, because a signal's handler may close the link."""
-        self._lost: str | None = None
+        self._loss_reason: str | None = None
         self._lost_host = name
         self._closed_here = False
         self.ended_there = False
@@ -88,7 +88,7 @@ class WorkerLink:
         """As `Channel.send`. Messages of several threads do not mix."""
         view = memoryview(message)
         body = view.cast("B") if view.nbytes else memoryview(b"")
-        with self._hold_direction(self._sending):
+        with self._hold_direction(self._send_lock):
             self._stream.send(body, self.limits.stall_seconds)
 
     def receive(self, timeout: float | None = None) -> bytes:
@@ -96,7 +96,7 @@ class WorkerLink:
 
         Messages that came before the other side ended are received first.
         """
-        with self._hold_direction(self._receiving):
+        with self._hold_direction(self._receive_lock):
             return self._stream.receive(timeout)
 
     def close(self) -> None:
@@ -110,20 +110,18 @@ class WorkerLink:
             self._watcher.join(timeout=1.0)
 
     def fail(self, error: HostLost) -> None:
-        """Mark this link as lost because of `error`, the loss of another host. Calls on this link raise the same, also
-        those that wait now.
-        """
+        """Mark this link lost because of `error`, another host's loss. Its calls raise the same, even those waiting."""
         self._mark_lost(str(error), host=error.host)
 
     @property
     def lost(self) -> str | None:
         """Why the link is lost or closed; None while it works."""
-        return self._lost
+        return self._loss_reason
 
     @property
     def silent_seconds(self) -> float:
         """As `Channel.silent_seconds`."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_heartbeat_time
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
         """Have `action` called once when the link is lost, even if no thread sends or receives. It is called on
@@ -131,7 +129,7 @@ class WorkerLink:
         `close`.
         """
         with self._state:
-            if self._lost is None:
+            if self._loss_reason is None:
                 self._actions.append(action)
                 return
         if not self._closed_here:
@@ -145,14 +143,14 @@ class WorkerLink:
         if os.getpid() != self._process:
             raise HostLost(f"the link to {self.name} stayed in process {self._process}, the parent", host=self.name)
         with direction:
-            if self._lost is not None:
+            if self._loss_reason is not None:
                 raise self._loss_error()
             try:
                 yield
             except (StreamBroken, OSError) as error:
-                why = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
-                there = why == ENDED or not isinstance(error, StreamBroken)
-                self._mark_lost(f"{self.name} {why}", ended_there=there)
+                reason = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
+                ended_there = reason == ENDED or not isinstance(error, StreamBroken)
+                self._mark_lost(f"{self.name} {reason}", ended_there=ended_there)
                 raise self._loss_error() from error
             except BaseException:
                 self._mark_lost(f"the link to {self.name} was interrupted in the middle of a message")
@@ -160,16 +158,16 @@ class WorkerLink:
 
     def _loss_error(self) -> HostLost:
         """Return the error that every call on the lost link raises."""
-        return HostLost(self._lost or "", host=self._lost_host)
+        return HostLost(self._loss_reason or "", host=self._lost_host)
 
     def _mark_lost(
-        self, why: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
+        self, reason: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
     ) -> None:
         """Mark the link as lost, unless it is already, and wake all threads that wait for it."""
         with self._state:
-            if self._lost is not None:
+            if self._loss_reason is not None:
                 return
-            self._lost, self._lost_host = why, host or self.name
+            self._loss_reason, self._lost_host = reason, host or self.name
             self._closed_here, self.ended_there = closed_here, ended_there
             for connection in self._sockets:  # Wakes all threads that wait for them.
                 with contextlib.suppress(OSError):
@@ -177,8 +175,8 @@ class WorkerLink:
 
     def _run_heartbeats(self) -> None:
         """Exchange heartbeats until the link is lost, then call its actions and close it: the target of the thread."""
-        why = self._await_loss()
-        self._mark_lost(why, ended_there=why.endswith(ENDED))
+        reason = self._await_loss()
+        self._mark_lost(reason, ended_there=reason.endswith(ENDED))
         with self._state:
             actions, self._actions = self._actions, []
         for action in [] if self._closed_here else actions:
@@ -187,7 +185,7 @@ class WorkerLink:
             except Exception:
                 _log.exception("the action for the loss of %s failed", self.name)
         # The system may give the number of a closed socket to a new one at once, so nobody may be using these.
-        with self._sending, self._receiving, self._state:
+        with self._send_lock, self._receive_lock, self._state:
             for connection in self._sockets:
                 connection.close()
 
@@ -195,10 +193,10 @@ class WorkerLink:
         """Exchange heartbeats until the link is lost. Return why."""
         limits = self.limits
         try:
-            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._note_heartbeat)
+            loss = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._note_heartbeat)
         except Exception as error:
             return f"{self.name} can no longer be watched: {error!r}"
-        if lost is HeartbeatLoss.SILENT:
+        if loss is HeartbeatLoss.SILENT:
             return (
                 f"{self.name} sent no heartbeat for {limits.silence_seconds:g} s: "
                 "it hangs, was stopped, or the network is cut"
@@ -208,12 +206,12 @@ class WorkerLink:
 
     def _note_heartbeat(self, processor_seconds: float) -> None:
         """Note when the newest heartbeat came, and the processor time in it."""
-        self.processor_seconds, self._heard = processor_seconds, time.monotonic()
+        self.processor_seconds, self._last_heartbeat_time = processor_seconds, time.monotonic()
 
     def _await_last_messages(self) -> None:
         """Wait until all that arrived was received: the last message may be the reason why the other side ended."""
         deadline = time.monotonic() + LAST_MESSAGES_SECONDS
-        while self._lost is None and time.monotonic() < deadline:
+        while self._loss_reason is None and time.monotonic() < deadline:
             try:
                 if not self._sockets[0].recv(1, socket.MSG_PEEK):
                     return
@@ -244,34 +242,32 @@ class FrameStream:
     After any exception the stream is at an unknown place in a frame, and must not be used again.
     """
 
-    def __init__(self, connection: socket.socket, largest: int) -> None:
-        """`largest`: bytes of the largest message, in both directions."""
+    def __init__(self, connection: socket.socket, max_message_bytes: int) -> None:
+        """`max_message_bytes`: bytes of the largest message, in both directions."""
         connection.setblocking(False)
         self._connection = connection
-        self._largest = largest
+        self._max_message_bytes = max_message_bytes
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
         self._writable = select.poll()
         self._writable.register(connection, select.POLLOUT)
 
     def send(self, body: memoryview, stall_seconds: float) -> None:
-        """Send a message. `body` is one-dimensional, of bytes. Raises StreamBroken if nothing of it is taken for
-        `stall_seconds`.
-        """
-        if len(body) > self._largest:
-            raise StreamBroken(f"would get a message of {len(body)} bytes, and {self._largest} are allowed")
+        """Send message `body`, one-dimensional bytes. Raises StreamBroken if nothing is taken for `stall_seconds`."""
+        if len(body) > self._max_message_bytes:
+            raise StreamBroken(f"would get a message of {len(body)} bytes, and {self._max_message_bytes} are allowed")
         parts = [memoryview(HEADER.pack(len(body))), body]
         while parts:
             try:
-                sent = self._connection.sendmsg(parts)
+                sent_count = self._connection.sendmsg(parts)
             except BlockingIOError:
                 if not self._writable.poll(stall_seconds * 1000):
                     raise StreamBroken(f"took nothing of a message for {stall_seconds:g} s") from None
                 continue
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
+            while parts and sent_count >= len(parts[0]):
+                sent_count -= len(parts.pop(0))
             if parts:
-                parts[0] = parts[0][sent:]
+                parts[0] = parts[0][sent_count:]
 
     def receive(self, timeout: float | None) -> bytes:
         """Wait for a whole message, at most `timeout` seconds. Raises StreamBroken."""
@@ -279,30 +275,28 @@ class FrameStream:
         header = bytearray(HEADER.size)
         self._receive_into(memoryview(header), timeout, deadline)
         (length,) = HEADER.unpack(header)
-        if length > self._largest:
-            raise StreamBroken(f"announced a message of {length} bytes, and {self._largest} are allowed")
+        if length > self._max_message_bytes:
+            raise StreamBroken(f"announced a message of {length} bytes, and {self._max_message_bytes} are allowed")
         # BytesIO gives a writable view of its bytes, and then the bytes themselves: a message is never copied.
-        whole = BytesIO(bytes(length))
-        with whole.getbuffer() as view:
+        buffer = BytesIO(bytes(length))
+        with buffer.getbuffer() as view:
             self._receive_into(view, timeout, deadline)
-        return whole.getvalue()
+        return buffer.getvalue()
 
     def _receive_into(self, view: memoryview, timeout: float | None, deadline: float | None) -> None:
-        """Receive bytes until `view` is full. Raises StreamBroken at `deadline`, or if the connection ends. `timeout`
-        is for the error's text.
-        """
-        at = 0
-        while at < len(view):
+        """Fill `view`. Raises StreamBroken at `deadline` (`timeout` is for its text), or if the connection ends."""
+        position = 0
+        while position < len(view):
             try:
-                count = self._connection.recv_into(view[at:])
+                count = self._connection.recv_into(view[position:])
             except BlockingIOError:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-                if not self._readable.poll(left):
+                remaining_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+                if not self._readable.poll(remaining_ms):
                     raise StreamBroken(f"sent no whole message within {timeout:g} s") from None
                 continue
             if not count:
                 raise StreamBroken(ENDED)
-            at += count
+            position += count
 
 
 # Heartbeats over a connection of their own, so that no large message delays them.
@@ -326,16 +320,16 @@ def beat_until_lost(
     pulse: socket.socket,
     beat_seconds: float,
     silence_seconds: float,
-    heard_of: Callable[[float], None] = lambda processor_seconds: None,
+    on_heartbeat: Callable[[float], None] = lambda processor_seconds: None,
 ) -> HeartbeatLoss:
     """Send a heartbeat each `beat_seconds`, until none came for `silence_seconds` or the connection ended. Return
-    which. Call `heard_of` with what the other side's heartbeats tell.
+    which. Call `on_heartbeat` with what the other side's heartbeats tell.
     """
     pulse.setblocking(False)
     unsent, rest = b"", b""
     readable = select.poll()
     readable.register(pulse, select.POLLIN)
-    heard = next_beat = time.monotonic()
+    last_beat_time = next_beat = time.monotonic()
     while True:
         now = time.monotonic()
         if now >= next_beat:
@@ -348,18 +342,18 @@ def beat_until_lost(
             except OSError:
                 return HeartbeatLoss.ENDED
         # The clock is read before the socket: if this process was stopped itself, the heartbeats of that time count.
-        silent = now - heard >= silence_seconds
-        if readable.poll(max(0.0, min(next_beat, heard + silence_seconds) - now) * 1000):
+        silent = now - last_beat_time >= silence_seconds
+        if readable.poll(max(0.0, min(next_beat, last_beat_time + silence_seconds) - now) * 1000):
             try:
-                came = pulse.recv(4096)
+                data = pulse.recv(4096)
             except OSError:
                 return HeartbeatLoss.ENDED
-            if not came:
+            if not data:
                 return HeartbeatLoss.ENDED
-            heard = time.monotonic()
-            rest += came
-            if whole := len(rest) // BEAT.size * BEAT.size:
-                heard_of(BEAT.unpack(rest[whole - BEAT.size : whole])[0] / 1000)
-                rest = rest[whole:]
+            last_beat_time = time.monotonic()
+            rest += data
+            if complete_size := len(rest) // BEAT.size * BEAT.size:
+                on_heartbeat(BEAT.unpack(rest[complete_size - BEAT.size : complete_size])[0] / 1000)
+                rest = rest[complete_size:]
         elif silent:
             return HeartbeatLoss.SILENT

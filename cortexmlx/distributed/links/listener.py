@@ -53,9 +53,7 @@ class _HalfLink:
 
 
 class Listener:
-    """Accepts one link from each rank of one epoch. Closes its ports when `accept` ends, so nobody can connect while
-    the group works.
-    """
+    """Accepts one link from each rank of one epoch. Its ports close when `accept` ends: nobody can connect later."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class Listener:
         self._epoch = epoch
         self._ranks = ranks
         self._identity = dict(identity)
-        self._allowed = [_parse_network(text) for text in allowed_addresses]
+        self._allowed_networks = [_parse_network(text) for text in allowed_addresses]
         self._names = names
         self._limits = limits
         self._handshake_seconds = handshake_seconds
@@ -95,20 +93,20 @@ class Listener:
         """In the order of their arrival."""
         self._halves: dict[int, _HalfLink] = {}
         self._links: dict[int, WorkerLink] = {}
-        self._unfit: str | None = None
+        self._mismatch_reason: str | None = None
         """Why a worker that knows the key can never be part of this group."""
-        self._logged: set[HandshakeFault] = set()
+        self._logged_faults: set[HandshakeFault] = set()
         self._state = threading.Lock()
-        self._accepting = False
+        self._is_accepting = False
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        self._doors: list[socket.socket] = []
+        self._server_sockets: list[socket.socket] = []
         try:
-            self._doors.extend(_listening_socket(address) for address in bind)
+            self._server_sockets.extend(_listening_socket(address) for address in bind)
         except BaseException:
             self.close()
             raise
-        self.addresses: list[Address] = [door.getsockname()[:2] for door in self._doors]
+        self.addresses: list[Address] = [server_socket.getsockname()[:2] for server_socket in self._server_sockets]
         """Where workers can connect, in the order of `bind`."""
 
     def accept(self, deadline: float, *, check: Callable[[], None] | None = None) -> list[WorkerLink]:
@@ -121,9 +119,9 @@ class Listener:
         was here is lost, or if the listener was closed.
         """
         with self._state:
-            if self._closed or self._accepting:
+            if self._closed or self._is_accepting:
                 raise HostLost("this listener has served its epoch: make a new one, with a new epoch")
-            self._accepting = True
+            self._is_accepting = True
         try:
             self._await_all(deadline, check)
             links = [self._links[rank] for rank in range(self._ranks)]
@@ -142,16 +140,18 @@ class Listener:
         """Stop listening. A thread in `accept` raises HostLost soon. Safe to call again."""
         with self._state:
             self._closed = True
-            if not self._accepting:
+            if not self._is_accepting:
                 self._close_all()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _await_all(self, deadline: float, check: Callable[[], None] | None) -> None:
         """Handle connections until all ranks have joined. Raises as `accept` says."""
-        for door in self._doors:
-            door.setblocking(False)
-            self._selector.register(door, selectors.EVENT_READ, partial(self._accept_connection, door))
+        for server_socket in self._server_sockets:
+            server_socket.setblocking(False)
+            self._selector.register(
+                server_socket, selectors.EVENT_READ, partial(self._accept_connection, server_socket)
+            )
         while len(self._links) < self._ranks:
             if self._closed:
                 raise HostLost("the listener was closed before all workers had joined")
@@ -166,17 +166,17 @@ class Listener:
             self._drop_late(now)
             for event, _ in self._selector.select(min(TICK_SECONDS, deadline - now)):
                 event.data()
-                if self._unfit is not None:
-                    raise HostRefused(self._unfit)
+                if self._mismatch_reason is not None:
+                    raise HostRefused(self._mismatch_reason)
 
     def _missing_error(self) -> HostLost:
         """Return the error that names the ranks that did not join in time."""
-        missing = [rank for rank in range(self._ranks) if rank not in self._links]
-        names = ", ".join(self._worker_name(rank) for rank in missing)
+        missing_ranks = [rank for rank in range(self._ranks) if rank not in self._links]
+        names = ", ".join(self._worker_name(rank) for rank in missing_ranks)
         return HostLost(
-            f"{len(missing)} of {self._ranks} workers did not join in time: {names}. See what they print, and whether "
-            f"they can reach {', '.join(f'{host}:{port}' for host, port in self.addresses)}",
-            host=self._worker_name(missing[0]),
+            f"{len(missing_ranks)} of {self._ranks} workers did not join in time: {names}. See what they print, and "
+            f"whether they can reach {', '.join(f'{host}:{port}' for host, port in self.addresses)}",
+            host=self._worker_name(missing_ranks[0]),
         )
 
     def _drop_late(self, now: float) -> None:
@@ -189,10 +189,10 @@ class Listener:
 
     # -- strangers ----------------------------------------------------------------------------------------------------
 
-    def _accept_connection(self, door: socket.socket) -> None:
+    def _accept_connection(self, server_socket: socket.socket) -> None:
         """Accept a connection on a listening socket, and begin its handshake if its address is allowed."""
         try:
-            connection, address = door.accept()
+            connection, address = server_socket.accept()
         except OSError:  # It went away already, or this process may open no more files now.
             time.sleep(PAUSE_SECONDS)
             return
@@ -202,8 +202,8 @@ class Listener:
             self._log_once(host, HandshakeError(HandshakeFault.ADDRESS))
             return
         if len(self._visitors) >= PENDING_CONNECTIONS:
-            oldest = next(iter(self._visitors))
-            self._refuse(oldest, HandshakeError(HandshakeFault.CROWD, f"{PENDING_CONNECTIONS} are allowed"))
+            oldest_visitor = next(iter(self._visitors))
+            self._refuse(oldest_visitor, HandshakeError(HandshakeFault.CROWD, f"{PENDING_CONNECTIONS} are allowed"))
         deadline = time.monotonic() + self._handshake_seconds
         visitor = PendingConnection(
             connection, host, deadline, admit_worker(self._key, partial(self._why_refused, host))
@@ -239,8 +239,8 @@ class Listener:
 
     def _log_once(self, host: str, error: HandshakeError) -> None:
         """Log why a connection was refused, once for each kind of reason."""
-        if error.kind not in self._logged:
-            self._logged.add(error.kind)
+        if error.kind not in self._logged_faults:
+            self._logged_faults.add(error.kind)
             _log.warning("refused a connection from %s: %s. More like it are refused without a word.", host, error)
 
     def _is_allowed(self, host: str) -> bool:
@@ -248,7 +248,7 @@ class Listener:
         address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        return any(address in network for network in self._allowed)
+        return any(address in network for network in self._allowed_networks)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Listener:
         if hello.rank in self._links:
             return f"rank {hello.rank} is here already"
         if different := describe_difference(self._worker_name(hello.rank, host), identity, self._identity):
-            self._unfit = different
+            self._mismatch_reason = different
             return different
         if hello.purpose is ConnectionPurpose.HEARTBEATS:
             half = self._halves.get(hello.rank)
@@ -305,8 +305,8 @@ class Listener:
             visitor.connection.close()
         for half in self._halves.values():
             half.connection.close()
-        for door in self._doors:
-            door.close()
+        for server_socket in self._server_sockets:
+            server_socket.close()
         self._visitors.clear()
         self._halves.clear()
         self._selector.close()
@@ -323,17 +323,17 @@ def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 def _listening_socket(address: str) -> socket.socket:
     """Return a socket that listens on an address of this machine. Raises HostRefused."""
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        door = socket.socket(family, kind, protocol)
+        family, kind, protocol, _, socket_address = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        server_socket = socket.socket(family, kind, protocol)
     except OSError as error:
         raise HostRefused(f"cannot listen on {address}: {error}") from error
     try:
-        door.bind(where)
-        door.listen(socket.SOMAXCONN)
+        server_socket.bind(socket_address)
+        server_socket.listen(socket.SOMAXCONN)
     except OSError as error:
-        door.close()
+        server_socket.close()
         raise HostRefused(f"cannot listen on {address}: {error}. It must be an address of this machine") from error
-    return door
+    return server_socket
 
 
 def _lose_together(links: Sequence[WorkerLink]) -> None:
@@ -351,9 +351,7 @@ def _lose_together(links: Sequence[WorkerLink]) -> None:
 
 
 class PendingConnection:
-    """A connection to the controller during its handshake, on a non-blocking socket. It holds a few kilobytes at
-    most.
-    """
+    """A connection to the controller in its handshake, on a non-blocking socket. It holds a few kilobytes at most."""
 
     def __init__(self, connection: socket.socket, host: str, deadline: float, talk: HandshakeSide[Hello]) -> None:
         """`deadline`: of `time.monotonic`, for the whole handshake, however often something comes."""
@@ -363,38 +361,36 @@ class PendingConnection:
         self.deadline = deadline
         self._talk = talk
         self._read = b""
-        self._wanted = 0
+        self._wanted_count = 0
         self._hello: Hello | None = None
         self._advance(None)
 
     def read_hello(self) -> Hello | None:
-        """Continue the handshake with what has arrived. Return the worker's hello if it is complete. Raises
-        HandshakeError, OSError.
-        """
+        """Continue with what has arrived. Return the worker's hello once complete. Raises HandshakeError, OSError."""
         while self._hello is None:
             try:
                 # Never more than is wanted: what follows the handshake belongs to the link.
-                data = self.connection.recv(self._wanted - len(self._read))
+                data = self.connection.recv(self._wanted_count - len(self._read))
             except BlockingIOError:
                 return None
             if not data:
                 raise HandshakeError(HandshakeFault.LEFT)
             self._read += data
-            if len(self._read) == self._wanted:
-                whole, self._read = self._read, b""
-                self._advance(whole)
+            if len(self._read) == self._wanted_count:
+                wanted_bytes, self._read = self._read, b""
+                self._advance(wanted_bytes)
         return self._hello
 
-    def _advance(self, given: bytes | None) -> None:
+    def _advance(self, received: bytes | None) -> None:
         """Give the handshake the bytes that it wanted, and send what it answers."""
         try:
-            wish = next(self._talk) if given is None else self._talk.send(given)
+            wish = next(self._talk) if received is None else self._talk.send(received)
             while isinstance(wish, bytes):
                 # It fits into the empty send buffer of the system, or the other side plays games.
                 if self.connection.send(wish) < len(wish):
                     raise HandshakeError(HandshakeFault.SLOW)
                 wish = next(self._talk)
-            self._wanted = wish
+            self._wanted_count = wish
         except BlockingIOError:
             raise HandshakeError(HandshakeFault.SLOW) from None
         except StopIteration as end:

@@ -30,19 +30,19 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
     Raises ModelUnsupported if the adapter was made for another model, with what does not fit. Raises ModelCorrupt if
     its numbers are NaN or infinite, or if its files have changed since they were first read.
     """
-    places = dict(tree_flatten(model.parameters()))
+    parameters = dict(tree_flatten(model.parameters()))
     if adapter.kind is not AdapterKind.FULL:
-        places = _add_lora_layers(model, adapter, set(places))
-    _check_tensors_fit(adapter, places)
+        parameters = _add_lora_layers(model, adapter, set(parameters))
+    _check_tensors_fit(adapter, parameters)
     weights = _load_arrays(adapter)
-    wrong = [name for name, array in weights.items() if _is_float(array) != _is_float(places[name])]
-    if wrong:
-        types = f"{weights[wrong[0]].dtype}, the model's {places[wrong[0]].dtype}"
-        raise ModelUnsupported(f"the adapter {adapter.path} does not fit: its {wrong[0]} is {types}.")
-    if broken := [name for name, array in weights.items() if not mx.all(mx.isfinite(array)).item()]:
+    mistyped_names = [name for name, array in weights.items() if _is_float(array) != _is_float(parameters[name])]
+    if mistyped_names:
+        types = f"{weights[mistyped_names[0]].dtype}, the model's {parameters[mistyped_names[0]].dtype}"
+        raise ModelUnsupported(f"the adapter {adapter.path} does not fit: its {mistyped_names[0]} is {types}.")
+    if non_finite_names := [name for name, array in weights.items() if not mx.all(mx.isfinite(array)).item()]:
         raise ModelCorrupt(
-            f"{adapter.weights} is damaged: {len(broken)} of its {len(weights)} tensors hold what is no number (NaN or "
-            f"infinite): {_quote_names(broken)}. Copy it again, or train it anew."
+            f"{adapter.weights} is damaged: {len(non_finite_names)} of its {len(weights)} tensors hold what is no "
+            f"number (NaN or infinite): {_quote_names(non_finite_names)}. Copy it again, or train it anew."
         )
     adapter.check_unchanged()
     model.load_weights(list(weights.items()), strict=False)
@@ -50,10 +50,8 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
     return _describe_adapter(adapter)
 
 
-def _add_lora_layers(model: Any, adapter: Adapter, before: set[str]) -> dict[str, mx.array]:
-    """Wrap the model's layers in mlx-lm's LoRA layers. Return the new parameters, which the adapter must fill, by
-    name.
-    """
+def _add_lora_layers(model: Any, adapter: Adapter, existing_names: set[str]) -> dict[str, mx.array]:
+    """Wrap the model's layers in mlx-lm's LoRA layers. Return by name the new parameters that the adapter must fill."""
     import_mlx_lm_utils()
     with without_side_effects():
         tuner = importlib.import_module("mlx_lm.tuner.utils")
@@ -62,27 +60,32 @@ def _add_lora_layers(model: Any, adapter: Adapter, before: set[str]) -> dict[str
         tuner.linear_to_lora_layers(model, adapter.num_layers, dict(adapter.settings), use_dora=dora)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnsupported(f"the adapter {adapter.path} cannot be applied here: {one_line(error)}") from error
-    after = tree_flatten(model.parameters())
-    return {name: array for name, array in after if name not in before and name.rpartition(".")[2] in _LORA_PARAMETERS}
+    parameters = tree_flatten(model.parameters())
+    return {
+        name: array
+        for name, array in parameters
+        if name not in existing_names and name.rpartition(".")[2] in _LORA_PARAMETERS
+    }
 
 
-def _check_tensors_fit(adapter: Adapter, places: dict[str, mx.array]) -> None:
+def _check_tensors_fit(adapter: Adapter, parameters: dict[str, mx.array]) -> None:
     """Raise ModelUnsupported if the names or shapes of the adapter's tensors differ from the model's parameters."""
     shapes = adapter.shapes
-    unknown = [name for name in shapes if name not in places]
-    missing = [] if adapter.kind is AdapterKind.FULL else [name for name in places if name not in shapes]
-    misfits = [name for name in shapes if name in places and shapes[name] != places[name].shape]
+    unknown_names = [name for name in shapes if name not in parameters]
+    missing_names = [] if adapter.kind is AdapterKind.FULL else [name for name in parameters if name not in shapes]
+    misfits = [name for name in shapes if name in parameters and shapes[name] != parameters[name].shape]
     faults = []
-    if unknown:
+    if unknown_names:
         faults.append(
-            f"{len(unknown)} of its {len(shapes)} tensors have no place in the model ({_quote_names(unknown)})"
+            f"{len(unknown_names)} of its {len(shapes)} tensors have no place in the model "
+            f"({_quote_names(unknown_names)})"
         )
-    if missing:
-        faults.append(f"{len(missing)} places get no tensor ({_quote_names(missing)})")
+    if missing_names:
+        faults.append(f"{len(missing_names)} places get no tensor ({_quote_names(missing_names)})")
     if misfits:
         first = misfits[0]
         faults.append(
-            f"{len(misfits)} have another shape ({first} is {shapes[first]}, the model's {places[first].shape})"
+            f"{len(misfits)} have another shape ({first} is {shapes[first]}, the model's {parameters[first].shape})"
         )
     if faults:
         made_for = f" It was made for {adapter.base}." if adapter.base else ""
@@ -97,11 +100,11 @@ def _quote_names(names: list[str]) -> str:
 def _load_arrays(adapter: Adapter) -> dict[str, mx.array]:
     """Load the adapter's arrays from its file, by the names and in the layout of mlx-lm."""
     try:
-        stored: Any = mx.load(str(adapter.weights))
+        file_arrays: Any = mx.load(str(adapter.weights))
     except (RuntimeError, OSError, ValueError) as error:
         raise ModelCorrupt(f"{adapter.weights} cannot be read: {one_line(error)}") from error
-    arrays = {name: stored[adapter.names.get(name, name)] for name in adapter.shapes}
-    if adapter.transposed:
+    arrays = {name: file_arrays[adapter.names.get(name, name)] for name in adapter.shapes}
+    if adapter.is_transposed:
         arrays = {name: mx.contiguous(array.T) for name, array in arrays.items()}
     return arrays
 

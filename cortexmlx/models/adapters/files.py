@@ -30,9 +30,7 @@ _TRIES = 20
 
 
 class AdapterKind(str, Enum):
-    """The kind of fine-tuning: low-rank matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or
-    whole layers (FULL).
-    """
+    """Low-rank matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or whole layers (FULL)."""
 
     LORA = "lora"
     DORA = "dora"
@@ -41,9 +39,7 @@ class AdapterKind(str, Enum):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as its folder describes it: kind, settings, and the names and shapes of its tensors. The weights are
-    not read yet.
-    """
+    """An adapter as its folder describes it: kind, settings, tensor names and shapes. The weights are not read yet."""
 
     path: Path
     kind: AdapterKind
@@ -61,7 +57,7 @@ class Adapter:
     """
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The name in the file of each tensor whose name in the model differs."""
-    transposed: bool = False
+    is_transposed: bool = False
     """Whether the file stores all matrices transposed."""
     base: str | None = None
     """The model that it was trained on; None if its folder does not say."""
@@ -69,9 +65,7 @@ class Adapter:
     """Those of its files before they were read."""
 
     def check_unchanged(self) -> None:
-        """Raise ModelCorrupt if a file has changed since `read_adapter` began: what was read may be half old and half
-        new.
-        """
+        """Raise ModelCorrupt if a file changed since `read_adapter` began: what was read may be half old, half new."""
         for file, stamp in self.stamps.items():
             if _read_stamp(file) != stamp:
                 raise file_changed_error(file)
@@ -99,13 +93,13 @@ def read_adapter(path: str | Path) -> Adapter:
             raise ModelNotFound(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it.")
     except OSError as error:
         raise ModelNotFound(f"cannot look at {str(path)!r:.200}: {error.strerror}.") from error
-    given, folder = folder, Path(os.path.realpath(folder))
+    given_folder, folder = folder, Path(os.path.realpath(folder))
     files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE)]
     stamps = {file: stamp for file in files if (stamp := _wait_for_stamp(file)) is not None}
     config = read_json_object(folder / CONFIG_FILE)
     adapter = _parse_peft_adapter(folder, config) if is_peft(config) else _parse_mlx_lm_adapter(folder, config)
-    read = (folder / CONFIG_FILE, adapter.weights)
-    adapter = replace(adapter, path=given, stamps={file: stamps[file] for file in read if file in stamps})
+    files_read = (folder / CONFIG_FILE, adapter.weights)
+    adapter = replace(adapter, path=given_folder, stamps={file: stamps[file] for file in files_read if file in stamps})
     rank = adapter.settings.get("rank")
     for name, shape in adapter.shapes.items():
         if rank is not None and name.endswith((".lora_a", ".lora_b")) and rank not in shape:
@@ -114,9 +108,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def find_adapter_file(folder: Path) -> str | None:
-    """Return the name of an adapter's weights file in a model's folder; None if there is none. Such a file has no
-    effect on the model.
-    """
+    """Return an adapter's weights file name in a model's folder; None without one. It has no effect on the model."""
     return next((name for name in (WEIGHTS_FILE, PEFT_WEIGHTS_FILE) if (folder / name).is_file()), None)
 
 
@@ -126,9 +118,7 @@ def file_changed_error(file: Path) -> ModelCorrupt:
 
 
 def _wait_for_stamp(file: Path) -> FileStamp | None:
-    """Return a file's stamp once a further change would show in it; None if there is no file. Raises ModelCorrupt if
-    the file keeps changing.
-    """
+    """Return a file's stamp once it would show a change; None without it. Raises ModelCorrupt if it keeps changing."""
     for _ in range(_TRIES):
         stamp = _read_stamp(file)
         if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLE_SECONDS:
@@ -147,35 +137,35 @@ def _read_stamp(file: Path) -> FileStamp | None:
 
 def _parse_mlx_lm_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
     """Return the adapter that a folder of mlx-lm holds, from its adapter_config.json."""
-    where = folder / CONFIG_FILE
-    named = config.get("fine_tune_type", "lora")
-    if named not in [kind.value for kind in AdapterKind]:
-        raise ModelUnsupported(f"{where} says fine_tune_type {named!r}; lora, dora and full are known.")
-    kind = AdapterKind(named)
+    config_file = folder / CONFIG_FILE
+    fine_tune_type = config.get("fine_tune_type", "lora")
+    if fine_tune_type not in [kind.value for kind in AdapterKind]:
+        raise ModelUnsupported(f"{config_file} says fine_tune_type {fine_tune_type!r}; lora, dora and full are known.")
+    kind = AdapterKind(fine_tune_type)
     weights, shapes, size = _read_shapes(folder, WEIGHTS_FILE)
     base = _text_or_none(config.get("model"))
     if kind is AdapterKind.FULL:
         return Adapter(folder, kind, weights, shapes, size, base=base)
     layers, settings = config.get("num_layers"), config.get("lora_parameters")
     if not isinstance(layers, int) or isinstance(layers, bool):
-        raise ModelCorrupt(f"{where} has num_layers {layers!r}, which must be a number of layers.")
+        raise ModelCorrupt(f"{config_file} has num_layers {layers!r}, which must be a number of layers.")
     if not isinstance(settings, dict):
-        raise ModelCorrupt(f"{where} has no lora_parameters. Was it written by `mlx_lm.lora`?")
-    return Adapter(folder, kind, weights, shapes, size, layers, _check_lora_settings(where, settings), base=base)
+        raise ModelCorrupt(f"{config_file} has no lora_parameters. Was it written by `mlx_lm.lora`?")
+    return Adapter(folder, kind, weights, shapes, size, layers, _check_lora_settings(config_file, settings), base=base)
 
 
-def _check_lora_settings(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _check_lora_settings(config_file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Check mlx-lm's `lora_parameters`, and return those that have an effect."""
     rank, scale, keys = settings.get("rank"), settings.get("scale"), settings.get("keys")
     if not is_rank(rank):
         raise ModelCorrupt(
-            f"{where} has rank {rank!r:.40}, which must be at least 1, and no more than a layer has rows."
+            f"{config_file} has rank {rank!r:.40}, which must be at least 1, and no more than a layer has rows."
         )
     if not is_number(scale):
         hint = " (mlx-lm wants scale, not alpha)" if scale is None and "alpha" in settings else ""
-        raise ModelCorrupt(f"{where} has scale {scale!r:.40}, which must be a number{hint}.")
+        raise ModelCorrupt(f"{config_file} has scale {scale!r:.40}, which must be a number{hint}.")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-        raise ModelCorrupt(f"{where} has keys {keys!r}, which must be names of modules.")
+        raise ModelCorrupt(f"{config_file} has keys {keys!r}, which must be names of modules.")
     return {"rank": rank, "scale": float(scale), "dropout": 0.0, "keys": keys}
 
 
@@ -186,14 +176,14 @@ def _parse_peft_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
         raise ModelUnsupported(
             f"{folder} has adapter_model.bin, a pickle, which is not read: save it as {PEFT_WEIGHTS_FILE}."
         )
-    weights, stored, size = _read_shapes(folder, PEFT_WEIGHTS_FILE)
-    names = map_peft_names(folder, stored)
-    shapes = {name: tuple(reversed(stored[file])) for name, file in names.items()}
+    weights, file_shapes, size = _read_shapes(folder, PEFT_WEIGHTS_FILE)
+    names = map_peft_names(folder, file_shapes)
+    shapes = {name: tuple(reversed(file_shapes[file])) for name, file in names.items()}
     modules = sorted({name.rpartition(".")[0] for name in names})
     settings = {"rank": config["r"], "scale": scale, "dropout": 0.0, "keys": modules}
     kind = AdapterKind.DORA if config.get("use_dora") else AdapterKind.LORA
     base = _text_or_none(config.get("base_model_name_or_path"))
-    return Adapter(folder, kind, weights, shapes, size, -1, settings, names, transposed=True, base=base)
+    return Adapter(folder, kind, weights, shapes, size, -1, settings, names, is_transposed=True, base=base)
 
 
 def _text_or_none(value: Any) -> str | None:
@@ -285,38 +275,40 @@ def is_peft(config: dict[str, Any]) -> bool:
     return "peft_type" in config
 
 
-def read_peft_scale(where: Path, config: dict[str, Any]) -> float:
+def read_peft_scale(config_file: Path, config: dict[str, Any]) -> float:
     """Return the factor by which a PEFT adapter's output is multiplied. Raises ModelUnsupported for anything but LoRA
     as described above, and ModelCorrupt if rank or alpha are not numbers.
     """
     if config["peft_type"] != "LORA":
         raise ModelUnsupported(
-            f"{where} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE_ADVICE}."
+            f"{config_file} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE_ADVICE}."
         )
-    strange = [key for key, value in config.items() if key not in _HARMLESS_SETTINGS and not _has_no_effect(key, value)]
-    if strange:
-        named = ", ".join(f"{key}={config[key]!r}" for key in sorted(strange))
-        raise ModelUnsupported(f"{where} has PEFT settings that are not known here ({named[:200]}): {MERGE_ADVICE}.")
+    unknown_keys = [
+        key for key, value in config.items() if key not in _HARMLESS_SETTINGS and not _has_no_effect(key, value)
+    ]
+    if unknown_keys:
+        settings_text = ", ".join(f"{key}={config[key]!r}" for key in sorted(unknown_keys))
+        raise ModelUnsupported(
+            f"{config_file} has PEFT settings that are not known here ({settings_text[:200]}): {MERGE_ADVICE}."
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not is_rank(rank):
-        raise ModelCorrupt(f"{where} has r {rank!r:.40}, which must be a rank of at least 1.")
+        raise ModelCorrupt(f"{config_file} has r {rank!r:.40}, which must be a rank of at least 1.")
     if not is_number(alpha):
-        raise ModelCorrupt(f"{where} has lora_alpha {alpha!r:.40}, which must be a number.")
+        raise ModelCorrupt(f"{config_file} has lora_alpha {alpha!r:.40}, which must be a number.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def map_peft_names(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
-    """Return PEFT's name of each tensor by mlx-lm's name. Raises ModelUnsupported for a tensor that is not part of a
-    LoRA layer.
-    """
+    """Return PEFT's tensor names by mlx-lm's. Raises ModelUnsupported for a tensor that is not part of a LoRA layer."""
     names = {}
     for tensor in tensors:
-        ending = next((part for part in _PEFT_ENDINGS if tensor.endswith(part)), None)
-        if ending is None or not tensor.startswith(_PEFT_PREFIX):
+        suffix = next((part for part in _PEFT_ENDINGS if tensor.endswith(part)), None)
+        if suffix is None or not tensor.startswith(_PEFT_PREFIX):
             raise ModelUnsupported(
                 f"{folder / PEFT_WEIGHTS_FILE} has {tensor}, which is no part of a LoRA layer: {MERGE_ADVICE}."
             )
-        names[tensor.removeprefix(_PEFT_PREFIX).removesuffix(ending) + _PEFT_ENDINGS[ending]] = tensor
+        names[tensor.removeprefix(_PEFT_PREFIX).removesuffix(suffix) + _PEFT_ENDINGS[suffix]] = tensor
     return names
 
 

@@ -52,9 +52,7 @@ class AdapterInfo:
 
 @dataclass(frozen=True, eq=False)
 class LowRankAdapter:
-    """The matrices of an adapter that is served per request: A and B of each target layer in float32, with the scale
-    in B.
-    """
+    """The matrices of an adapter served per request: A and B of each target layer in float32, with the scale in B."""
 
     path: Path
     rank: int
@@ -105,21 +103,21 @@ def _read_pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]
     """Read the matrices A and B of each layer that the adapter changes, with the scale in B."""
     rank, scale = adapter.settings["rank"], np.float32(adapter.settings["scale"])
     shapes = adapter.shapes
-    strange = sorted(each for each in shapes if each.rpartition(".")[2] not in ("lora_a", "lora_b"))
-    if strange:
+    unknown_names = sorted(each for each in shapes if each.rpartition(".")[2] not in ("lora_a", "lora_b"))
+    if unknown_names:
         raise AdapterRefused(
-            f"the adapter {name!r} ({adapter.path}) has {strange[0]}, which is no part of a LoRA of one linear layer: "
-            f"{AS_MODEL_ADVICE}."
+            f"the adapter {name!r} ({adapter.path}) has {unknown_names[0]}, which is no part of a LoRA of one linear "
+            f"layer: {AS_MODEL_ADVICE}."
         )
     modules = sorted({tensor.rpartition(".")[0] for tensor in shapes})
     tensors = _read_tensors(adapter)
     pairs = {}
     for module in modules:
-        both = [f"{module}.lora_a", f"{module}.lora_b"]
-        missing = next((each for each in both if each not in shapes), None)
-        if missing is not None:
-            raise ModelCorrupt(f"{adapter.weights} has no {missing}, but the other half of it. Copy it again.")
-        a, b = (shapes[each] for each in both)
+        tensor_names = [f"{module}.lora_a", f"{module}.lora_b"]
+        missing_name = next((each for each in tensor_names if each not in shapes), None)
+        if missing_name is not None:
+            raise ModelCorrupt(f"{adapter.weights} has no {missing_name}, but the other half of it. Copy it again.")
+        a, b = (shapes[each] for each in tensor_names)
         if len(a) == 3 or len(b) == 3:
             raise AdapterRefused(
                 f"the adapter {name!r} ({adapter.path}) changes {module}, the experts of a layer, which cannot be done "
@@ -128,8 +126,8 @@ def _read_pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]
         if len(a) != 2 or len(b) != 2 or a[1] != rank or b[0] != rank:
             raise ModelCorrupt(f"{adapter.weights} has {module} of shapes {a} and {b}, which are not of rank {rank}.")
         with np.errstate(over="ignore", invalid="ignore"):
-            pair = tensors[both[0]], tensors[both[1]] * scale
-        for half, array in zip(both, pair, strict=True):
+            pair = tensors[tensor_names[0]], tensors[tensor_names[1]] * scale
+        for half, array in zip(tensor_names, pair, strict=True):
             if not np.isfinite(array).all():
                 raise ModelCorrupt(
                     f"{adapter.weights} is damaged: {half} holds what is no number (NaN or infinite), or its scale "
@@ -150,29 +148,29 @@ def _read_tensors(adapter: Adapter) -> dict[str, Matrix]:
     if len(raw) < 8:
         raise ModelCorrupt(f"{file} is cut short: it has {len(raw)} bytes. Copy it again.")
     start = 8 + struct.unpack("<Q", raw[:8].tobytes())[0]
-    found = {}
+    arrays = {}
     for name in adapter.shapes:
         entry = header.get(adapter.names.get(name, name))
         if entry is None:
             raise file_changed_error(file)
         array = _decode_float32(file, name, entry, raw[start:])
-        found[name] = np.ascontiguousarray(array.T) if adapter.transposed else array
-        if found[name].shape != adapter.shapes[name]:
+        arrays[name] = np.ascontiguousarray(array.T) if adapter.is_transposed else array
+        if arrays[name].shape != adapter.shapes[name]:
             raise file_changed_error(file)
-    return found
+    return arrays
 
 
 def _decode_float32(file: Path, name: str, entry: Any, data: npt.NDArray[np.uint8]) -> Matrix:
     """Return the tensor of a safetensors entry in float32."""
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        known = ", ".join(_DTYPES)
-        raise AdapterRefused(f"{file} has {name} in {entry['dtype']}, and an adapter's numbers are {known}.")
-    begin, end = entry["data_offsets"]
+        dtype_names = ", ".join(_DTYPES)
+        raise AdapterRefused(f"{file} has {name} in {entry['dtype']}, and an adapter's numbers are {dtype_names}.")
+    start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if end - begin != math.prod(shape) * dtype.itemsize or end > len(data):
-        raise ModelCorrupt(f"{file} is damaged: {name} of shape {shape} has {end - begin} bytes. Copy it again.")
-    array = np.frombuffer(data[begin:end].tobytes(), dtype)  # the file need not align them
+    if end - start != math.prod(shape) * dtype.itemsize or end > len(data):
+        raise ModelCorrupt(f"{file} is damaged: {name} of shape {shape} has {end - start} bytes. Copy it again.")
+    array = np.frombuffer(data[start:end].tobytes(), dtype)  # the file need not align them
     if entry["dtype"] == "BF16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32).reshape(shape)

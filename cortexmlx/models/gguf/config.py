@@ -154,9 +154,9 @@ def _find_architecture(meta: GGUFMetadata) -> Architecture:
     """Return the architecture that the metadata names. Raises ModelUnsupported if it is not served."""
     name = meta.architecture
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        known_names = ", ".join(ARCHITECTURES)
         raise ModelUnsupported(
-            f"{meta.file} has the architecture {name!r}; GGUF files of {known} are served. "
+            f"{meta.file} has the architecture {name!r}; GGUF files of {known_names} are served. "
             "Use the model's original folder or hub id instead."
         )
     experts = meta.integer(f"{name}.expert_count", 0)
@@ -168,13 +168,13 @@ def _find_architecture(meta: GGUFMetadata) -> Architecture:
 
 def _check_metadata_keys(meta: GGUFMetadata, architecture: Architecture) -> None:
     """Raise ModelUnsupported for a metadata key that may change the model's result and is not served."""
-    known = _SERVED_KEYS | architecture.keys
-    for full, value in meta.header.metadata.items():
-        key = full.removeprefix(f"{meta.architecture}.")
-        if key == full or key in known or value in _WITHOUT_EFFECT.get(key, ()):
+    known_keys = _SERVED_KEYS | architecture.keys
+    for full_key, value in meta.header.metadata.items():
+        key = full_key.removeprefix(f"{meta.architecture}.")
+        if key == full_key or key in known_keys or value in _WITHOUT_EFFECT.get(key, ()):
             continue
-        shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
-        raise ModelUnsupported(f"{meta.file} sets {full!r} to {shown}, which is not served here.")
+        value_text = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+        raise ModelUnsupported(f"{meta.file} sets {full_key!r} to {value_text}, which is not served here.")
     for key in architecture.keys & {"expert_gating_func", "expert_weights_scale"}:
         value = meta.header.metadata.get(f"{meta.architecture}.{key}")
         if value is not None and value not in _WITHOUT_EFFECT[key]:
@@ -193,8 +193,10 @@ def _read_dimensions(meta: GGUFMetadata, architecture: Architecture) -> ModelDim
         raise ModelUnsupported(f"{meta.file} has values of another size than its keys, which is not served here.")
     if head_dim % 2 or heads % kv_heads:
         raise ModelCorrupt(f"{meta.file} claims {heads} heads of {head_dim} values for {kv_heads} key heads.")
-    rotated = meta.arch_integer("rope.dimension_count", head_dim)
-    if rotated != head_dim and not (architecture.model_type == "phi3" and rotated < head_dim and rotated % 2 == 0):
+    rotated_dims = meta.arch_integer("rope.dimension_count", head_dim)
+    if rotated_dims != head_dim and not (
+        architecture.model_type == "phi3" and rotated_dims < head_dim and rotated_dims % 2 == 0
+    ):
         raise ModelUnsupported(f"{meta.file} rotates a part of each head only, which is not served here.")
     if architecture.model_type in ("qwen2", "qwen2_moe", "mixtral", "phi3") and head_dim * heads != hidden:
         raise ModelUnsupported(
@@ -228,30 +230,30 @@ def _count_rows(meta: GGUFMetadata, tensor: str, dims: int) -> int:
 def _architecture_settings(meta: GGUFMetadata, architecture: Architecture, sizes: ModelDimensions) -> dict[str, Any]:
     """Return the settings of config.json that only this architecture has."""
     kind = architecture.model_type
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if architecture.has_experts:
-        used = meta.arch_integer("expert_used_count")
-        if used > sizes.experts:
-            raise ModelCorrupt(f"{meta.file} uses {used} of {sizes.experts} experts.")
+        used_experts = meta.arch_integer("expert_used_count")
+        if used_experts > sizes.experts:
+            raise ModelCorrupt(f"{meta.file} uses {used_experts} of {sizes.experts} experts.")
         experts = "num_local_experts" if kind in ("mixtral", "gpt_oss") else "num_experts"
-        found |= {experts: sizes.experts, "num_experts_per_tok": used}
+        settings |= {experts: sizes.experts, "num_experts_per_tok": used_experts}
         moe = "intermediate_size" if kind in ("mixtral", "gpt_oss") else "moe_intermediate_size"
-        found[moe] = sizes.expert_feed_forward
+        settings[moe] = sizes.expert_feed_forward
     if kind == "qwen2_moe":
-        found["shared_expert_intermediate_size"] = sizes.shared_feed_forward
+        settings["shared_expert_intermediate_size"] = sizes.shared_feed_forward
     if kind == "qwen3_moe":
-        found |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+        settings |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
     if kind in ("gemma2", "gemma3_text"):
         by_width = sizes.layers == _27_BILLION[meta.architecture]
-        found["query_pre_attn_scalar"] = sizes.hidden // sizes.heads if by_width else sizes.head_dim
+        settings["query_pre_attn_scalar"] = sizes.hidden // sizes.heads if by_width else sizes.head_dim
     if kind == "gemma2":
-        for key, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
-            found[key] = meta.arch_number(key, usual)
+        for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            settings[key] = meta.arch_number(key, default)
     if kind == "gemma3_text":
         pattern = meta.arch_integer("attention.sliding_window_pattern", 6)
         if pattern > sizes.layers:
             raise ModelUnsupported(f"{meta.file} has {sizes.layers} layers, none of which sees the whole text.")
-        found |= {
+        settings |= {
             "sliding_window": meta.arch_integer("attention.sliding_window"),
             "sliding_window_pattern": pattern,
             "rope_local_base_freq": meta.arch_number("rope.freq_base_swa", 10000.0),
@@ -259,18 +261,16 @@ def _architecture_settings(meta: GGUFMetadata, architecture: Architecture, sizes
     if kind == "gpt_oss":
         if sizes.layers % 2:
             raise ModelUnsupported(f"{meta.file} has {sizes.layers} layers, of which every second one has a window.")
-        found["sliding_window"] = meta.arch_integer("attention.sliding_window")
+        settings["sliding_window"] = meta.arch_integer("attention.sliding_window")
     if kind == "phi3":
-        found["partial_rotary_factor"] = meta.arch_integer("rope.dimension_count", sizes.head_dim) / sizes.head_dim
+        settings["partial_rotary_factor"] = meta.arch_integer("rope.dimension_count", sizes.head_dim) / sizes.head_dim
         original = meta.arch_integer("rope.scaling.original_context_length", meta.arch_integer("context_length"))
-        found["original_max_position_embeddings"] = original
-    return found
+        settings["original_max_position_embeddings"] = original
+    return settings
 
 
 def _limit_to_window(meta: GGUFMetadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
-    """Limit the context to a sliding window that mlx-lm's class does not have, and return a note. Up to that length
-    every token is seen anyway.
-    """
+    """Limit the context to a sliding window that mlx-lm's class lacks; return a note. Up to it, all tokens are seen."""
     window = meta.integer(
         f"{meta.architecture}.attention.sliding_window", 4096 if config["model_type"] == "gemma2" else 0
     )
@@ -285,11 +285,11 @@ def _limit_to_window(meta: GGUFMetadata, architecture: Architecture, config: dic
 
 def _check_attention_scale(meta: GGUFMetadata, config: dict[str, Any]) -> None:
     """Raise ModelUnsupported if the file's attention scale is not the one that mlx-lm's class uses."""
-    used = config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5
-    stated = meta.arch_number("attention.scale", used)
-    if not math.isclose(stated, used, rel_tol=1e-5):
+    expected_scale = config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5
+    stated_scale = meta.arch_number("attention.scale", expected_scale)
+    if not math.isclose(stated_scale, expected_scale, rel_tol=1e-5):
         raise ModelUnsupported(
-            f"{meta.file} scales its scores by {stated:g} and not {used:g}, which is not served here."
+            f"{meta.file} scales its scores by {stated_scale:g} and not {expected_scale:g}, which is not served here."
         )
 
 
@@ -320,9 +320,7 @@ def _read_rope_scaling(meta: GGUFMetadata, architecture: Architecture) -> dict[s
 
 
 def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
-    """Return the rope scaling "longrope", whose factor for each wavelength is in two tensors. mlx-lm's class uses the
-    long ones at every length.
-    """
+    """Return the "longrope" scaling, with two tensors' factors. mlx-lm's class uses the long ones at every length."""
     factors = {}
     dims = meta.arch_integer("rope.dimension_count")
     for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
@@ -333,10 +331,12 @@ def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
     context, original = (meta.arch_integer(k) for k in ("context_length", "rope.scaling.original_context_length"))
     if original == 1:
         raise ModelCorrupt(f"{meta.file} says that it was trained on texts of one token. Download the file again.")
-    used = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
-    stated = meta.arch_number("rope.scaling.attn_factor", 1.0)
-    if not math.isclose(stated, used, rel_tol=1e-4):
-        raise ModelUnsupported(f"{meta.file} scales rotated vectors by {stated:g} and not {used:g}, not served here.")
+    expected_factor = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
+    stated_factor = meta.arch_number("rope.scaling.attn_factor", 1.0)
+    if not math.isclose(stated_factor, expected_factor, rel_tol=1e-4):
+        raise ModelUnsupported(
+            f"{meta.file} scales rotated vectors by {stated_factor:g} and not {expected_factor:g}, not served here."
+        )
     return {"type": "longrope", **factors}
 
 
@@ -344,9 +344,7 @@ def _read_long_rope(meta: GGUFMetadata) -> dict[str, Any]:
 
 
 class OutputHead(Enum):
-    """Where the output projection comes from: the embedding, a tensor of its own, or either of them, depending on the
-    file.
-    """
+    """Where the output projection comes from: the embedding, its own tensor, or either, depending on the file."""
 
     TIED = "tied"
     OWN = "own"
@@ -366,7 +364,7 @@ class Architecture:
     scalings: frozenset[str] = frozenset()
     """The rope scalings that mlx-lm's class applies."""
     head: OutputHead = OutputHead.EITHER
-    interleaved: bool = False
+    is_interleaved: bool = False
     """Whether the rows of queries and keys are stored for a rotation of neighbouring pairs."""
     norm_offset: float = 0.0
     """What the file adds to the weight of every norm."""
@@ -417,7 +415,7 @@ _EXPERT_KEYS = frozenset(("expert_feed_forward_length", "expert_gating_func", "e
 _PLAIN_SCALINGS = frozenset(("linear", "yarn"))
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", _LLAMA, scalings=_PLAIN_SCALINGS, interleaved=True),
+    "llama": Architecture("llama", _LLAMA, scalings=_PLAIN_SCALINGS, is_interleaved=True),
     "qwen2": Architecture("qwen2", _LLAMA, scalings=_PLAIN_SCALINGS),
     "qwen3": Architecture("qwen3", _LLAMA | _HEAD_NORMS, scalings=_PLAIN_SCALINGS),
     "qwen2moe": Architecture(
@@ -480,6 +478,6 @@ MIXTRAL = Architecture(
     "mixtral",
     _NORMS | _ATTENTION | _expert_modules("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"),
     keys=_EXPERT_KEYS,
-    interleaved=True,
+    is_interleaved=True,
 )
 """The architecture of a `llama` file with experts."""

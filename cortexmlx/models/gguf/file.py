@@ -109,66 +109,64 @@ class GGUFHeader:
 
 
 class _HeaderReader:
-    """Reads the values of a GGUF header in order. Every read checks how many bytes are left, so a wrong length ends in
-    an error with the offset.
-    """
+    """Reads a GGUF header's values in order and checks the bytes left: wrong lengths raise an error with the offset."""
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data = data
         self.path = path
         self.size = len(data)
-        self.at = 0
+        self.position = 0
 
-    def damage_error(self, what: str) -> ModelCorrupt:
+    def damage_error(self, problem: str) -> ModelCorrupt:
         """Return the error for damage at the current position."""
         return ModelCorrupt(
-            f"{self.path.name} is damaged at byte {self.at} of {self.size}: {what}. Download the file again."
+            f"{self.path.name} is damaged at byte {self.position} of {self.size}: {problem}. Download the file again."
         )
 
-    def read_bytes(self, count: int, what: str) -> bytes:
-        """Read the next `count` bytes. `what` names them in errors."""
-        if count > self.size - self.at:
-            raise self.damage_error(f"{what} needs {count} bytes, {self.size - self.at} are left")
-        chunk = self.data[self.at : self.at + count]
-        self.at += count
+    def read_bytes(self, count: int, label: str) -> bytes:
+        """Read the next `count` bytes. `label` names them in errors."""
+        if count > self.size - self.position:
+            raise self.damage_error(f"{label} needs {count} bytes, {self.size - self.position} are left")
+        chunk = self.data[self.position : self.position + count]
+        self.position += count
         return chunk
 
-    def read_number(self, fmt: str, what: str) -> Any:
+    def read_number(self, fmt: str, label: str) -> Any:
         """Read a number of the struct format `fmt`."""
-        return struct.unpack(fmt, self.read_bytes(struct.calcsize(fmt), what))[0]
+        return struct.unpack(fmt, self.read_bytes(struct.calcsize(fmt), label))[0]
 
-    def read_string(self, what: str) -> str:
+    def read_string(self, label: str) -> str:
         """Read a string with its length before it."""
-        length = self.read_number("<Q", f"the length of {what}")
+        length = self.read_number("<Q", f"the length of {label}")
         if length > MAX_TEXT:
-            raise self.damage_error(f"{what} claims {length} bytes")
+            raise self.damage_error(f"{label} claims {length} bytes")
         try:
-            return self.read_bytes(length, what).decode("utf-8")
+            return self.read_bytes(length, label).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.damage_error(f"{what} is not UTF-8") from error
+            raise self.damage_error(f"{label} is not UTF-8") from error
 
-    def read_strings(self, count: int, what: str) -> list[str]:
+    def read_strings(self, count: int, label: str) -> list[str]:
         """Read an array of `count` strings, in a tight loop: a vocabulary and its merges have 100,000 and more."""
-        data, at, size = self.data, self.at, self.size
+        data, position, size = self.data, self.position, self.size
         unpack = struct.Struct("<Q").unpack_from
-        found = []
+        strings = []
         for _ in range(count):
-            if size - at < 8:
-                self.at = at
-                raise self.damage_error(f"{what} ends early")
-            (length,) = unpack(data, at)
-            at += 8
-            if length > size - at:
-                self.at = at
-                raise self.damage_error(f"a string of {what} needs {length} bytes, {size - at} are left")
+            if size - position < 8:
+                self.position = position
+                raise self.damage_error(f"{label} ends early")
+            (length,) = unpack(data, position)
+            position += 8
+            if length > size - position:
+                self.position = position
+                raise self.damage_error(f"a string of {label} needs {length} bytes, {size - position} are left")
             try:
-                found.append(data[at : at + length].decode("utf-8"))
+                strings.append(data[position : position + length].decode("utf-8"))
             except UnicodeDecodeError as error:
-                self.at = at
-                raise self.damage_error(f"a string of {what} is not UTF-8") from error
-            at += length
-        self.at = at
-        return found
+                self.position = position
+                raise self.damage_error(f"a string of {label} is not UTF-8") from error
+            position += length
+        self.position = position
+        return strings
 
     def read_value(self, kind: int, key: str) -> Any:
         """Read a metadata value of the type number `kind`."""
@@ -187,7 +185,7 @@ class _HeaderReader:
         if count > MAX_ITEMS:
             raise self.damage_error(f"{key!r} claims {count} values")
         if kind == _STRING:
-            if count * 8 > self.size - self.at:
+            if count * 8 > self.size - self.position:
                 raise self.damage_error(f"{key!r} claims {count} strings")
             return self.read_strings(count, repr(key))
         if kind not in _SCALARS:
@@ -240,7 +238,7 @@ def _parse_header(reader: _HeaderReader) -> GGUFHeader:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8 or alignment > 1 << 20:
         raise reader.damage_error(f"the alignment {alignment!r} is not a positive multiple of 8")
-    data_start = -(-reader.at // alignment) * alignment
+    data_start = -(-reader.position // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for name, shape, type_number, offset in entries:
         if name in tensors:
@@ -290,19 +288,17 @@ def _make_tensor_info(
 
 def _check_overlap(reader: _HeaderReader, tensors: dict[str, TensorInfo]) -> None:
     """Raise ModelCorrupt if two tensors share bytes."""
-    placed = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    for before, after in itertools.pairwise(placed):
-        if before.offset + before.nbytes > after.offset:
-            raise reader.damage_error(f"tensors {before.name!r} and {after.name!r} overlap")
+    sorted_tensors = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for previous, current in itertools.pairwise(sorted_tensors):
+        if previous.offset + previous.nbytes > current.offset:
+            raise reader.damage_error(f"tensors {previous.name!r} and {current.name!r} overlap")
 
 
 # Typed look-ups in a GGUF header. A missing or wrong value is one clear error.
 
 
 class GGUFMetadata:
-    """Typed look-ups in a GGUF header's metadata. The methods with `arch_` put the architecture's name before the
-    key.
-    """
+    """Typed look-ups in a GGUF header's metadata. `arch_` methods put the architecture's name before the key."""
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
@@ -312,16 +308,14 @@ class GGUFMetadata:
     def _missing_error(self, key: str) -> ModelCorrupt:
         return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
 
-    def _wrong_value_error(self, key: str, wanted: str) -> ModelCorrupt:
-        """Return the error for a value that is not what is `wanted`."""
-        found = self.header.metadata.get(key)
-        shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
-        return ModelCorrupt(f"{self.file}: the metadata {key!r} is {shown}, not {wanted}.")
+    def _wrong_value_error(self, key: str, expected: str) -> ModelCorrupt:
+        """Return the error for a value that is not the `expected` one."""
+        value = self.header.metadata.get(key)
+        value_text = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+        return ModelCorrupt(f"{self.file}: the metadata {key!r} is {value_text}, not {expected}.")
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return the string under `key`, or `default`. Raises ModelCorrupt if both are missing or the value is no
-        string.
-        """
+        """Return the string under `key`, or `default`. Raises ModelCorrupt if both are missing or it is no string."""
         value = self.header.metadata.get(key, default)
         if value is None:
             raise self._missing_error(key)
@@ -351,29 +345,25 @@ class GGUFMetadata:
         return value
 
     def arch_integer(self, key: str, default: int | None = None) -> int:
-        """Return the architecture's positive integer under `key`, or `default`. Raises ModelCorrupt without a valid
-        one.
-        """
-        full = f"{self.architecture}.{key}"
-        if isinstance(self.header.metadata.get(full), list):
-            raise ModelUnsupported(f"{self.file}: {full!r} differs from layer to layer, which is not served here.")
-        value = self.integer(full, default)
+        """Return the architecture's positive integer under `key`, or `default`. Raises ModelCorrupt without one."""
+        full_key = f"{self.architecture}.{key}"
+        if isinstance(self.header.metadata.get(full_key), list):
+            raise ModelUnsupported(f"{self.file}: {full_key!r} differs from layer to layer, which is not served here.")
+        value = self.integer(full_key, default)
         if value is None:
-            raise self._missing_error(full)
+            raise self._missing_error(full_key)
         if not 0 < value < 1 << 31:
-            raise self._wrong_value_error(full, "a sensible positive number")
+            raise self._wrong_value_error(full_key, "a sensible positive number")
         return value
 
     def arch_number(self, key: str, default: float | None = None) -> float:
-        """Return the architecture's positive number under `key`, or `default`. Raises ModelCorrupt without a valid
-        one.
-        """
-        full = f"{self.architecture}.{key}"
-        value = self.header.metadata.get(full, default)
+        """Return the architecture's positive number under `key`, or `default`. Raises ModelCorrupt without one."""
+        full_key = f"{self.architecture}.{key}"
+        value = self.header.metadata.get(full_key, default)
         if value is None:
-            raise self._missing_error(full)
+            raise self._missing_error(full_key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._wrong_value_error(full, "a positive number")
+            raise self._wrong_value_error(full_key, "a positive number")
         return float(value)
 
     def arch_has(self, key: str) -> bool:
@@ -405,44 +395,44 @@ def read_model_header(path: Path) -> GGUFHeader:
         )
     tensors: dict[str, TensorInfo] = {}
     for header in (first, *(_read_part_header(path, number, count) for number in range(2, count + 1))):
-        twice = tensors.keys() & header.tensors.keys()
-        if twice:
-            raise ModelCorrupt(f"tensor {min(twice)!r} is in two parts of {path.name}. Download the files again.")
+        duplicates = tensors.keys() & header.tensors.keys()
+        if duplicates:
+            raise ModelCorrupt(f"tensor {min(duplicates)!r} is in two parts of {path.name}. Download the files again.")
         tensors |= header.tensors
-    wanted = meta.integer("split.tensors.count", len(tensors))
-    if wanted != len(tensors):
-        raise ModelCorrupt(f"{path.name} says its parts hold {wanted} tensors, they hold {len(tensors)}.")
+    expected_count = meta.integer("split.tensors.count", len(tensors))
+    if expected_count != len(tensors):
+        raise ModelCorrupt(f"{path.name} says its parts hold {expected_count} tensors, they hold {len(tensors)}.")
     return GGUFHeader(path, first.metadata, tensors)
 
 
 def part_files(path: Path) -> list[Path]:
     """Return the file of a model, or all its parts that exist, by their names alone."""
-    found = _PART_NAME.fullmatch(path.name)
-    if found is None:
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
         return [path]
-    count = int(found[3])
+    count = int(match[3])
     parts = [path.with_name(_part_name(path, number, count)) for number in range(1, count + 1)]
     return [path, *(part for part in parts if part != path and part.is_file())]
 
 
 def _part_name(path: Path, number: int, count: int) -> str:
-    found = _PART_NAME.fullmatch(path.name)
-    if found is None or int(found[3]) != count:
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
         raise ModelCorrupt(
             f"{path.name} is one of {count} parts, whose names end in -00001-of-{count:05}.gguf and so on: rename it."
         )
-    return f"{found[1]}-{number:05}-of-{count:05}.gguf"
+    return f"{match[1]}-{number:05}-of-{count:05}.gguf"
 
 
-def _read_part_header(first: Path, number: int, count: int) -> GGUFHeader:
+def _read_part_header(first_path: Path, number: int, count: int) -> GGUFHeader:
     """Read the header of the part `number`, and check that it belongs to the model."""
-    path = first.with_name(_part_name(first, number, count))
+    path = first_path.with_name(_part_name(first_path, number, count))
     if not path.is_file():
         raise ModelNotFound(
-            f"{first.name} is one of {count} parts, and {path.name} is not beside it: download it, too."
+            f"{first_path.name} is one of {count} parts, and {path.name} is not beside it: download it, too."
         )
     header = read_gguf_header(path)
-    stated = header.metadata.get("split.no"), header.metadata.get("split.count")
-    if stated != (number - 1, count):
+    part_and_count = header.metadata.get("split.no"), header.metadata.get("split.count")
+    if part_and_count != (number - 1, count):
         raise ModelCorrupt(f"{path.name} does not say that it is part {number} of {count}. Download it again.")
     return header

@@ -52,20 +52,18 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     header = read_model_header(path)
     description = describe_model(header)
     names, tokenizer, config, notes = _read_names_and_tokenizer(header, description)
-    preparing = templates.import_renderer_in_background() if tokenizer.has_chat_template else None
+    import_thread = templates.import_renderer_in_background() if tokenizer.has_chat_template else None
     dtype: mx.Dtype = mx.float32 if float32 else getattr(mx, activation_type(header, description))
     try:
         model = _build_model(header, description, names, dtype)
     finally:
-        if preparing is not None:
-            preparing.join()
+        if import_thread is not None:
+            import_thread.join()
     return model, tokenizer, config, (*notes, *_widened_note(header, dtype))
 
 
 def load_gguf_without_weights(path: Path) -> tuple[Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Return the tokenizer, the config and the notes of `load_gguf`. No tensor is read. Raises what `load_gguf`
-    raises.
-    """
+    """Return tokenizer, config and notes of `load_gguf`. No tensor is read. Raises what `load_gguf` raises."""
     header = read_model_header(path)
     _, tokenizer, config, notes = _read_names_and_tokenizer(header, describe_model(header))
     return tokenizer, config, notes
@@ -74,9 +72,7 @@ def load_gguf_without_weights(path: Path) -> tuple[Tokenizer, dict[str, Any], tu
 def _read_names_and_tokenizer(
     header: GGUFHeader, description: ModelDescription
 ) -> tuple[dict[str, str], Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Check the tensors' types. Return the model's parameter for each tensor, the tokenizer, the config and the
-    notes.
-    """
+    """Check the tensors' types. Return each tensor's model parameter, the tokenizer, the config and the notes."""
     check_tensor_types(header)
     names = map_parameter_names(header, description)
     tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
@@ -86,12 +82,12 @@ def _read_names_and_tokenizer(
 
 def check_tensor_types(header: GGUFHeader) -> None:
     """Raise ModelUnsupported for tensors of types that cannot be read, and for a quantized tensor that is no matrix."""
-    refused = Counter(info.type_name for info in header.tensors.values() if info.type_name not in READ_TYPES)
-    if refused:
-        found = ", ".join(f"{count} of type {name}" for name, count in sorted(refused.items()))
-        first = next(info.name for info in header.tensors.values() if info.type_name in refused)
+    unsupported_counts = Counter(info.type_name for info in header.tensors.values() if info.type_name not in READ_TYPES)
+    if unsupported_counts:
+        counts_text = ", ".join(f"{count} of type {name}" for name, count in sorted(unsupported_counts.items()))
+        first = next(info.name for info in header.tensors.values() if info.type_name in unsupported_counts)
         raise ModelUnsupported(
-            f"{header.path.name} holds tensors that are not read here: {found} (for example {first!r}). "
+            f"{header.path.name} holds tensors that are not read here: {counts_text} (for example {first!r}). "
             "Take a file of Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16."
         )
     for info in header.tensors.values():
@@ -101,15 +97,15 @@ def check_tensor_types(header: GGUFHeader) -> None:
 
 def _widened_note(header: GGUFHeader, dtype: mx.Dtype) -> tuple[str, ...]:
     """Return a note on the tensors that are unpacked in memory, because MLX has no packed form of their type."""
-    widened = [info for info in header.tensors.values() if info.type_name in UNPACKED_TYPES]
-    if not widened:
+    widened_tensors = [info for info in header.tensors.values() if info.type_name in UNPACKED_TYPES]
+    if not widened_tensors:
         return ()
-    kinds = ", ".join(sorted({info.type_name for info in widened}))
-    stored = sum(info.nbytes for info in widened)
-    grown = sum(info.values for info in widened) * dtype.size
+    kinds = ", ".join(sorted({info.type_name for info in widened_tensors}))
+    stored_size = sum(info.nbytes for info in widened_tensors)
+    memory_size = sum(info.values for info in widened_tensors) * dtype.size
     return (
-        f"MLX has no packed form of {kinds}: {len(widened)} tensors are {dtype_name(dtype)} in memory "
-        f"({format_bytes(grown)} instead of {format_bytes(stored)})",
+        f"MLX has no packed form of {kinds}: {len(widened_tensors)} tensors are {dtype_name(dtype)} in memory "
+        f"({format_bytes(memory_size)} instead of {format_bytes(stored_size)})",
     )
 
 
@@ -118,15 +114,15 @@ def _build_model(header: GGUFHeader, description: ModelDescription, names: dict[
     files = TensorFiles()
     weights: dict[str, mx.array] = {}
     packed: dict[str, PackedArrays] = {}
-    for parameter, found in _read_parameters(header, description, names, dtype, files):
-        if isinstance(found, PackedArrays):
+    for parameter, value in _read_parameters(header, description, names, dtype, files):
+        if isinstance(value, PackedArrays):
             module = parameter.removesuffix(".weight")
-            packed[module] = found
-            weights |= {parameter: found.weight, f"{module}.scales": found.scales}
-            if found.biases is not None:
-                weights[f"{module}.biases"] = found.biases
+            packed[module] = value
+            weights |= {parameter: value.weight, f"{module}.scales": value.scales}
+            if value.biases is not None:
+                weights[f"{module}.biases"] = value.biases
         else:
-            weights[parameter] = found
+            weights[parameter] = value
     model = _build_plain_model(header, description)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
@@ -161,20 +157,20 @@ def _read_parameters(
         if architecture.norm_offset and tensor.endswith("norm.weight"):
             yield parameter, (files.read(info, mx.float32) - architecture.norm_offset).astype(dtype)
             continue
-        found = files.read(info, dtype, _row_order(tensor, description) if architecture.interleaved else None)
-        yield parameter, found[None] if tensor.endswith("ffn_gate_inp_shexp.weight") else found
+        value = files.read(info, dtype, _row_order(tensor, description) if architecture.is_interleaved else None)
+        yield parameter, value[None] if tensor.endswith("ffn_gate_inp_shexp.weight") else value
 
 
 def _replace_packed_layers(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
     """Replace the layers whose weights are packed by quantized layers."""
-    twins = []
+    packed_layers = []
     for path, layer in model.named_modules():
         if path in packed:
-            twin = make_packed_layer(layer, packed[path], dtype)
-            if twin is None:
+            packed_layer = make_packed_layer(layer, packed[path], dtype)
+            if packed_layer is None:
                 raise ModelUnsupported(f"{header.path.name}: {path!r} is quantized, which it cannot be here.")
-            twins.append((path, twin))
-    model.update_modules(tree_unflatten(twins))
+            packed_layers.append((path, packed_layer))
+    model.update_modules(tree_unflatten(packed_layers))
 
 
 def _row_order(tensor: str, description: ModelDescription) -> list[int] | None:
@@ -192,9 +188,7 @@ def _row_order(tensor: str, description: ModelDescription) -> list[int] | None:
 
 
 def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], files: TensorFiles) -> None:
-    """Give every layer a rope whose wavelengths are multiplied by the file's factors, which is how Llama 3.1's scaling
-    is stored.
-    """
+    """Multiply each layer's rope wavelengths by the file's factors, which is how Llama 3.1's scaling is stored."""
     from mlx_lm.models.rope_utils import Llama3RoPE
 
     dim, info = config["head_dim"], header.tensors[ROPE_FACTORS]
@@ -204,11 +198,11 @@ def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], 
     if not mx.all(mx.isfinite(factors) & (factors > 0)).item():
         raise ModelCorrupt(f"{header.path.name}: a rope factor is no positive number. Download the file again.")
     wavelengths = config["rope_theta"] ** (mx.arange(0, dim, 2, dtype=mx.float32) / dim)
-    stretched = wavelengths * factors
+    scaled_wavelengths = wavelengths * factors
     context = config["max_position_embeddings"]
     rope = Llama3RoPE(dim, context, False, config["rope_theta"], {"factor": 1.0})
-    rope._freqs = stretched
-    mx.eval(stretched)
+    rope._freqs = scaled_wavelengths
+    mx.eval(scaled_wavelengths)
     for layer in model.layers:
         layer.self_attn.rope = rope
 
@@ -246,23 +240,23 @@ def map_parameter_names(header: GGUFHeader, description: ModelDescription) -> di
         stem, _, kind = tensor.rpartition(".")
         layer = _LAYER_TENSOR.fullmatch(stem)
         part = layer[2] if layer else stem
-        known = architecture.modules if layer else global_names
-        if kind not in ("weight", "bias") or part not in known:
+        module_names = architecture.modules if layer else global_names
+        if kind not in ("weight", "bias") or part not in module_names:
             raise ModelUnsupported(
                 f"{header.path.name} has a tensor {tensor!r} that {architecture.model_type} models do not have."
             )
-        wanted = shapes[part] if kind == "weight" else shapes[part][:-1]
-        if info.shape != wanted:
-            raise ModelCorrupt(f"{header.path.name}: tensor {tensor!r} has the shape {info.shape}, not {wanted}.")
+        expected_shape = shapes[part] if kind == "weight" else shapes[part][:-1]
+        if info.shape != expected_shape:
+            raise ModelCorrupt(
+                f"{header.path.name}: tensor {tensor!r} has the shape {info.shape}, not {expected_shape}."
+            )
         prefix = f"model.layers.{int(layer[1])}." if layer else ""
-        names[tensor] = prefix + _parameter_name(known[part], kind)
+        names[tensor] = prefix + _parameter_name(module_names[part], kind)
     return names
 
 
 def _parameter_name(module: str, kind: str) -> str:
-    """Return the name of a module's parameter. Attention sinks belong to the attention itself, so they have no
-    `kind`.
-    """
+    """Return the name of a module's parameter. Attention sinks belong to the attention itself and have no `kind`."""
     return module if module.endswith(".sinks") else f"{module}.{kind}"
 
 
@@ -305,12 +299,12 @@ def _weight_shapes(sizes: ModelDimensions, architecture: Architecture) -> dict[s
 def _check_no_missing_tensors(header: GGUFHeader, description: ModelDescription) -> None:
     """Raise ModelCorrupt if a layer, or a tensor that the architecture needs, is missing."""
     architecture, layers = description.architecture, description.sizes.layers
-    stored = {int(found[1]) for name in header.tensors if (found := _LAYER_TENSOR.match(name))}
-    if len(stored) != layers or max(stored) != layers - 1:
-        raise ModelCorrupt(f"{header.path.name} says it has {layers} layers and holds tensors of {len(stored)}.")
-    wanted = _required_global_tensors(architecture)
-    wanted += [f"blk.{layer}.{part}" for layer in range(layers) for part in architecture.modules]
-    missing = [part for part in wanted if f"{part}.weight" not in header.tensors]
+    layer_numbers = {int(match[1]) for name in header.tensors if (match := _LAYER_TENSOR.match(name))}
+    if len(layer_numbers) != layers or max(layer_numbers) != layers - 1:
+        raise ModelCorrupt(f"{header.path.name} says it has {layers} layers and holds tensors of {len(layer_numbers)}.")
+    required = _required_global_tensors(architecture)
+    required += [f"blk.{layer}.{part}" for layer in range(layers) for part in architecture.modules]
+    missing = [part for part in required if f"{part}.weight" not in header.tensors]
     if missing:
         raise ModelCorrupt(f"{header.path.name} lacks {len(missing)} tensors, for example {missing[0]!r}.")
 
@@ -344,9 +338,7 @@ class CastingSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
 
 
 class CastingEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
-    """A quantized embedding with float32 scales that casts its vectors to `dtype`. As an output projection it casts to
-    its input's type.
-    """
+    """A quantized embedding with float32 scales. Casts vectors to `dtype`; as output projection, to the input type."""
 
     dtype: mx.Dtype
 
@@ -360,27 +352,27 @@ class CastingEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         return answer.astype(x.dtype)
 
 
-def make_packed_layer(plain: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
-    """Return a quantized layer to replace the layer `plain`; None if there is no such kind. Its parameters are loaded
+def make_packed_layer(layer: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
+    """Return a quantized layer to replace the layer `layer`; None if there is no such kind. Its parameters are loaded
     later.
 
     `dtype` is the type of the activations. Nothing is computed: the weights that the constructors draw are never
     evaluated.
     """
-    fine = arrays.scales.dtype not in (dtype, mx.uint8)
-    how = {"group_size": GROUP_SIZE, "bits": arrays.bits, "mode": arrays.mode}
-    if isinstance(plain, nn.Linear):
-        rows, columns = plain.weight.shape
-        linear = CastingLinear if fine else nn.QuantizedLinear
-        return linear(columns, rows, "bias" in plain, **how)
-    if isinstance(plain, SwitchLinear):
-        experts, rows, columns = plain.weight.shape
-        switch = CastingSwitchLinear if fine else QuantizedSwitchLinear
-        return switch(columns, rows, experts, "bias" in plain, **how)
-    if isinstance(plain, nn.Embedding):
-        if not fine:
-            return nn.QuantizedEmbedding(*plain.weight.shape, **how)
-        embedding = CastingEmbedding(*plain.weight.shape, **how)
+    has_finer_scales = arrays.scales.dtype not in (dtype, mx.uint8)
+    quantization = {"group_size": GROUP_SIZE, "bits": arrays.bits, "mode": arrays.mode}
+    if isinstance(layer, nn.Linear):
+        rows, columns = layer.weight.shape
+        linear = CastingLinear if has_finer_scales else nn.QuantizedLinear
+        return linear(columns, rows, "bias" in layer, **quantization)
+    if isinstance(layer, SwitchLinear):
+        experts, rows, columns = layer.weight.shape
+        switch = CastingSwitchLinear if has_finer_scales else QuantizedSwitchLinear
+        return switch(columns, rows, experts, "bias" in layer, **quantization)
+    if isinstance(layer, nn.Embedding):
+        if not has_finer_scales:
+            return nn.QuantizedEmbedding(*layer.weight.shape, **quantization)
+        embedding = CastingEmbedding(*layer.weight.shape, **quantization)
         embedding.dtype = dtype
         return embedding
     return None

@@ -63,14 +63,12 @@ def _read_float16(columns: Bytes) -> Floats:
 
 
 def _reorder_nibbles(packed: Bytes) -> Bytes:
-    """Reorder 4-bit values from GGUF's order to MLX's. In `[n, 8k]` bytes GGUF has all low halves first; MLX has
-    neighbours in one byte.
-    """
+    """Reorder 4-bit values of `[n, 8k]` bytes: GGUF has all low halves first, MLX has neighbours in one byte."""
     words = np.ascontiguousarray(packed).view("<u8")
-    sides = (words & _LOW_HALVES, words >> np.uint64(4) & _LOW_HALVES)
-    for side in sides:
-        side |= side >> np.uint64(4)
-    return np.concatenate([side.view(np.uint8)[:, ::2] for side in sides], axis=1)
+    halves = (words & _LOW_HALVES, words >> np.uint64(4) & _LOW_HALVES)
+    for half in halves:
+        half |= half >> np.uint64(4)
+    return np.concatenate([side.view(np.uint8)[:, ::2] for side in halves], axis=1)
 
 
 def _split_nibbles(packed: Bytes) -> Bytes:
@@ -79,12 +77,10 @@ def _split_nibbles(packed: Bytes) -> Bytes:
 
 
 def _pack_five_bits(codes: Bytes) -> Bytes:
-    """Pack `[n, 32]` values of 5 bits into `[n, 20]` bytes. Every eight values become 40 bits, joined in steps of two,
-    four and eight.
-    """
+    """Pack `[n, 32]` values of 5 bits into `[n, 20]` bytes: eight values to 40 bits in steps of two, four and eight."""
     words = np.ascontiguousarray(codes).view("<u8")
-    for shift, kept, moved in _FIVE_BIT_STEPS:
-        words = words & np.uint64(kept) | words >> np.uint64(shift) & np.uint64(moved)
+    for shift, keep_mask, move_mask in _FIVE_BIT_STEPS:
+        words = words & np.uint64(keep_mask) | words >> np.uint64(shift) & np.uint64(move_mask)
     return words.view(np.uint8).reshape(-1, 4, 8)[:, :, :5].reshape(-1, 20)
 
 
@@ -106,9 +102,7 @@ def _join_fifth_bits(high: Bytes, packed: Bytes) -> Bytes:
 
 
 def _convert_q5_0(blocks: Bytes) -> QuantizedGroups:
-    """Convert Q5_0 blocks to MLX's groups. Layout: d, qh[4], qs[16]; a value is d * (q - 16), the fifth bit of value j
-    being bit j of qh.
-    """
+    """Convert Q5_0 blocks. Layout: d, qh[4], qs[16]; value j is d * (q - 16), and the fifth bit of q is bit j of qh."""
     scale = _read_float16(blocks[:, :2])
     return QuantizedGroups(_join_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), scale, -16 * scale)
 
@@ -129,9 +123,7 @@ def _convert_q8_0(blocks: Bytes) -> QuantizedGroups:
 
 
 def _convert_mxfp4(blocks: Bytes) -> QuantizedGroups:
-    """Convert MXFP4 blocks to MLX's groups. Layout: an exponent, qs[16] of 4-bit floats. MLX has the same codes and
-    exponents.
-    """
+    """Convert MXFP4 blocks. Layout: an exponent, qs[16] of 4-bit floats. MLX has the same codes and exponents."""
     return QuantizedGroups(_reorder_nibbles(blocks[:, 1:]), np.ascontiguousarray(blocks[:, 0]), None)
 
 
@@ -144,27 +136,25 @@ def _decode_k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """
     packed = blocks[:, 4:16]
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    of_scale = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
-    of_minimum = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
-    scales = _read_float16(blocks[:, :2])[:, None] * of_scale.astype(np.float32)
-    minima = _read_float16(blocks[:, 2:4])[:, None] * of_minimum.astype(np.float32)
+    scale_multipliers = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
+    minimum_multipliers = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
+    scales = _read_float16(blocks[:, :2])[:, None] * scale_multipliers.astype(np.float32)
+    minima = _read_float16(blocks[:, 2:4])[:, None] * minimum_multipliers.astype(np.float32)
     return scales.reshape(-1), -minima.reshape(-1)
 
 
 def _convert_q4_k(blocks: Bytes) -> QuantizedGroups:
-    """Convert Q4_K blocks to MLX's groups. Layout: d, dmin, scales[12], qs[128]; 32 bytes hold two groups, in their
-    low and their high halves.
-    """
+    """Convert Q4_K blocks. Layout: d, dmin, scales[12], qs[128]; 32 bytes hold two groups, in low and high halves."""
     return QuantizedGroups(_reorder_nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 16), *_decode_k_scales(blocks))
 
 
 def _convert_q5_k(blocks: Bytes) -> QuantizedGroups:
-    """Convert Q5_K blocks to MLX's groups. Layout: d, dmin, scales[12], qh[32], qs[128]; as Q4_K, the fifth bit of
-    value l of group g being bit g of qh[l].
-    """
+    """Convert Q5_K blocks: as Q4_K, with qh[32] before qs; the fifth bit of value l of group g is bit g of qh[l]."""
     codes = _split_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
-    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-    return QuantizedGroups(_pack_five_bits((codes | fifth << np.uint8(4)).reshape(-1, 32)), *_decode_k_scales(blocks))
+    fifth_bits = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return QuantizedGroups(
+        _pack_five_bits((codes | fifth_bits << np.uint8(4)).reshape(-1, 32)), *_decode_k_scales(blocks)
+    )
 
 
 PACKED_TYPES: dict[str, PackedFormat] = {
@@ -180,9 +170,7 @@ PACKED_TYPES: dict[str, PackedFormat] = {
 
 
 def _split_two_bits(packed: Bytes) -> Bytes:
-    """Split `[n, 64]` bytes into `[n, 2, 4, 32]` values of 2 bits. Each half of the bytes gives all its lowest bits
-    first.
-    """
+    """Split `[n, 64]` bytes into `[n, 2, 4, 32]` values of 2 bits. Each half gives all its bytes' lowest bits first."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
 
@@ -193,9 +181,7 @@ def _apply_scales(scales: Floats, codes: NDArray[Any]) -> Floats:
 
 
 def _decode_q2_k(blocks: Bytes) -> Floats:
-    """Return the values of Q2_K blocks. Layout: scales[16], qs[64], d, dmin; a value is d * (low half of the scale) *
-    q - dmin * (high half).
-    """
+    """Decode Q2_K. Layout: scales[16], qs[64], d, dmin; a value is d * (scale's low half) * q - dmin * (high half)."""
     scales = _read_float16(blocks[:, 80:82])[:, None] * (blocks[:, :16] & 15).astype(np.float32)
     minima = _read_float16(blocks[:, 82:84])[:, None] * (blocks[:, :16] >> 4).astype(np.float32)
     return (_apply_scales(scales, _split_two_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
@@ -210,15 +196,13 @@ def _decode_q3_k(blocks: Bytes) -> Floats:
     low = _split_nibbles(blocks[:, 96:104])
     high = (blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
     scales = _read_float16(blocks[:, 108:])[:, None] * ((low | high << 4).astype(np.float32) - 32)
-    kept = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
-    codes = _split_two_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - kept.astype(np.int8))
+    mask_bits = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
+    codes = _split_two_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - mask_bits.astype(np.int8))
     return _apply_scales(scales, codes).reshape(-1, 256)
 
 
 def _decode_q6_k(blocks: Bytes) -> Floats:
-    """Return the values of Q6_K blocks. Layout: ql[128], qh[64], scales[16] signed, d; a value is d * scale * (q -
-    32), with 4 bits of q in ql and 2 in qh.
-    """
+    """Decode Q6_K: ql[128], qh[64], signed scales[16], d. Value: d * scale * (q - 32), 4 bits of q in ql, 2 in qh."""
     low = _split_nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
     codes = (low | _split_two_bits(blocks[:, 128:192]).reshape(-1, 256) << 4).astype(np.int8) - 32
     scales = _read_float16(blocks[:, 208:])[:, None] * blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -256,9 +240,7 @@ class PackedArrays:
 
 
 class TensorFiles:
-    """Reads tensors from a model's files, each mapped into memory at its first use. Raises ModelNotFound if a file is
-    missing.
-    """
+    """Reads tensors from a model's files, memory-mapped at first use. Raises ModelNotFound if a file is missing."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
@@ -273,9 +255,9 @@ class TensorFiles:
         if rows is not None:
             raw = raw.reshape(len(rows), -1)[np.array(rows)].reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged file's scales may be anything
-            found = (_read_packed if info.type_name in PACKED_TYPES else _read_unpacked)(info, raw, dtype)
+            tensor = (_read_packed if info.type_name in PACKED_TYPES else _read_unpacked)(info, raw, dtype)
         self._release_pages(info)
-        return found
+        return tensor
 
     def _tensor_bytes(self, info: TensorInfo) -> Bytes:
         """Return the tensor's bytes in the mapped file."""
@@ -300,16 +282,14 @@ class TensorFiles:
 
 
 def tensor_memory_bytes(info: TensorInfo, dtype: str) -> int:
-    """Return the bytes that a tensor takes in the memory of a model whose activations are `dtype`. Only its type and
-    shape count.
-    """
+    """Return a tensor's bytes in the memory of a model with `dtype` activations. Only its type and shape count."""
     itemsize = 4 if dtype == "float32" else 2
-    packing = PACKED_TYPES.get(info.type_name)
-    if packing is None:
+    packed_format = PACKED_TYPES.get(info.type_name)
+    if packed_format is None:
         return info.values * itemsize
-    fine = info.type_name in ("Q4_K", "Q5_K") or dtype != "float16"
-    per_group = (2 * (4 if fine else 2)) if packing.mode == "affine" else 1
-    return info.values * packing.bits // 8 + info.values // GROUP_SIZE * per_group
+    has_float32_scales = info.type_name in ("Q4_K", "Q5_K") or dtype != "float16"
+    per_group = (2 * (4 if has_float32_scales else 2)) if packed_format.mode == "affine" else 1
+    return info.values * packed_format.bits // 8 + info.values // GROUP_SIZE * per_group
 
 
 def read_float32_tensor(info: TensorInfo) -> list[float]:
@@ -324,8 +304,8 @@ def _iterate_pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, PIECE_BYTES // block_bytes)
     for start in range(0, len(blocks), step):
-        part = slice(start, min(start + step, len(blocks)))
-        yield part, blocks[part]
+        block_slice = slice(start, min(start + step, len(blocks)))
+        yield block_slice, blocks[block_slice]
 
 
 def _read_unpacked(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
@@ -338,38 +318,40 @@ def _read_unpacked(info: TensorInfo, raw: Bytes, dtype: Any) -> Any:
         for _, blocks in _iterate_pieces(raw, _BLOCKS[kind][1]):
             arrays.append(mx.array(UNPACKED_TYPES[kind](blocks)).astype(dtype))
             mx.eval(arrays[-1])
-        found = mx.concatenate(arrays).reshape(info.shape)
+        tensor = mx.concatenate(arrays).reshape(info.shape)
     else:
-        stored = mx.array(raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[kind]))
-        found = (stored.view(mx.bfloat16) if kind == "BF16" else stored).astype(dtype).reshape(info.shape)
-    mx.eval(found)
-    return found
+        stored_array = mx.array(raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[kind]))
+        tensor = (stored_array.view(mx.bfloat16) if kind == "BF16" else stored_array).astype(dtype).reshape(info.shape)
+    mx.eval(tensor)
+    return tensor
 
 
 def _read_packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
     """Return a quantized tensor as the arrays of MLX's quantized layers."""
     import mlx.core as mx
 
-    packing = PACKED_TYPES[info.type_name]
+    packed_format = PACKED_TYPES[info.type_name]
     values, block_bytes = _BLOCKS[info.type_name]
     per_block = values // GROUP_SIZE
     count = len(raw) // block_bytes * per_block
-    codes = np.empty((count, GROUP_SIZE * packing.bits // 8), np.uint8)
-    affine = packing.mode == "affine"
+    codes = np.empty((count, GROUP_SIZE * packed_format.bits // 8), np.uint8)
+    affine = packed_format.mode == "affine"
     scales = np.empty(count, np.float32 if affine else np.uint8)
     biases = np.empty(count if affine else 0, np.float32)
-    for part, blocks in _iterate_pieces(raw, block_bytes):
-        place = slice(part.start * per_block, part.stop * per_block)
-        groups = packing.groups(blocks)
-        codes[place], scales[place] = groups.codes, groups.scales
+    for block_slice, blocks in _iterate_pieces(raw, block_bytes):
+        group_slice = slice(block_slice.start * per_block, block_slice.stop * per_block)
+        groups = packed_format.groups(blocks)
+        codes[group_slice], scales[group_slice] = groups.codes, groups.scales
         if groups.biases is not None:
-            biases[place] = groups.biases
-    lead, columns = info.shape[:-1], info.shape[-1]
-    weight = mx.array(codes.view("<u4")).reshape(*lead, columns * packing.bits // 32)
+            biases[group_slice] = groups.biases
+    leading_dims, columns = info.shape[:-1], info.shape[-1]
+    weight = mx.array(codes.view("<u4")).reshape(*leading_dims, columns * packed_format.bits // 32)
     arrays = _narrow_if_exact((scales, biases), dtype) if affine else [mx.array(scales)]
-    shaped = [array.reshape(*lead, columns // GROUP_SIZE) for array in arrays]
-    mx.eval(weight, shaped)
-    return PackedArrays(weight, shaped[0], shaped[1] if affine else None, packing.bits, packing.mode)
+    reshaped_arrays = [array.reshape(*leading_dims, columns // GROUP_SIZE) for array in arrays]
+    mx.eval(weight, reshaped_arrays)
+    return PackedArrays(
+        weight, reshaped_arrays[0], reshaped_arrays[1] if affine else None, packed_format.bits, packed_format.mode
+    )
 
 
 def _narrow_if_exact(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]:
@@ -377,10 +359,10 @@ def _narrow_if_exact(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]
     import mlx.core as mx
 
     if dtype == mx.float16:
-        narrow = [array.astype(np.float16) for array in numbers]
-        if all(np.array_equal(n.astype(np.float32), a) for n, a in zip(narrow, numbers, strict=True)):
-            return [mx.array(array) for array in narrow]
-    wide = [array.view("<u4") for array in numbers]
-    if dtype == mx.bfloat16 and not any(np.any(array & np.uint32(0xFFFF)) for array in wide):
-        return [mx.array((array >> np.uint32(16)).astype(np.uint16)).view(mx.bfloat16) for array in wide]
+        float16_arrays = [array.astype(np.float16) for array in numbers]
+        if all(np.array_equal(n.astype(np.float32), a) for n, a in zip(float16_arrays, numbers, strict=True)):
+            return [mx.array(array) for array in float16_arrays]
+    bit_patterns = [array.view("<u4") for array in numbers]
+    if dtype == mx.bfloat16 and not any(np.any(array & np.uint32(0xFFFF)) for array in bit_patterns):
+        return [mx.array((array >> np.uint32(16)).astype(np.uint16)).view(mx.bfloat16) for array in bit_patterns]
     return [mx.array(array) for array in numbers]

@@ -53,23 +53,25 @@ def _build_byte_level(
 
 
 def _build_sentencepiece(meta: GGUFMetadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:
-    """Build a sentencepiece BPE tokenizer, which joins pieces by score. After a special token the leading space is
-    added again.
-    """
+    """Build a BPE tokenizer that joins pieces by score. It adds the leading space again after a special token."""
     scores = meta.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise ModelCorrupt(f"{meta.file} has {len(tokens)} tokens and {len(scores)} scores.")
     special = _read_special_tokens(meta, tokens, types, add_bos=True)
-    pieces = list(types)
-    if PieceType.UNKNOWN not in pieces and special.unk_id is not None:
-        pieces[special.unk_id] = PieceType.UNKNOWN  # some converters write it as a control token
-    model = serialize_bpe_model(tokens, scores, pieces, meta.flag("tokenizer.ggml.add_space_prefix", True))
-    standing = (PieceType.CONTROL, PieceType.USER_DEFINED)
-    added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
-    shown = {token for token, index in added.items() if types[index] == PieceType.USER_DEFINED}
-    controls = added.keys() - shown
-    rstrip_tokens = controls - PHI3_SPACE_KEEPERS | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
-    return SentencePieceTokenizer(model, special, template, added, shown=shown, rstrip_tokens=rstrip_tokens)
+    piece_types = list(types)
+    if PieceType.UNKNOWN not in piece_types and special.unk_id is not None:
+        piece_types[special.unk_id] = PieceType.UNKNOWN  # some converters write it as a control token
+    model = serialize_bpe_model(tokens, scores, piece_types, meta.flag("tokenizer.ggml.add_space_prefix", True))
+    added_types = (PieceType.CONTROL, PieceType.USER_DEFINED)
+    added_tokens = {token: index for index, token in enumerate(tokens) if token and types[index] in added_types}
+    user_defined = {token for token, index in added_tokens.items() if types[index] == PieceType.USER_DEFINED}
+    controls = added_tokens.keys() - user_defined
+    rstrip_tokens = (
+        controls - PHI3_SPACE_KEEPERS | added_tokens.keys() & {"</s>"} if meta.architecture == "phi3" else ()
+    )
+    return SentencePieceTokenizer(
+        model, special, template, added_tokens, visible_tokens=user_defined, rstrip_tokens=rstrip_tokens
+    )
 
 
 def _read_special_tokens(meta: GGUFMetadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
@@ -84,14 +86,14 @@ def _read_special_tokens(meta: GGUFMetadata, tokens: list[str], types: list[int]
         return value
 
     # A file names only one end id, and often the wrong one for chat.
-    ends = find_named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
-    ends |= {found for name in ("eos", "eot", "eom") if (found := token_id(name)) is not None}
+    end_ids = find_named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
+    end_ids |= {end_id for name in ("eos", "eot", "eom") if (end_id := token_id(name)) is not None}
     return SpecialTokens(
         bos_id=token_id("bos"),
         eos_id=token_id("eos"),
         unk_id=token_id("unknown"),
         pad_id=token_id("padding"),
-        eos_ids=frozenset(ends),
+        eos_ids=frozenset(end_ids),
         add_bos=meta.flag("tokenizer.ggml.add_bos_token", add_bos),
         add_eos=meta.flag("tokenizer.ggml.add_eos_token", False),
     )

@@ -33,9 +33,7 @@ class SpecialTokens:
 
 
 def _replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates by U+FFFD, as for all invalid text. Broken UTF-8 from a terminal or a file arrives as
-    these.
-    """
+    """Replace lone surrogates (broken UTF-8 from a terminal or a file) by U+FFFD, as for all invalid text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -69,9 +67,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of `ids`. Incomplete UTF-8 becomes U+FFFD. Special tokens are written out unless they are
-        skipped.
-        """
+        """Return the text of `ids`. Incomplete UTF-8 becomes U+FFFD. Special tokens are written unless skipped."""
 
     @property
     @abstractmethod
@@ -168,7 +164,5 @@ class Tokenizer(ABC):
         return self.get_vocab().get(token, self._special.unk_id)
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
-        """Return the text of an id, or of each of several ids, as the vocabulary writes it. The name is that of
-        transformers.
-        """
+        """Return the text of one id, or of several, as the vocabulary writes it. The name is that of transformers."""
         return self._tokens[ids] if isinstance(ids, int) else [self._tokens[index] for index in ids]

@@ -33,9 +33,7 @@ _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?
 
 @dataclass(frozen=True)
 class PreTokenizerRule:
-    """How a byte-level tokenizer normalizes a text and cuts it into words, before merges join the bytes of each
-    word.
-    """
+    """How a byte-level tokenizer normalizes text and cuts it into words, before merges join the bytes of each word."""
 
     splits: tuple[str, ...]
     """Patterns that are applied in order. Each match becomes a piece of its own."""
@@ -85,9 +83,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizerRule] = {
 def find_pre_tokenizer(name: str, file: str) -> PreTokenizerRule:
     """Return the pre-tokenizer with the name that a GGUF file gives. Raises ModelUnsupported for an unknown name."""
     if name not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
+        known_rules = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelUnsupported(
-            f"{file} cuts text into words by the rule {name!r}, which is not known here (known: {known})."
+            f"{file} cuts text into words by the rule {name!r}, which is not known here (known: {known_rules})."
         )
     return PRE_TOKENIZERS[name]
 
@@ -135,11 +133,11 @@ class ByteLevelTokenizer(Tokenizer):
         return bound_for_core(self._core)
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        wanted = [ids] if isinstance(ids, int) else ids
+        token_ids = [ids] if isinstance(ids, int) else ids
         pieces = self._pieces
         return b"".join(
             pieces[token]
-            for token in wanted
+            for token in token_ids
             if 0 <= token < len(pieces) and not (skip_special_tokens and token in self._control)
         ).decode("utf-8", "replace")
 

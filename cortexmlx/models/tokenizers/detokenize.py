@@ -17,10 +17,10 @@ class TextBuffer:
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
-    def add(self, piece: str) -> None:
+    def add(self, text: str) -> None:
         """Append a piece."""
-        if piece:
-            self._pieces.append(piece)
+        if text:
+            self._pieces.append(text)
 
     def getvalue(self) -> str:
         """Return the whole text."""
@@ -36,10 +36,10 @@ class _SegmentBuffer(TextBuffer):
         super().__init__()
         self._unread: list[str] = []
 
-    def add(self, piece: str) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._unread.append(piece)
+    def add(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._unread.append(text)
 
     def read_segment(self) -> str:
         """Return the text that was added since the last call."""
@@ -128,32 +128,28 @@ class LeadingSpace(Enum):
 
 @dataclass(frozen=True)
 class TokenPiece:
-    """What a sentencepiece token stands for: a text with spaces for its markers, a byte, or a special token, which is
-    not text.
-    """
+    """What a sentencepiece token stands for: text with spaces for its markers, a byte, or a special token (no text)."""
 
     text: str
-    marked: bool = False
+    has_marker: bool = False
     """Whether the text begins with such a marker. The unknown token's text begins with a space that is no marker."""
     byte: int | None = None
     special: bool = False
 
 
 class PieceDetokenizer(StreamingDetokenizer):
-    """A streaming detokenizer for sentencepiece's tokens, which are texts or single bytes. Bytes that join into no
-    character become U+FFFD each.
-    """
+    """A streaming detokenizer for sentencepiece's texts and bytes. Bytes that join no character become U+FFFD each."""
 
-    def __init__(self, pieces: Sequence[TokenPiece], leading: LeadingSpace) -> None:
+    def __init__(self, pieces: Sequence[TokenPiece], leading_space: LeadingSpace) -> None:
         self._pieces = pieces
-        self._leading = leading
-        self.drops_space = leading is not LeadingSpace.KEEP
+        self._leading_space = leading_space
+        self.drops_space = leading_space is not LeadingSpace.KEEP
         super().__init__()
 
     def reset(self) -> None:
         super().reset()
         self._pending = b""
-        self._drop = self._leading
+        self._space_mode = self._leading_space
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
@@ -161,7 +157,7 @@ class PieceDetokenizer(StreamingDetokenizer):
             return
         piece = self._pieces[token]
         if piece.byte is not None:
-            self._drop = LeadingSpace.KEEP
+            self._space_mode = LeadingSpace.KEEP
             self._pending += bytes([piece.byte])
             self._flush_bytes(final=False)
             return
@@ -179,18 +175,16 @@ class PieceDetokenizer(StreamingDetokenizer):
 
     def _strip_leading_space(self, piece: TokenPiece) -> str:
         """Return a piece's text, without the leading spaces that are to be dropped at the beginning."""
-        drop, text = self._drop, piece.text
-        if drop is LeadingSpace.DROP_ALL and piece.marked:
+        space_mode, text = self._space_mode, piece.text
+        if space_mode is LeadingSpace.DROP_ALL and piece.has_marker:
             text = text.lstrip(" ")
             if not text:
                 return ""
-        self._drop = LeadingSpace.KEEP
-        return text.removeprefix(" ") if drop is LeadingSpace.DROP_ONE and piece.marked else text
+        self._space_mode = LeadingSpace.KEEP
+        return text.removeprefix(" ") if space_mode is LeadingSpace.DROP_ONE and piece.has_marker else text
 
     def _flush_bytes(self, final: bool) -> None:
-        """Decode the pending bytes: whole characters as they are, every other byte as U+FFFD. Unless `final`, the
-        beginning of a character stays pending.
-        """
+        """Decode the pending bytes, invalid ones to U+FFFD each. Unless `final`, a character's beginning is kept."""
         while self._pending:
             try:
                 self._text.add(self._pending.decode("utf-8"))
@@ -227,7 +221,7 @@ class WindowDetokenizer(StreamingDetokenizer):
 
     def reset(self) -> None:
         super().reset()
-        self._begin = self._appended = 0
+        self._window_start = self._appended_count = 0
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
@@ -242,18 +236,18 @@ class WindowDetokenizer(StreamingDetokenizer):
 
     def _append_new_text(self, final: bool) -> None:
         """Append the text that the newest tokens add. Unless `final`, wait while it ends within a character."""
-        before = self._decode(self.tokens[self._begin : self._appended])
-        text = self._decode(self.tokens[self._begin :])
-        if final or (len(text) > len(before) and not text.endswith("\ufffd")):
-            self._text.add(text[len(before) :])
-            self._begin, self._appended = self._appended, len(self.tokens)
-        elif len(self.tokens) - self._appended > _MOST_PENDING_TOKENS:
-            self._append_settled_text(before, text)
+        appended_text = self._decode(self.tokens[self._window_start : self._appended_count])
+        text = self._decode(self.tokens[self._window_start :])
+        if final or (len(text) > len(appended_text) and not text.endswith("\ufffd")):
+            self._text.add(text[len(appended_text) :])
+            self._window_start, self._appended_count = self._appended_count, len(self.tokens)
+        elif len(self.tokens) - self._appended_count > _MOST_PENDING_TOKENS:
+            self._append_settled_text(appended_text, text)
 
-    def _append_settled_text(self, before: str, text: str) -> None:
+    def _append_settled_text(self, appended_text: str, text: str) -> None:
         """Append a long run of broken text except its newest tokens, since only these can still become a character."""
-        certain_end = len(self.tokens) - _CHARACTER_TOKENS
-        certain = self._decode(self.tokens[self._begin : certain_end])
-        if len(certain) > len(before) and text.startswith(certain):
-            self._text.add(certain[len(before) :])
-            self._begin, self._appended = self._appended, certain_end
+        settled_end = len(self.tokens) - _CHARACTER_TOKENS
+        settled_text = self._decode(self.tokens[self._window_start : settled_end])
+        if len(settled_text) > len(appended_text) and text.startswith(settled_text):
+            self._text.add(settled_text[len(appended_text) :])
+            self._window_start, self._appended_count = self._appended_count, settled_end

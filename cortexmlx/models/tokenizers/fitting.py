@@ -26,9 +26,7 @@ RenderMessages = Callable[[TemplateMessages], str | list[int]]
 
 @dataclass(frozen=True, eq=False)
 class TemplateRepair:
-    """One way to rewrite a conversation so that it says the same. `apply` returns the messages themselves where there
-    is nothing to repair.
-    """
+    """A rewrite of a conversation that says the same. `apply` returns the messages themselves if none needs repair."""
 
     apply: Callable[[TemplateMessages], TemplateMessages]
     probe: tuple[TemplateMessage, ...]
@@ -38,43 +36,41 @@ class TemplateRepair:
 
 
 class ConversationFitter:
-    """Repairs conversations for one chat template, and remembers which repairs the template needs. `render` renders
-    messages in the plainest way.
-    """
+    """Repairs conversations for one chat template, and remembers the repairs it needs. `render` renders plainly."""
 
     def __init__(self, render: RenderMessages) -> None:
         self._render = render
-        self._needed: dict[TemplateRepair, bool] = {}
+        self._repair_needed: dict[TemplateRepair, bool] = {}
 
     def render(self, messages: TemplateMessages, render: RenderMessages) -> str | list[int]:
-        """Render the messages, with the repairs that they need. Raises what `render` raises for the messages as they
-        are if no repair helps.
-        """
+        """Render the messages, repaired as needed. Raises what `render` raises for the originals if no repair helps."""
         messages = self._apply_needed(messages, REPAIRS)
         try:
             return render(messages)
         except Exception:  # a template is other people's code
-            repaired = _repair_minimally(messages, lambda said: _can_render(render, said))
-            if repaired is None:
+            repaired_messages = _repair_minimally(messages, lambda said: _can_render(render, said))
+            if repaired_messages is None:
                 raise
-        return render(repaired)
+        return render(repaired_messages)
 
     def _apply_needed(self, messages: TemplateMessages, repairs: Sequence[TemplateRepair]) -> TemplateMessages:
         """Return the messages after those of the `repairs` that the template needs."""
         for repair in repairs:
-            if self._needed.get(repair, True):
-                fit = repair.apply(messages)
-                messages = fit if fit is not messages and self._needs_repair(repair) else messages
+            if self._repair_needed.get(repair, True):
+                repaired = repair.apply(messages)
+                messages = repaired if repaired is not messages and self._needs_repair(repair) else messages
         return messages
 
     def _needs_repair(self, repair: TemplateRepair) -> bool:
         """Return whether the template writes more of the probe after the repair. It may refuse the probe as it is,
         leave a part out, or write a part before earlier ones.
         """
-        if repair not in self._needed:
+        if repair not in self._repair_needed:
             probe = self._apply_needed(repair.probe, REPAIRS[: REPAIRS.index(repair)])
-            self._needed[repair] = self._count_words(repair, repair.apply(probe)) > self._count_words(repair, probe)
-        return self._needed[repair]
+            self._repair_needed[repair] = self._count_words(repair, repair.apply(probe)) > self._count_words(
+                repair, probe
+            )
+        return self._repair_needed[repair]
 
     def _count_words(self, repair: TemplateRepair, messages: TemplateMessages) -> int:
         """Return how many of a repair's words the template writes, in order; -1 if it refuses the messages."""
@@ -84,10 +80,10 @@ class ConversationFitter:
             return -1
         if not isinstance(text, str):
             return 0
-        place = count = 0
+        position = count = 0
         for word in repair.words:
-            found = text.find(word, place)
-            place, count = (place, count) if found < 0 else (found + len(word), count + 1)
+            index = text.find(word, position)
+            position, count = (position, count) if index < 0 else (index + len(word), count + 1)
         return count
 
 
@@ -109,36 +105,36 @@ def _repair_minimally(
     The template has accepted earlier turns, and what it wrote of them is in the prefix cache. So the longest beginning
     that it accepts stays as it is.
     """
-    turns = [0, *(place for place, each in enumerate(messages) if place and each["role"] == "assistant")]
+    turns = [0, *(index for index, each in enumerate(messages) if index and each["role"] == "assistant")]
     low, high = 0, len(turns) - 1
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if accepts(messages[: turns[middle]]) else (low, middle - 1)
-    for begin in dict.fromkeys((turns[low], 0)):
+    for start in dict.fromkeys((turns[low], 0)):
 
-        def repaired(repairs: Sequence[TemplateRepair], begin: int = begin) -> TemplateMessages:
-            rest = messages[begin:]
+        def repaired(repairs: Sequence[TemplateRepair], start: int = start) -> TemplateMessages:
+            rest = messages[start:]
             for repair in repairs:
                 rest = repair.apply(rest)
-            return [*messages[:begin], *rest]
+            return [*messages[:start], *rest]
 
-        needed = [repair for repair in REPAIRS if repair is not _AS_TEXT]
-        needed = needed if accepts(repaired(needed)) else list(REPAIRS)
-        if accepts(repaired(needed)):
+        needed_repairs = [repair for repair in REPAIRS if repair is not _AS_TEXT]
+        needed_repairs = needed_repairs if accepts(repaired(needed_repairs)) else list(REPAIRS)
+        if accepts(repaired(needed_repairs)):
             for repair in REPAIRS[::-1]:
-                fewer = [each for each in needed if each is not repair]
-                same = repaired(fewer) == repaired(needed)
-                needed = fewer if same or accepts(repaired(fewer)) else needed
-            return repaired(needed)
+                fewer_repairs = [each for each in needed_repairs if each is not repair]
+                is_unchanged = repaired(fewer_repairs) == repaired(needed_repairs)
+                needed_repairs = fewer_repairs if is_unchanged or accepts(repaired(fewer_repairs)) else needed_repairs
+            return repaired(needed_repairs)
     return None
 
 
 # -- system messages, and who speaks when -----------------------------------------------------------------------------
 
 
-def join_texts(*texts: str, between: str = "\n\n") -> str:
+def join_texts(*texts: str, separator: str = "\n\n") -> str:
     """Join those of the texts that are not empty."""
-    return between.join(text for text in texts if text)
+    return separator.join(text for text in texts if text)
 
 
 def _message_text(message: TemplateMessage) -> str:
@@ -149,7 +145,7 @@ def _message_text(message: TemplateMessage) -> str:
 
 def _append_text(message: TemplateMessage, text: str) -> TemplateMessage:
     """Return the message with `text` added to its content."""
-    return {**message, "content": join_texts(_message_text(message), text, between="\n")}
+    return {**message, "content": join_texts(_message_text(message), text, separator="\n")}
 
 
 def _has_role(message: TemplateMessage, *roles: str) -> bool:
@@ -158,7 +154,7 @@ def _has_role(message: TemplateMessage, *roles: str) -> bool:
 
 def _join_leading_systems(messages: TemplateMessages) -> TemplateMessages:
     """Join the system messages at the beginning into one."""
-    count = next((place for place, each in enumerate(messages) if not _has_role(each, "system")), len(messages))
+    count = next((index for index, each in enumerate(messages) if not _has_role(each, "system")), len(messages))
     if count < 2:
         return messages
     return [{**messages[0], "content": join_texts(*map(_message_text, messages[:count]))}, *messages[count:]]
@@ -169,63 +165,68 @@ def _move_later_systems(messages: TemplateMessages, in_loop: bool) -> TemplateMe
     loops if `in_loop`, else only the others. Within a loop they go into a result: a user's message would end the
     loop, and many templates leave out the thoughts of loops that have ended.
     """
-    moved: list[TemplateMessage] = []
-    waiting: list[str] = []
-    begun = looping = changed = False
+    new_messages: list[TemplateMessage] = []
+    pending_texts: list[str] = []
+    has_begun = inside_loop = changed = False
     for message in messages:
-        if _has_role(message, "system") and begun and looping == in_loop:
+        if _has_role(message, "system") and has_begun and inside_loop == in_loop:
             changed = True
-            said = wrap_in_tag("system", _message_text(message))
-            if _has_role(moved[-1], "user", "tool") and not waiting:
-                moved[-1] = _append_text(moved[-1], said)
+            system_text = wrap_in_tag("system", _message_text(message))
+            if _has_role(new_messages[-1], "user", "tool") and not pending_texts:
+                new_messages[-1] = _append_text(new_messages[-1], system_text)
             else:
-                waiting.append(said)
+                pending_texts.append(system_text)
             continue
         if not _has_role(message, "system"):
-            begun, looping = True, _has_role(message, "tool") or bool(message.get("tool_calls"))
-        if waiting:
-            said = join_texts(*waiting, between="\n")
-            waiting = []
+            has_begun, inside_loop = True, _has_role(message, "tool") or bool(message.get("tool_calls"))
+        if pending_texts:
+            system_text = join_texts(*pending_texts, separator="\n")
+            pending_texts = []
             if _has_role(message, "user"):
-                message = {**message, "content": join_texts(said, _message_text(message), between="\n")}
+                message = {**message, "content": join_texts(system_text, _message_text(message), separator="\n")}
             elif _has_role(message, "tool"):
-                message = _append_text(message, said)
+                message = _append_text(message, system_text)
             else:
-                moved.append(_user_message(said))
-        moved.append(message)
-    moved += [_user_message("\n".join(waiting))] if waiting else []
-    return moved if changed else messages
+                new_messages.append(_user_message(system_text))
+        new_messages.append(message)
+    new_messages += [_user_message("\n".join(pending_texts))] if pending_texts else []
+    return new_messages if changed else messages
 
 
 def _join_neighbours(messages: TemplateMessages, with_calls: bool) -> TemplateMessages:
     """Join neighbouring messages of the user, or of the assistant. Answers with calls are joined last of all
     (`with_calls`): some templates leave out what is said beside calls.
     """
-    one: list[TemplateMessage] = []
+    new_messages: list[TemplateMessage] = []
     for message in messages:
-        same = bool(one) and one[-1]["role"] == message["role"] and _has_role(message, "user", "assistant")
-        if not same or (not with_calls and (_tool_calls(message) or _tool_calls(one[-1]))):
-            one.append(message)
+        same_role = (
+            bool(new_messages)
+            and new_messages[-1]["role"] == message["role"]
+            and _has_role(message, "user", "assistant")
+        )
+        if not same_role or (not with_calls and (_tool_calls(message) or _tool_calls(new_messages[-1]))):
+            new_messages.append(message)
             continue
-        last = one[-1] = {**one[-1], "content": join_texts(_message_text(one[-1]), _message_text(message))}
+        last = new_messages[-1] = {
+            **new_messages[-1],
+            "content": join_texts(_message_text(new_messages[-1]), _message_text(message)),
+        }
         if thoughts := join_texts(last.get("reasoning_content") or "", message.get("reasoning_content") or ""):
             last["reasoning_content"] = thoughts
         if calls := [*_tool_calls(last), *_tool_calls(message)]:
             last["tool_calls"] = calls
-    return one if len(one) < len(messages) else messages
+    return new_messages if len(new_messages) < len(messages) else messages
 
 
 def _move_user_into_result(messages: TemplateMessages) -> TemplateMessages:
-    """Move a user's message that follows tool results into the last result: some templates want an answer in
-    between.
-    """
-    moved: list[TemplateMessage] = []
+    """Move a user's message after tool results into the last result: some templates want an answer in between."""
+    new_messages: list[TemplateMessage] = []
     for message in messages:
-        if moved and _has_role(message, "user") and _has_role(moved[-1], "tool"):
-            moved[-1] = _append_text(moved[-1], wrap_in_tag("user", _message_text(message)))
+        if new_messages and _has_role(message, "user") and _has_role(new_messages[-1], "tool"):
+            new_messages[-1] = _append_text(new_messages[-1], wrap_in_tag("user", _message_text(message)))
         else:
-            moved.append(message)
-    return moved if len(moved) < len(messages) else messages
+            new_messages.append(message)
+    return new_messages if len(new_messages) < len(messages) else messages
 
 
 def _move_system_to_user(messages: TemplateMessages) -> TemplateMessages:
@@ -256,31 +257,31 @@ def _replace_call_ids(messages: TemplateMessages, identify: Callable[[TemplateMe
     A result belongs to the last call with its id. One with an unknown id, or of several calls with one id, belongs to
     the first of the last calls that has no result yet.
     """
-    given: list[TemplateMessage] = []
-    known: dict[str, str] = {}
-    waiting: list[tuple[str, str]] = []
+    new_messages: list[TemplateMessage] = []
+    new_ids: dict[str, str] = {}
+    pending_ids: list[tuple[str, str]] = []
     number = 0
     for message in messages:
         if calls := _tool_calls(message):
-            waiting = []
-            renamed = []
+            pending_ids = []
+            new_calls = []
             for call in calls:
-                renamed.append({**call, "id": identify(call, number)})
-                waiting.append((str(call.get("id") or ""), renamed[-1]["id"]))
+                new_calls.append({**call, "id": identify(call, number)})
+                pending_ids.append((str(call.get("id") or ""), new_calls[-1]["id"]))
                 number += 1
-            known |= dict(waiting)
-            message = {**message, "tool_calls": renamed}
+            new_ids |= dict(pending_ids)
+            message = {**message, "tool_calls": new_calls}
         elif _has_role(message, "tool"):
             id = str(message.get("tool_call_id") or "")
-            own = next((pair for pair in waiting if pair[0] == id), None)
-            if own is None and id not in known and waiting:
-                own = waiting[0]
-            if own is not None:
-                waiting.remove(own)
-            new = own[1] if own is not None else known.get(id)
-            message = message if new is None else {**message, "tool_call_id": new}
-        given.append(message)
-    return messages if given == list(messages) else given
+            id_pair = next((pair for pair in pending_ids if pair[0] == id), None)
+            if id_pair is None and id not in new_ids and pending_ids:
+                id_pair = pending_ids[0]
+            if id_pair is not None:
+                pending_ids.remove(id_pair)
+            new_id = id_pair[1] if id_pair is not None else new_ids.get(id)
+            message = message if new_id is None else {**message, "tool_call_id": new_id}
+        new_messages.append(message)
+    return messages if new_messages == list(messages) else new_messages
 
 
 _NAMED_ID = re.compile(r"functions\.([\w.-]+):\d+")
@@ -288,23 +289,21 @@ _NAMED_ID = re.compile(r"functions\.([\w.-]+):\d+")
 
 def find_named_ids(text: str) -> list[str]:
     """Return the call ids in a text that name a function and count calls, as Kimi K2 writes them."""
-    return [found[0] for found in _NAMED_ID.finditer(text)]
+    return [match[0] for match in _NAMED_ID.finditer(text)]
 
 
 def _put_names_into_ids(messages: TemplateMessages) -> TemplateMessages:
-    """Write each call's id as `functions.NAME:INDEX`, where INDEX counts all calls of the conversation. An id of this
-    form stays, and no two calls have the same.
-    """
-    used: set[str] = set()
+    """Write each call's id as `functions.NAME:INDEX`, unique; INDEX counts all calls. Ids of this form stay."""
+    used_ids: set[str] = set()
 
     def identify(call: TemplateMessage, number: int) -> str:
         function = call.get("function")
-        beginning = f"functions.{function.get('name') if isinstance(function, dict) else ''}:"
+        prefix = f"functions.{function.get('name') if isinstance(function, dict) else ''}:"
         id = str(call.get("id") or "")
-        if not (id.startswith(beginning) and id[len(beginning) :].isdecimal()) or id in used:
-            while (id := f"{beginning}{number}") in used:
+        if not (id.startswith(prefix) and id[len(prefix) :].isdecimal()) or id in used_ids:
+            while (id := f"{prefix}{number}") in used_ids:
                 number += 1
-        used.add(id)
+        used_ids.add(id)
         return id
 
     return _replace_call_ids(messages, identify)
@@ -315,8 +314,8 @@ def _shorten_ids(messages: TemplateMessages) -> TemplateMessages:
 
     def identify(call: TemplateMessage, number: int) -> str:
         id = str(call.get("id") or number)
-        fits = len(id) == 9 and id.isascii() and id.isalnum()
-        return id if fits else blake2b(id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
+        is_valid = len(id) == 9 and id.isascii() and id.isalnum()
+        return id if is_valid else blake2b(id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
 
     return _replace_call_ids(messages, identify)
 
@@ -339,58 +338,56 @@ def _write_arguments_as_json(messages: TemplateMessages) -> TemplateMessages:
 
 
 def _sort_results(messages: TemplateMessages) -> TemplateMessages:
-    """Sort tool results into the order of their calls: most templates write no ids. Clients send results as the tools
-    end.
-    """
-    ordered = list(messages)
-    for place, message in enumerate(messages):
+    """Sort tool results into their calls' order: most templates write no ids. Clients send results as the tools end."""
+    new_messages = list(messages)
+    for index, message in enumerate(messages):
         if len(calls := _tool_calls(message)) < 2:
             continue
         rank = {str(call.get("id") or ""): number for number, call in enumerate(calls)}
-        results = list(takewhile(lambda each: _has_role(each, "tool"), islice(messages, place + 1, None)))
+        results = list(takewhile(lambda each: _has_role(each, "tool"), islice(messages, index + 1, None)))
         ranks = [rank.get(str(each.get("tool_call_id") or ""), -1) for each in results]
         if len(rank) == len(calls) and -1 not in ranks:
             order = sorted(range(len(results)), key=ranks.__getitem__)
-            ordered[place + 1 : place + 1 + len(results)] = [results[each] for each in order]
-    same = all(one is other for one, other in zip(ordered, messages, strict=True))
-    return messages if same else ordered
+            new_messages[index + 1 : index + 1 + len(results)] = [results[each] for each in order]
+    is_unchanged = all(new is old for new, old in zip(new_messages, messages, strict=True))
+    return messages if is_unchanged else new_messages
 
 
 def _split_calls(messages: TemplateMessages) -> TemplateMessages:
     """Split an answer with several calls into answers with one call each, and its result after it."""
-    parted: list[TemplateMessage] = []
+    new_messages: list[TemplateMessage] = []
     rest = list(messages)
     while rest:
         message = rest.pop(0)
         calls = _tool_calls(message)
         if len(calls) < 2:
-            parted.append(message)
+            new_messages.append(message)
             continue
         results = []
         while rest and _has_role(rest[0], "tool"):
             results.append(rest.pop(0))
-        for place, call in enumerate(calls):
-            alone = {**message, "tool_calls": [call]}
-            parted.append(alone if not place else {"role": "assistant", "content": "", "tool_calls": [call]})
-            last = place == len(calls) - 1
-            own = [each for each in results if last or each.get("tool_call_id") == call.get("id")]
-            parted += own
-            results = [each for each in results if not any(each is one for one in own)]
-    return parted if len(parted) != len(messages) else messages
+        for index, call in enumerate(calls):
+            call_message = {**message, "tool_calls": [call]}
+            new_messages.append(
+                call_message if not index else {"role": "assistant", "content": "", "tool_calls": [call]}
+            )
+            is_last = index == len(calls) - 1
+            call_results = [each for each in results if is_last or each.get("tool_call_id") == call.get("id")]
+            new_messages += call_results
+            results = [each for each in results if not any(each is result for result in call_results)]
+    return new_messages if len(new_messages) != len(messages) else messages
 
 
 def _move_text_to_thoughts(messages: TemplateMessages) -> TemplateMessages:
-    """Move the text of an answer with calls and thoughts into the thoughts: gpt-oss's template writes only one of the
-    two.
-    """
+    """Move the text of an answer with calls and thoughts into the thoughts: gpt-oss's template writes only one."""
 
     def moved(each: TemplateMessage) -> TemplateMessage:
         if not (_tool_calls(each) and each.get("reasoning_content") and _message_text(each)):
             return each
         return {**each, "reasoning_content": join_texts(each["reasoning_content"], _message_text(each)), "content": ""}
 
-    fit = [moved(each) for each in messages]
-    return fit if any(one is not other for one, other in zip(fit, messages, strict=True)) else messages
+    new_messages = [moved(each) for each in messages]
+    return new_messages if any(new is not old for new, old in zip(new_messages, messages, strict=True)) else messages
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -408,13 +405,13 @@ def _assistant_message(text: str) -> TemplateMessage:
     return {"role": "assistant", "content": text}
 
 
-def _call_message(*names: str, **more: str) -> TemplateMessage:
+def _call_message(*names: str, **extra_fields: str) -> TemplateMessage:
     """Return an assistant's message that calls the functions `names`, for the probes."""
     calls = [
         {"id": _call_id(name), "type": "function", "function": {"name": name, "arguments": {"key": f"of {name}"}}}
         for name in names
     ]
-    return {"role": "assistant", "content": "", **more, "tool_calls": calls}
+    return {"role": "assistant", "content": "", **extra_fields, "tool_calls": calls}
 
 
 def _result_message(name: str) -> TemplateMessage:

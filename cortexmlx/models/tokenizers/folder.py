@@ -60,11 +60,12 @@ def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...
     Raises ModelCorrupt if its files cannot be read, and ModelUnsupported if they need code, which is not run.
     """
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
-        pieces = load_sentencepiece_folder(folder, eos_ids)
-        pieces.eos_token_ids |= find_template_ends(
-            pieces, {t: i for t, i in pieces.get_vocab().items() if i in pieces.special_ids}
+        sentencepiece_tokenizer = load_sentencepiece_folder(folder, eos_ids)
+        sentencepiece_tokenizer.eos_token_ids |= find_template_ends(
+            sentencepiece_tokenizer,
+            {t: i for t, i in sentencepiece_tokenizer.get_vocab().items() if i in sentencepiece_tokenizer.special_ids},
         )
-        return pieces, ()
+        return sentencepiece_tokenizer, ()
     import_mlx_lm_utils()  # this imports transformers, so its logger exists from here on
     try:
         with redirect_log("transformers"):
@@ -73,8 +74,8 @@ def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...
     except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
         raise _tokenizer_error(folder, error) from error
     notes += use_default_template(tokenizer, folder)
-    added = {str(token): index for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-    tokenizer.eos_token_ids |= find_template_ends(tokenizer, added)
+    added_tokens = {str(token): index for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    tokenizer.eos_token_ids |= find_template_ends(tokenizer, added_tokens)
     return tokenizer, notes
 
 
@@ -99,54 +100,52 @@ def _load_wrapper(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]
             wrapper = load(tokenizer_type=_PLAIN_TYPE)
         except Exception:
             raise error from None
-        why = "own Python code is not run" if "trust_remote_code" in str(error) else "class cannot read it"
-        return wrapper, (f"its tokenizer's {why}: tokenizer.json is read as it is",)
-    named = wrapper._tokenizer
-    if not file.is_file() or type(named) is PreTrainedTokenizerFast:
+        reason = "own Python code is not run" if "trust_remote_code" in str(error) else "class cannot read it"
+        return wrapper, (f"its tokenizer's {reason}: tokenizer.json is read as it is",)
+    tokenizer = wrapper._tokenizer
+    if not file.is_file() or type(tokenizer) is PreTrainedTokenizerFast:
         return wrapper, ()
     core = Tokenizer.from_file(str(file))
-    if _tokenizes_alike(named, core):
+    if _tokenizes_alike(tokenizer, core):
         return wrapper, ()
-    said = [read_json_object(folder / name) for name in _SETTINGS if (folder / name).is_file()]
-    silent = [name for name in _SPECIAL_NAMES if not any(settings.get(name) for settings in said)]
-    tokens = {name: token for name in silent if (token := getattr(named, name)) in core.get_vocab()}
-    plain = load(tokenizer_type=_PLAIN_TYPE, **tokens)
-    return plain, (
-        f"its tokenizer's class {type(named).__name__} cuts text otherwise: tokenizer.json is read as it is",
+    settings_files = [read_json_object(folder / name) for name in _SETTINGS if (folder / name).is_file()]
+    unset_names = [name for name in _SPECIAL_NAMES if not any(settings.get(name) for settings in settings_files)]
+    tokens = {name: token for name in unset_names if (token := getattr(tokenizer, name)) in core.get_vocab()}
+    plain_wrapper = load(tokenizer_type=_PLAIN_TYPE, **tokens)
+    return plain_wrapper, (
+        f"its tokenizer's class {type(tokenizer).__name__} cuts text otherwise: tokenizer.json is read as it is",
     )
 
 
 def _tokenizes_alike(tokenizer: Any, core: Any) -> bool:
     """Return whether a tokenizer of transformers cuts text as `core` does, which tokenizer.json describes."""
-    own = getattr(tokenizer, "backend_tokenizer", None)
-    if own is None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
         return bool(
             tokenizer.encode(_HARD_TEXT, add_special_tokens=False) == encode_without_gil(core, _HARD_TEXT, False)
         )
-    for each in (own, core):
+    for each in (backend, core):
         each.no_truncation()
         each.no_padding()
-    return _core_settings(own) == _core_settings(core) and encode_without_gil(
-        own, _HARD_TEXT, False
+    return _core_settings(backend) == _core_settings(core) and encode_without_gil(
+        backend, _HARD_TEXT, False
     ) == encode_without_gil(core, _HARD_TEXT, False)
 
 
 def _core_settings(core: Any) -> list[object]:
-    """Return what a tokenizers core does to a text (normalizer, pre-tokenizer, decoder, options of its model), apart
-    from its vocabulary and merges.
-    """
+    """Return a core's settings besides vocabulary and merges: normalizer, pre-tokenizer, decoder, model's options."""
     model, options = core.model, ("dropout", "byte_fallback", "ignore_merges")
     parts = [_part_settings(core.normalizer), _part_settings(core.pre_tokenizer, "trim_offsets")]
     parts.append(_part_settings(core.decoder, "trim_offsets", "add_prefix_space", "use_regex"))
     return [*parts, type(model).__name__, *(getattr(model, name, None) or None for name in options)]
 
 
-def _part_settings(part: Any, *without: str) -> object:
+def _part_settings(part: Any, *ignored_settings: str) -> object:
     """Return a part of a core as plain data, without settings of its `ByteLevel` that change no token and no text."""
 
     def kept(data: dict[str, Any]) -> dict[str, Any]:
         byte_level = data.get("type") == "ByteLevel"
-        return {name: value for name, value in data.items() if not (byte_level and name in without)}
+        return {name: value for name, value in data.items() if not (byte_level and name in ignored_settings)}
 
     return None if part is None else json.loads(part.__getstate__(), object_hook=kept)
 
@@ -158,8 +157,8 @@ def _tokenizer_error(folder: Path, error: Exception) -> CortexError:
     if (folder / "tokenizer.json").is_file():
         return _damaged_file_error(folder, error)
     advice = "Take a folder with tokenizer.json or a sentencepiece tokenizer.model."
-    if tiktoken := [*folder.glob("*.tiktoken"), *folder.glob("tiktoken.model")]:
-        return ModelUnsupported(f"{tiktoken[0]} is {_TIKTOKEN}, which is not run. {advice}")
+    if tiktoken_files := [*folder.glob("*.tiktoken"), *folder.glob("tiktoken.model")]:
+        return ModelUnsupported(f"{tiktoken_files[0]} is {_TIKTOKEN}, which is not run. {advice}")
     if (folder / "tekken.json").is_file():
         return ModelUnsupported(f"{folder / 'tekken.json'} is a tokenizer of the mistral-common package only. {advice}")
     if "trust_remote_code" in str(error):
@@ -216,10 +215,10 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     kind.
     """
     settings = _read_settings(folder, "tokenizer_config.json")
-    named = {name: _special_token_text(settings.get(name)) for name in _NAMED_TOKENS}
+    special_texts = {name: _special_token_text(settings.get(name)) for name in _NAMED_TOKENS}
     for name, value in _read_settings(folder, "special_tokens_map.json").items():
-        if name in _NAMED_TOKENS and named[name] is None:
-            named[name] = _special_token_text(value)
+        if name in _NAMED_TOKENS and special_texts[name] is None:
+            special_texts[name] = _special_token_text(value)
     from sentencepiece import SentencePieceProcessor
 
     model = (folder / "tokenizer.model").read_bytes()
@@ -232,20 +231,20 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
                 "code to cut text into words. Take a folder with tokenizer.json."
             ) from error
         raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {one_line(error)}") from error
-    added = dict(_read_added_tokens(folder, settings))
-    pieces = core.vocab_size()
-    for text in [*named.values(), *map(_special_token_text, settings.get("additional_special_tokens") or [])]:
-        if text and text not in added:
+    added_tokens = dict(_read_added_tokens(folder, settings))
+    piece_count = core.vocab_size()
+    for text in [*special_texts.values(), *map(_special_token_text, settings.get("additional_special_tokens") or [])]:
+        if text and text not in added_tokens:
             index = core.piece_to_id(text)
             if index != core.unk_id():
-                added[text] = index
-    added = {text: index for text, index in added.items() if index != core.unk_id()}
-    if any(index > pieces + 100_000 for index in added.values()):
-        raise ModelCorrupt(f"an added token of {folder} has an id far beyond the vocabulary of {pieces}.")
+                added_tokens[text] = index
+    added_tokens = {text: index for text, index in added_tokens.items() if index != core.unk_id()}
+    if any(index > piece_count + 100_000 for index in added_tokens.values()):
+        raise ModelCorrupt(f"an added token of {folder} has an id far beyond the vocabulary of {piece_count}.")
 
     def id_of(name: str, default: int) -> int | None:
-        text = named[name]
-        index = default if text is None else added.get(text, -1)
+        text = special_texts[name]
+        index = default if text is None else added_tokens.get(text, -1)
         return index if index >= 0 else None
 
     bos_id = id_of("bos_token", core.bos_id())
@@ -260,7 +259,7 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     )
     legacy = settings.get("legacy")
     return SentencePieceTokenizer(
-        model, special, find_template(folder).text, added, prefix_after_added=legacy is None or bool(legacy)
+        model, special, find_template(folder).text, added_tokens, prefix_after_added=legacy is None or bool(legacy)
     )
 
 
@@ -319,23 +318,25 @@ def _make_detokenizer(tokenizer: Any) -> StreamingDetokenizer | None:
     """Return our detokenizer for the tokenizer's kind of tokens; None if the kind is unknown."""
     from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, SPMStreamingDetokenizer
 
-    theirs = tokenizer.detokenizer
+    mlx_detokenizer = tokenizer.detokenizer
     core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
-    written = [] if core is None else [*iterate_parts(core.normalizer), *iterate_parts(core.pre_tokenizer)]
-    read = [] if core is None else list(iterate_parts(core.decoder))
-    marking = [part for part in written if _uses_space_marker(part)]
-    bytewise = any(part["type"] == "ByteLevel" for part in written) and not marking
-    others = len(read) > 1 and any(part["type"] == "ByteLevel" for part in read)
-    if (bytewise and not others) or (isinstance(theirs, BPEStreamingDetokenizer) and not marking):
+    encoding_parts = [] if core is None else [*iterate_parts(core.normalizer), *iterate_parts(core.pre_tokenizer)]
+    decoding_parts = [] if core is None else list(iterate_parts(core.decoder))
+    marker_parts = [part for part in encoding_parts if _uses_space_marker(part)]
+    is_byte_level = any(part["type"] == "ByteLevel" for part in encoding_parts) and not marker_parts
+    has_other_decoders = len(decoding_parts) > 1 and any(part["type"] == "ByteLevel" for part in decoding_parts)
+    if (is_byte_level and not has_other_decoders) or (
+        isinstance(mlx_detokenizer, BPEStreamingDetokenizer) and not marker_parts
+    ):
         return ByteDetokenizer(
             [b"" if token is None else byte_level_token_bytes(token) for token in _all_tokens(tokenizer)]
         )
-    if isinstance(theirs, SPMStreamingDetokenizer):
-        return _make_piece_detokenizer(tokenizer, theirs.trim_space)
-    if marking and not any(map(_uses_space_marker, read)):
-        added = (part["type"] != "Replace" and part.get("prepend_scheme") != "never" for part in marking)
-        return _make_piece_detokenizer(tokenizer, any(added))
-    return WindowDetokenizer(tokenizer.decode) if isinstance(theirs, NaiveStreamingDetokenizer) else None
+    if isinstance(mlx_detokenizer, SPMStreamingDetokenizer):
+        return _make_piece_detokenizer(tokenizer, mlx_detokenizer.trim_space)
+    if marker_parts and not any(map(_uses_space_marker, decoding_parts)):
+        adds_prefix = (part["type"] != "Replace" and part.get("prepend_scheme") != "never" for part in marker_parts)
+        return _make_piece_detokenizer(tokenizer, any(adds_prefix))
+    return WindowDetokenizer(tokenizer.decode) if isinstance(mlx_detokenizer, NaiveStreamingDetokenizer) else None
 
 
 def _uses_space_marker(part: dict[str, Any]) -> bool:
@@ -345,8 +346,8 @@ def _uses_space_marker(part: dict[str, Any]) -> bool:
 
 def _make_piece_detokenizer(tokenizer: Any, trim_space: bool) -> PieceDetokenizer:
     """Return a detokenizer for a vocabulary of sentencepiece's tokens."""
-    leading = LeadingSpace.DROP_ONE if trim_space else LeadingSpace.KEEP
-    return PieceDetokenizer([_make_piece(token or "") for token in _all_tokens(tokenizer)], leading)
+    leading_space = LeadingSpace.DROP_ONE if trim_space else LeadingSpace.KEEP
+    return PieceDetokenizer([_make_piece(token or "") for token in _all_tokens(tokenizer)], leading_space)
 
 
 def _all_tokens(tokenizer: Any) -> list[str | None]:
@@ -359,4 +360,4 @@ def _make_piece(token: str) -> TokenPiece:
     """Return what a sentencepiece token stands for: a byte, or a text with spaces for its markers."""
     byte = _BYTE.fullmatch(token)
     text = token.replace(_SPACE, " ")
-    return TokenPiece(text, marked=text.startswith(" "), byte=int(byte[1], 16) if byte else None)
+    return TokenPiece(text, has_marker=text.startswith(" "), byte=int(byte[1], 16) if byte else None)

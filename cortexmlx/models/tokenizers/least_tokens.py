@@ -44,25 +44,25 @@ class TokenLowerBound:
     byte.
 
     - `tokens`: the bytes of every token that can occur.
-    - `uncounted`: the bytes that are worth nothing.
+    - `uncounted_bytes`: the bytes that are worth nothing.
     - `spaces`: tokens write a space as U+2581.
-    - `composed`: the tokenizer composes a text (NFC) before it cuts the text.
+    - `nfc`: the tokenizer composes a text (NFC) before it cuts the text.
     """
 
     def __init__(
-        self, tokens: Iterable[bytes], uncounted: Iterable[int] = (), spaces: bool = False, composed: bool = False
+        self, tokens: Iterable[bytes], uncounted_bytes: Iterable[int] = (), spaces: bool = False, nfc: bool = False
     ) -> None:
-        longest = [0] * 256
+        max_lengths = [0] * 256
         for token in tokens:
             length = len(token)
             for byte in token:
-                if longest[byte] < length:
-                    longest[byte] = length
+                if max_lengths[byte] < length:
+                    max_lengths[byte] = length
         if spaces:
-            longest[ord(" ")] = max(longest[byte] for byte in (ord(" "), *SPACE.encode()))
-        self._composed = composed
-        self._worth = np.array([1 / most if most else 0.0 for most in longest])
-        self._worth[list(uncounted)] = 0.0
+            max_lengths[ord(" ")] = max(max_lengths[byte] for byte in (ord(" "), *SPACE.encode()))
+        self._nfc = nfc
+        self._worth = np.array([1 / max_length if max_length else 0.0 for max_length in max_lengths])
+        self._worth[list(uncounted_bytes)] = 0.0
 
     def compute(self, text: str) -> int:
         """Return a number of tokens that `text` has at least."""
@@ -71,11 +71,11 @@ class TokenLowerBound:
 
     def _weigh_chunk(self, chunk: str) -> float:
         """Return the lower bound of one chunk of a text, as a fraction."""
-        if self._composed and not unicodedata.is_normalized("NFC", chunk):
+        if self._nfc and not unicodedata.is_normalized("NFC", chunk):
             return 0.0
         counts = np.bincount(np.frombuffer(chunk.encode("utf-8", "replace"), np.uint8), minlength=256)
         worth = float(counts @ self._worth)
-        return max(0.0, worth - _COMPOSED) if self._composed else worth
+        return max(0.0, worth - _COMPOSED) if self._nfc else worth
 
 
 def zero_bound() -> TokenLowerBound:
@@ -83,67 +83,63 @@ def zero_bound() -> TokenLowerBound:
     return TokenLowerBound(())
 
 
-def bound_for_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> TokenLowerBound:
+def bound_for_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, nfc: bool = False) -> TokenLowerBound:
     """Return the lower bound for byte-level tokens. A byte that is not a token by itself may be dropped."""
-    known = list(tokens)
-    single = {token[0] for token in known if len(token) == 1}
-    uncounted = set(range(256)) - single
+    token_list = list(tokens)
+    single_bytes = {token[0] for token in token_list if len(token) == 1}
+    uncounted_bytes = set(range(256)) - single_bytes
     if not whitespace_counts:
-        uncounted |= set(_WHITESPACE.encode())
-    return TokenLowerBound(known, uncounted, composed=composed)
+        uncounted_bytes |= set(_WHITESPACE.encode())
+    return TokenLowerBound(token_list, uncounted_bytes, nfc=nfc)
 
 
-def bound_for_characters(
-    tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False
-) -> TokenLowerBound:
+def bound_for_characters(tokens: Iterable[str], whitespace_counts: bool = True, nfc: bool = False) -> TokenLowerBound:
     """Return the lower bound for tokens of characters, with U+2581 for a space.
 
     Characters that are in no token must become byte tokens `<0x..>`. If one of the 256 byte tokens is missing, any
     number of characters may become one unknown token, so there is no bound.
     """
-    known = set(tokens)
-    if any(f"<0x{byte:02X}>" not in known for byte in range(256)):
+    vocabulary = set(tokens)
+    if any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
         return zero_bound()
-    pieces = [token.encode("utf-8", "replace") for token in known]
-    single = [bytes([byte]) for byte in range(256)]
-    uncounted = () if whitespace_counts else set(_WHITESPACE.encode()) | set(SPACE.encode())
-    return TokenLowerBound([*pieces, *single], uncounted, spaces=True, composed=composed)
+    encoded_tokens = [token.encode("utf-8", "replace") for token in vocabulary]
+    single_bytes = [bytes([byte]) for byte in range(256)]
+    uncounted_bytes = () if whitespace_counts else set(_WHITESPACE.encode()) | set(SPACE.encode())
+    return TokenLowerBound([*encoded_tokens, *single_bytes], uncounted_bytes, spaces=True, nfc=nfc)
 
 
 def bound_for_core(core: tokenizers.Tokenizer) -> TokenLowerBound:
-    """Return the lower bound for a tokenizer of the tokenizers library. It is 0 for every text if the tokenizer has an
-    unknown part.
-    """
+    """Return the lower bound for a tokenizers core. It is 0 for every text if the tokenizer has an unknown part."""
     normalizers, cutters = list(iterate_parts(core.normalizer)), list(iterate_parts(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return zero_bound()
     if not all(map(_normalizer_keeps_bytes, normalizers)) or not all(map(_pre_tokenizer_keeps_text, cutters)):
         return zero_bound()
-    composed = any(part["type"] == "NFC" for part in normalizers)
-    added = core.get_added_tokens_decoder().values()
-    whitespace_counts = not any(token.lstrip or token.rstrip for token in added)
+    nfc = any(part["type"] == "NFC" for part in normalizers)
+    added_tokens = core.get_added_tokens_decoder().values()
+    whitespace_counts = not any(token.lstrip or token.rstrip for token in added_tokens)
     tokens = core.get_vocab(with_added_tokens=True)
-    written = [unicodedata.normalize(form, token.content) for form in ("NFC", "NFD") for token in added]
-    written += [token.content for token in added]
+    added_texts = [unicodedata.normalize(form, token.content) for form in ("NFC", "NFD") for token in added_tokens]
+    added_texts += [token.content for token in added_tokens]
     if not any(part["type"] == "ByteLevel" for part in cutters):
-        spaced = [SPACE + text.replace(" ", SPACE) for text in written]
-        known = [*tokens, *spaced]
-        return bound_for_characters(known, whitespace_counts, composed) if model.byte_fallback else zero_bound()
+        spaced_texts = [SPACE + text.replace(" ", SPACE) for text in added_texts]
+        all_tokens = [*tokens, *spaced_texts]
+        return bound_for_characters(all_tokens, whitespace_counts, nfc) if model.byte_fallback else zero_bound()
     if any(part["type"] in ("Replace", "Metaspace", "Prepend") for part in (*normalizers, *cutters)):
         return zero_bound()
-    pieces = [*map(byte_level_token_bytes, tokens), *(text.encode() for text in written)]
-    return bound_for_bytes(pieces, whitespace_counts, composed)
+    encoded_tokens = [*map(byte_level_token_bytes, tokens), *(text.encode() for text in added_texts)]
+    return bound_for_bytes(encoded_tokens, whitespace_counts, nfc)
 
 
 def iterate_parts(part: Any) -> Iterator[dict[str, Any]]:
     """Yield the parts of a normalizer, pre-tokenizer or decoder as plain data. A sequence yields its own parts."""
-    waiting = [] if part is None else [json.loads(part.__getstate__())]
-    while waiting:
-        data = waiting.pop()
-        inner = next((data[name] for name in ("normalizers", "pretokenizers", "decoders") if name in data), None)
-        if data["type"] == "Sequence" and inner is not None:
-            waiting += inner
+    stack = [] if part is None else [json.loads(part.__getstate__())]
+    while stack:
+        data = stack.pop()
+        children = next((data[name] for name in ("normalizers", "pretokenizers", "decoders") if name in data), None)
+        if data["type"] == "Sequence" and children is not None:
+            stack += children
         else:
             yield data
 

@@ -31,8 +31,8 @@ class SentencePieceTokenizer(Tokenizer):
     """A tokenizer with a serialized sentencepiece model (as in `tokenizer.model`) and special tokens. Raises
     ModelCorrupt if the model cannot be read.
 
-    - `added`: texts that stand for one id wherever they occur. Ids may be beyond the model's own pieces. Skipping
-      special tokens skips these and control pieces, except those in `shown`.
+    - `added_tokens`: texts that stand for one id wherever they occur. Ids may be beyond the model's own pieces.
+      Skipping special tokens skips these and control pieces, except those in `visible_tokens`.
     - `prefix_after_added`: text after such a token gets the model's leading space again, like text at the beginning.
     - `rstrip_tokens`: the spaces after these tokens are dropped.
     """
@@ -42,61 +42,65 @@ class SentencePieceTokenizer(Tokenizer):
         model: bytes,
         special: SpecialTokens,
         chat_template: str | None = None,
-        added: Mapping[str, int] | None = None,
+        added_tokens: Mapping[str, int] | None = None,
         prefix_after_added: bool = True,
-        shown: Collection[str] = (),
+        visible_tokens: Collection[str] = (),
         rstrip_tokens: Collection[str] = (),
     ) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        added = dict(added or {})
+        added_tokens = dict(added_tokens or {})
         try:
-            self._first = SentencePieceProcessor(model_proto=model)
-            self._later = (
-                self._first if prefix_after_added else SentencePieceProcessor(model_proto=remove_dummy_prefix(model))
+            self._start_core = SentencePieceProcessor(model_proto=model)
+            self._inner_core = (
+                self._start_core
+                if prefix_after_added
+                else SentencePieceProcessor(model_proto=remove_dummy_prefix(model))
             )
         except Exception as error:  # the library raises RuntimeError and others, all from parsing
             raise ModelCorrupt(f"sentencepiece cannot read the tokenizer: {one_line(error)}") from error
-        core = self._first
-        count = max([core.vocab_size(), *(index + 1 for index in added.values())])
+        core = self._start_core
+        count = max([core.vocab_size(), *(index + 1 for index in added_tokens.values())])
         tokens = [core.id_to_piece(index) if index < core.vocab_size() else "" for index in range(count)]
-        for text, index in added.items():
+        for text, index in added_tokens.items():
             tokens[index] = text
         super().__init__(tokens, special, chat_template)
-        self._added = added
-        self._hidden = added.keys() - set(shown)
+        self._added_tokens = added_tokens
+        self._hidden_tokens = added_tokens.keys() - set(visible_tokens)
         self._rstrip_tokens = frozenset(rstrip_tokens)
-        self._cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
+        self._added_pattern = (
+            re.compile("|".join(map(re.escape, sorted(added_tokens, key=len, reverse=True)))) if added_tokens else None
+        )
         self._pieces = [self._make_piece(index) for index in range(count)]
         dummy_prefix, no_extra_spaces = read_space_flags(model)
-        self._leading = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
+        self._leading_space = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
         if no_extra_spaces:
-            self._leading = LeadingSpace.DROP_ALL
+            self._leading_space = LeadingSpace.DROP_ALL
         self._keeps_bytes, self._keeps_spaces = keeps_all_bytes(model), not (no_extra_spaces or rstrip_tokens)
 
     def _make_piece(self, index: int) -> TokenPiece:
         """Return what the token `index` stands for."""
-        core = self._first
+        core = self._start_core
         text = self._tokens[index]
-        if index >= core.vocab_size() or text in self._hidden or core.is_control(index):
+        if index >= core.vocab_size() or text in self._hidden_tokens or core.is_control(index):
             return TokenPiece(text, special=True)
         if core.is_byte(index):
             return TokenPiece("", byte=int(text[3:5], 16))
         if core.is_unknown(index):
             return TokenPiece(core.decode([index]))
-        return TokenPiece(text.replace(SPACE, " "), marked=text.startswith(SPACE))
+        return TokenPiece(text.replace(SPACE, " "), has_marker=text.startswith(SPACE))
 
     def _encode_plain(self, text: str) -> list[int]:
-        if self._cut is None:
-            return self._encode_run(self._first, text)
+        if self._added_pattern is None:
+            return self._encode_run(self._start_core, text)
         ids: list[int] = []
-        done = 0
-        for match in self._cut.finditer(text):
-            ids += self._encode_run(self._later if done else self._first, text[done : match.start()])
-            ids.append(self._added[match[0]])
+        position = 0
+        for match in self._added_pattern.finditer(text):
+            ids += self._encode_run(self._inner_core if position else self._start_core, text[position : match.start()])
+            ids.append(self._added_tokens[match[0]])
             spaces = _SPACE_RUN.match(text, match.end()) if match[0] in self._rstrip_tokens else None
-            done = spaces.end() if spaces else match.end()
-        return ids + self._encode_run(self._later if done else self._first, text[done:])
+            position = spaces.end() if spaces else match.end()
+        return ids + self._encode_run(self._inner_core if position else self._start_core, text[position:])
 
     @staticmethod
     def _encode_run(core: SentencePieceProcessor, text: str) -> list[int]:
@@ -108,7 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
         return bound_for_characters(self._tokens, self._keeps_spaces) if self._keeps_bytes else zero_bound()
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        detokenizer = PieceDetokenizer(self._pieces, self._leading)
+        detokenizer = PieceDetokenizer(self._pieces, self._leading_space)
         for token in [ids] if isinstance(ids, int) else ids:
             special = 0 <= token < len(self._pieces) and self._pieces[token].special
             if not (special and skip_special_tokens):
@@ -122,7 +126,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def detokenizer(self) -> StreamingDetokenizer:
-        return PieceDetokenizer(self._pieces, self._leading)
+        return PieceDetokenizer(self._pieces, self._leading_space)
 
 
 # Reading and writing sentencepiece's model format (a protocol buffer), as far as it is needed here.
@@ -147,29 +151,29 @@ class PieceType(IntEnum):
 
 def _encode_varint(value: int) -> bytes:
     """Encode a number as a protocol buffer's varint."""
-    out = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
-def _encode_integer_field(field: int, value: int) -> bytes:
+def _encode_integer_field(field_number: int, value: int) -> bytes:
     """Encode a protocol buffer's field with an integer."""
-    return _encode_varint(field << 3) + _encode_varint(value)
+    return _encode_varint(field_number << 3) + _encode_varint(value)
 
 
-def _encode_bytes_field(field: int, value: bytes) -> bytes:
+def _encode_bytes_field(field_number: int, value: bytes) -> bytes:
     """Encode a protocol buffer's field with bytes or a message."""
-    return _encode_varint(field << 3 | 2) + _encode_varint(len(value)) + value
+    return _encode_varint(field_number << 3 | 2) + _encode_varint(len(value)) + value
 
 
 def _encode_piece(text: str, score: float, kind: int) -> bytes:
     """Encode a piece of the vocabulary: its text, score and type."""
-    encoded = text.encode("utf-8")
+    text_bytes = text.encode("utf-8")
     return _encode_bytes_field(
-        1, _encode_bytes_field(1, encoded) + b"\x15" + struct.pack("<f", score) + _encode_integer_field(3, kind)
+        1, _encode_bytes_field(1, text_bytes) + b"\x15" + struct.pack("<f", score) + _encode_integer_field(3, kind)
     )
 
 
@@ -203,52 +207,48 @@ def remove_dummy_prefix(model: bytes) -> bytes:
 
 def _parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the field numbers and values of a well-formed protocol buffer, one that sentencepiece has already read."""
-    at = 0
+    position = 0
 
     def varint() -> int:
-        nonlocal at
+        nonlocal position
         value = shift = 0
         while True:
-            byte = message[at]
-            at += 1
+            byte = message[position]
+            position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
 
-    while at < len(message):
+    while position < len(message):
         key = varint()
         wire = key & 7
         if wire == 0:
             yield key >> 3, varint()
         else:
             length = {1: 8, 5: 4}.get(wire) or varint()
-            yield key >> 3, message[at : at + length]
-            at += length
+            yield key >> 3, message[position : position + length]
+            position += length
 
 
 def read_space_flags(model: bytes) -> tuple[bool, bool]:
-    """Return `add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model. Both are true if it does not set
-    them.
-    """
+    """Return `add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model; each is true if it is not set."""
     flags = {3: True, 4: True}
-    for field, value in _parse_fields(model):
-        if field == 3 and isinstance(value, bytes):
-            flags |= {number: bool(inner) for number, inner in _parse_fields(value) if number in flags}
+    for field_number, value in _parse_fields(model):
+        if field_number == 3 and isinstance(value, bytes):
+            flags |= {number: bool(flag) for number, flag in _parse_fields(value) if number in flags}
     return flags[3], flags[4]
 
 
 def keeps_all_bytes(model: bytes) -> bool:
-    """Return whether a serialized model keeps every byte of a text: no rules change the text, and unknown characters
-    become byte pieces.
-    """
+    """Return whether a model keeps all bytes of a text: no rules change it, unknown characters become byte pieces."""
     rules: int | bytes = b""
     fallback: int | bytes = 0
-    for field, value in _parse_fields(model):
-        if isinstance(value, bytes) and field in (2, 3):
-            inner = dict(_parse_fields(value))
-            if field == 2:
-                fallback = inner.get(35, fallback)
+    for field_number, value in _parse_fields(model):
+        if isinstance(value, bytes) and field_number in (2, 3):
+            fields = dict(_parse_fields(value))
+            if field_number == 2:
+                fallback = fields.get(35, fallback)
             else:
-                rules = inner.get(2, rules)
+                rules = fields.get(2, rules)
     return bool(fallback) and not rules

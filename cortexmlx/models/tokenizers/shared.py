@@ -34,7 +34,7 @@ class TokenTable:
     """The bytes of each token by its id; empty for an id without a token."""
     special: frozenset[int]
     """Tokens that are no text, such as the end of a turn."""
-    ends: frozenset[int]
+    end_ids: frozenset[int]
     """Tokens that end an answer."""
     drops_space: bool
     """Whether a space at the beginning of an answer is no part of its text."""
@@ -58,7 +58,7 @@ class SharedTokenizer:
         self._tokenizer = tokenizer
         self._core = None if isinstance(tokenizer, Tokenizer) else _rust_core(tokenizer)
         self._lock = threading.Lock()
-        self._long = threading.Lock()
+        self._long_text_lock = threading.Lock()
         self._takes_turns = self._core is None and not isinstance(tokenizer, Tokenizer)
 
     @property
@@ -74,18 +74,14 @@ class SharedTokenizer:
 
     @cached_property
     def token_lower_bound(self) -> TokenLowerBound:
-        """A lower bound for the number of tokens of any text. The first use takes some 100 ms for a large
-        vocabulary.
-        """
+        """A lower bound on the number of tokens of any text. The first use takes some 100 ms for a large vocabulary."""
         if self._core is not None:
             return bound_for_core(self._core)
         return zero_bound() if self._takes_turns else self._tokenizer.token_lower_bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`. Long texts are encoded one at a time, because a character takes up to 250 bytes
-        meanwhile.
-        """
-        with self._lock if self._takes_turns else self._long if len(text) >= LONG_TEXT else nullcontext():
+        """Return the ids of `text`. Long texts are encoded one at a time: it takes up to 250 bytes a character."""
+        with self._lock if self._takes_turns else self._long_text_lock if len(text) >= LONG_TEXT else nullcontext():
             if self._core is not None:
                 return encode_without_gil(self._core, text, add_special_tokens)
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -121,9 +117,7 @@ class SharedTokenizer:
             return str(self._tokenizer.decode([token])).encode("utf-8", "replace")
 
     def token_table(self, size: int) -> TokenTable | None:
-        """Return the bytes of the tokens `0 .. size` of the vocabulary. None if a token's text depends on the tokens
-        before it.
-        """
+        """Return the bytes of the tokens `0 .. size`. None if a token's text depends on the tokens before it."""
         with self._lock:
             detokenizer = self._own_detokenizer
             if detokenizer is None or not detokenizer.exact:
@@ -131,8 +125,8 @@ class SharedTokenizer:
             if isinstance(self._tokenizer, Tokenizer):
                 special = self._tokenizer.special_ids
             else:
-                added = getattr(self._tokenizer, "added_tokens_decoder", {}).items()
-                special = self._special_ids.union(token for token, text in added if text.special)
+                added_tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).items()
+                special = self._special_ids.union(token for token, text in added_tokens if text.special)
             pieces = tuple(detokenizer.token_bytes(token) for token in range(size))
             return TokenTable(pieces, special, self.eos_token_ids, detokenizer.drops_space)
 
@@ -196,19 +190,19 @@ class SharedTokenizer:
 
 
 def _rust_core(wrapper: Any) -> Any:
-    """Return the tokenizers library's object in mlx-lm's wrapper if transformers only passes texts on to it; None
-    otherwise.
-    """
-    inner = getattr(wrapper, "_tokenizer", None)
-    if inner is None:
+    """Return the tokenizers object in mlx-lm's wrapper if transformers only passes texts on to it; None otherwise."""
+    tokenizer = getattr(wrapper, "_tokenizer", None)
+    if tokenizer is None:
         return None
     from transformers import PreTrainedTokenizerFast as Plain
 
-    same = isinstance(inner, Plain) and all(getattr(type(inner), n) is getattr(Plain, n) for n in _INHERITED_METHODS)
-    if not same:
+    is_plain = isinstance(tokenizer, Plain) and all(
+        getattr(type(tokenizer), n) is getattr(Plain, n) for n in _INHERITED_METHODS
+    )
+    if not is_plain:
         return None
-    core = inner.backend_tokenizer
+    core = tokenizer.backend_tokenizer
     core.no_truncation()
     core.no_padding()
-    core.encode_special_tokens = inner.split_special_tokens
+    core.encode_special_tokens = tokenizer.split_special_tokens
     return core

@@ -58,7 +58,7 @@ class FoundTemplate:
 
     text: str | None
     """The template for an ordinary conversation; None if there is no such template."""
-    others: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     """The names of the templates for other purposes."""
 
 
@@ -68,19 +68,19 @@ def find_template(folder: Path) -> FoundTemplate:
     It is in a file of its own, in the tokenizer's settings (which may list several by name), or in the file that image
     processors read. Raises ModelCorrupt for a broken file.
     """
-    others = sorted(path.stem for path in (folder / "additional_chat_templates").glob("*.jinja"))
+    other_names = sorted(path.stem for path in (folder / "additional_chat_templates").glob("*.jinja"))
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return FoundTemplate(file.read_text(encoding="utf-8", errors="replace"), tuple(others))
+        return FoundTemplate(file.read_text(encoding="utf-8", errors="replace"), tuple(other_names))
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = read_json_object(folder / name).get("chat_template") if (folder / name).is_file() else None
         if isinstance(template, list):
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.pop("default", None)
-            others += map(str, named)
+            templates_by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = templates_by_name.pop("default", None)
+            other_names += map(str, templates_by_name)
         if isinstance(template, str):
-            return FoundTemplate(template, tuple(others))
-    return FoundTemplate(None, tuple(others))
+            return FoundTemplate(template, tuple(other_names))
+    return FoundTemplate(None, tuple(other_names))
 
 
 def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
@@ -92,10 +92,12 @@ def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
         return ()
     if wrapper.has_chat_template and template is None:  # mlx-lm renders in Python
         return ()
-    found = find_template(folder)
-    wrapper.chat_template, wrapper.has_chat_template = found.text, found.text is not None
-    if found.text is None and found.others:
-        return (f"it has chat templates for special purposes only ({', '.join(found.others)}): none is used",)
+    folder_template = find_template(folder)
+    wrapper.chat_template, wrapper.has_chat_template = folder_template.text, folder_template.text is not None
+    if folder_template.text is None and folder_template.other_names:
+        return (
+            f"it has chat templates for special purposes only ({', '.join(folder_template.other_names)}): none is used",
+        )
     return ()
 
 
@@ -113,7 +115,7 @@ def render_template(
 
     renderer = _import_renderer()
     try:
-        rendered, _ = renderer.render_jinja_template(
+        texts, _ = renderer.render_jinja_template(
             conversations=[[dict(message) for message in conversation]],
             tools=None if tools is None else list(tools),
             chat_template=template,
@@ -121,13 +123,11 @@ def render_template(
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise render_error(error) from error
-    return str(rendered[0])
+    return str(texts[0])
 
 
 def find_variables(template: str) -> frozenset[str]:
-    """Return the variables that a template reads and a caller may set. Raises InvalidRequest if the template is
-    broken.
-    """
+    """Return the variables that a template reads and callers may set. Raises InvalidRequest for a broken template."""
     from jinja2 import TemplateError, meta
 
     try:
@@ -178,7 +178,7 @@ _THOUGHT_MARKS = (
         Thoughts(
             f"{_HARMONY}analysis<|message|>",
             f"<|end|><|start|>assistant{_HARMONY}final<|message|>",
-            skipped=f"{_HARMONY}final<|message|>",
+            skip_text=f"{_HARMONY}final<|message|>",
         ),
         (_HARMONY, "<|message|>", "<|start|>", "<|end|>"),
     ),
@@ -206,9 +206,7 @@ def find_thought_marks(tokenizer: Any) -> Thoughts | None:
 
 
 def find_call_format(tokenizer: Any) -> CallFormat | None:
-    """Return the format of a model's tool calls, by its chat template and vocabulary. None if it is unknown, or if the
-    template reads no tools.
-    """
+    """Return the tool-call format, by chat template and vocabulary; None if unknown or the template reads no tools."""
     from jinja2 import TemplateError, meta
 
     template = _template_text(tokenizer, "tool_use")
@@ -219,10 +217,10 @@ def find_call_format(tokenizer: Any) -> CallFormat | None:
         except TemplateError:
             return None
     vocabulary = tokenizer.get_vocab()
-    found = find_format(template, vocabulary)
-    if found is not None:
-        found.opener = vocabulary.get(found.trigger)
-    return found
+    call_format = find_format(template, vocabulary)
+    if call_format is not None:
+        call_format.opener = vocabulary.get(call_format.trigger)
+    return call_format
 
 
 def reads_thoughts_field(tokenizer: Any) -> bool:
@@ -232,12 +230,12 @@ def reads_thoughts_field(tokenizer: Any) -> bool:
     from jinja2 import TemplateError, nodes
 
     try:
-        parsed = _parse_template(_template_text(tokenizer))
+        tree = _parse_template(_template_text(tokenizer))
     except TemplateError:
         return False
-    read = {node.attr for node in parsed.find_all(nodes.Getattr)}
-    read |= {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
-    return not read.isdisjoint({"reasoning_content", "thinking", "reasoning"})
+    read_names = {node.attr for node in tree.find_all(nodes.Getattr)}
+    read_names |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return not read_names.isdisjoint({"reasoning_content", "thinking", "reasoning"})
 
 
 def _template_text(tokenizer: Any, purpose: str = "default") -> str:
@@ -257,17 +255,17 @@ def accept_variables(variables: TemplateVars, names: frozenset[str] | None) -> d
     if names is None:
         return dict(variables)
     switch = "thinking" if THINKING not in names and "thinking" in names else THINKING
-    given = {switch if name == THINKING else name: value for name, value in variables.items()}
-    if given.get(EFFORT) == "none" and EFFORT not in names and switch in names:
-        given = {switch: False, **given}
-        del given[EFFORT]
-    if unread := sorted(given.keys() - names):
-        known = ", ".join(sorted(names)) or "none"
+    accepted = {switch if name == THINKING else name: value for name, value in variables.items()}
+    if accepted.get(EFFORT) == "none" and EFFORT not in names and switch in names:
+        accepted = {switch: False, **accepted}
+        del accepted[EFFORT]
+    if unread_names := sorted(accepted.keys() - names):
+        names_text = ", ".join(sorted(names)) or "none"
         raise InvalidRequest(
-            f"the model's chat template does not read {', '.join(unread)}, so that would change nothing. "
-            f"Its variables: {known}."
+            f"the model's chat template does not read {', '.join(unread_names)}, so that would change nothing. "
+            f"Its variables: {names_text}."
         )
-    return given
+    return accepted
 
 
 def filter_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:

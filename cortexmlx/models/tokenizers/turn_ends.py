@@ -49,18 +49,20 @@ def find_template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
     template = template.get("default") if isinstance(template, dict) else template
     if not isinstance(template, str):
         return set()
-    ends = find_named_ends({token: index for token, index in tokens.items() if token in template})
+    end_ids = find_named_ends({token: index for token, index in tokens.items() if token in template})
     names = ("bos_token", "eos_token", "unk_token")
-    named = {name: token for name in names if (token := getattr(tokenizer, name)) is not None}
-    talk = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
+    special_tokens = {name: token for name in names if (token := getattr(tokenizer, name)) is not None}
+    messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = render_template(template, talk, None, {**named, "add_generation_prompt": False})
+        text = render_template(template, messages, None, {**special_tokens, "add_generation_prompt": False})
     except InvalidRequest:  # the template is broken, or wants something else: each request says so
-        return ends
-    _, found, tail = text.rpartition(_ANSWER)
-    last = max((token for token in tokens if token and tail.rstrip().endswith(token)), key=len, default="")
-    for token in sorted(tokens, key=len, reverse=True) if found and last else ():
-        tail = tail.replace(token, "")
-    if found and last and not tail.strip():
-        ends.add(tokens[last])
-    return ends - _find_message_end(tokens)
+        return end_ids
+    _, answer, after_answer = text.rpartition(_ANSWER)
+    last_token = max(
+        (token for token in tokens if token and after_answer.rstrip().endswith(token)), key=len, default=""
+    )
+    for token in sorted(tokens, key=len, reverse=True) if answer and last_token else ():
+        after_answer = after_answer.replace(token, "")
+    if answer and last_token and not after_answer.strip():
+        end_ids.add(tokens[last_token])
+    return end_ids - _find_message_end(tokens)

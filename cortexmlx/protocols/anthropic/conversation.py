@@ -38,42 +38,40 @@ _ENDS_WITH_ASSISTANT = (
 )
 
 
-def read_conversation(said: Mapping[str, Any], seal: Seal | None) -> list[Message]:
+def read_conversation(fields: Mapping[str, Any], seal: Seal | None) -> list[Message]:
     """Convert `system` and `messages` of an Anthropic body into OpenAI-style messages. `seal` proves that thoughts are
     the model's own; None: they are not checked. Raises InvalidRequest with the path of an invalid or unserved
     block.
     """
     with prefix_error_field("system"):
-        system = [text for text in _content_texts(said.get("system", [])) if not text.startswith(BILLING)]
-    messages = said.get("messages")
+        system = [text for text in _content_texts(fields.get("system", [])) if not text.startswith(BILLING)]
+    messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
     turns = _ConversationBuilder(seal)
     last_user = max((n for n, each in enumerate(messages) if _role_or_none(each) == "user"), default=-1)
-    for place, message in enumerate(messages):
-        with prefix_error_field(f"messages[{place}]"):
+    for index, message in enumerate(messages):
+        with prefix_error_field(f"messages[{index}]"):
             role, content = _split_message(message)
             with prefix_error_field("content"):
                 if role == "assistant":
-                    turns.add_assistant(place, content)
+                    turns.add_assistant(index, content)
                 elif role == "user":
-                    turns.add_user(place, content)
-                elif message.get("clear_at") == "next_user_message" and place < last_user:
+                    turns.add_user(index, content)
+                elif message.get("clear_at") == "next_user_message" and index < last_user:
                     continue
                 elif turns.has_turns:
-                    turns.add_system(place, _content_texts(content))
+                    turns.add_system(index, _content_texts(content))
                 else:
                     system += _content_texts(content)
-    first = [{"role": "system", "content": _join_lines(system)}] if any(system) else []
+    system_messages = [{"role": "system", "content": _join_lines(system)}] if any(system) else []
     turns.check_last_turn(len(messages) - 1)
-    return read_messages(first + turns.messages, ["system"] * len(first) + turns.paths)
+    return read_messages(system_messages + turns.messages, ["system"] * len(system_messages) + turns.paths)
 
 
 @dataclass
 class _Turn:
-    """One message of the converted conversation (user, assistant, system or tool result) while blocks are added to
-    it.
-    """
+    """A message of the converted conversation (user, assistant, system or tool result) while blocks are added to it."""
 
     role: str
     index: int
@@ -87,8 +85,10 @@ class _Turn:
     def to_message(self) -> dict[str, Any]:
         """Return the turn as a message of the OpenAI API. An assistant's texts are joined without line breaks."""
         message: dict[str, Any] = {"role": self.role, **self.extra}
-        said = [wrap_in_tag("user", _join_lines(self.remarks))] if any(self.remarks) else []
-        message["content"] = "".join(self.texts) if self.role == "assistant" else _join_lines([*self.texts, *said])
+        remark_texts = [wrap_in_tag("user", _join_lines(self.remarks))] if any(self.remarks) else []
+        message["content"] = (
+            "".join(self.texts) if self.role == "assistant" else _join_lines([*self.texts, *remark_texts])
+        )
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -102,7 +102,7 @@ class _ConversationBuilder:
     def __init__(self, seal: Seal | None) -> None:
         self._turns: list[_Turn] = []
         self._seal = seal
-        self._called: dict[str, str] = {}
+        self._call_names: dict[str, str] = {}
 
     @property
     def has_turns(self) -> bool:
@@ -119,22 +119,22 @@ class _ConversationBuilder:
         """The JSON path of each turn's message in the request's body, for errors."""
         return [f"messages[{turn.index}]" for turn in self._turns]
 
-    def add_system(self, place: int, texts: list[str]) -> None:
+    def add_system(self, index: int, texts: list[str]) -> None:
         """Add the texts of a system message. They join the last turn if it is a system message, too."""
-        self._last_or_new_turn("system", place).texts += texts
+        self._last_or_new_turn("system", index).texts += texts
 
-    def add_user(self, place: int, content: object) -> None:
+    def add_user(self, index: int, content: object) -> None:
         """Add a user's message: its text, and the results of tool calls. Raises InvalidRequest."""
-        since: list[_Turn] = []
+        recent_turns: list[_Turn] = []
         while self._turns and self._turns[-1].role != "assistant":
-            since.insert(0, self._turns.pop())
-        results = [turn for turn in since if turn.role == "tool"]
-        before = [] if results else [text for turn in since if turn.role == "user" for text in turn.texts]
-        began, orphans, texts = len(results), list[str](), list[str]()
+            recent_turns.insert(0, self._turns.pop())
+        results = [turn for turn in recent_turns if turn.role == "tool"]
+        earlier_texts = [] if results else [text for turn in recent_turns if turn.role == "user" for text in turn.texts]
+        old_result_count, orphans, texts = len(results), list[str](), list[str]()
         for path, block, kind in _content_blocks(content):
             with prefix_error_field(path):
                 if kind == "tool_result":
-                    result = self._read_result(place, block)
+                    result = self._read_result(index, block)
                     if result.role == "tool":
                         results.append(result)
                     else:
@@ -143,21 +143,21 @@ class _ConversationBuilder:
                     (results[-1].remarks if results else texts).append(text)
         texts = [*orphans, *texts]
         if not results:
-            self._turns += since
-            self._last_or_new_turn("user", place).texts += texts
+            self._turns += recent_turns
+            self._last_or_new_turn("user", index).texts += texts
             return
-        if began:
+        if old_result_count:
             results[-1].remarks += texts
         else:
-            results[0].remarks[:0] = [*before, *texts]
+            results[0].remarks[:0] = [*earlier_texts, *texts]
         self._turns += results
-        for turn in since:
+        for turn in recent_turns:
             if turn.role == "system":
                 self.add_system(turn.index, turn.texts)
 
-    def add_assistant(self, place: int, content: object) -> None:
+    def add_assistant(self, index: int, content: object) -> None:
         """Add an assistant's message: its text, thoughts and tool calls. Raises InvalidRequest."""
-        turn = self._last_or_new_turn("assistant", place)
+        turn = self._last_or_new_turn("assistant", index)
         for path, block, kind in _content_blocks(content):
             with prefix_error_field(path):
                 if kind == "tool_use":
@@ -167,39 +167,37 @@ class _ConversationBuilder:
                 else:
                     turn.texts.append(read_part(block))
 
-    def check_last_turn(self, place: int) -> None:
+    def check_last_turn(self, index: int) -> None:
         """Raise InvalidRequest if the conversation is empty or ends with an assistant's message."""
         if not self.has_turns:
             raise InvalidRequest("`messages` has no user's message", field="messages")
         if self._turns[-1].role == "assistant":
-            raise InvalidRequest(_ENDS_WITH_ASSISTANT, field=f"messages[{place}]")
+            raise InvalidRequest(_ENDS_WITH_ASSISTANT, field=f"messages[{index}]")
 
-    def _last_or_new_turn(self, role: str, place: int) -> _Turn:
+    def _last_or_new_turn(self, role: str, index: int) -> _Turn:
         """Return the last turn if it has this role, or else append a new one."""
         if not self.has_turns or self._turns[-1].role != role:
-            self._turns.append(_Turn(role, place))
+            self._turns.append(_Turn(role, index))
         return self._turns[-1]
 
-    def _read_result(self, place: int, block: Mapping[str, Any]) -> _Turn:
-        """Convert a `tool_result` block into a turn: of a tool, or of the user if its call is not in the
-        conversation.
-        """
+    def _read_result(self, index: int, block: Mapping[str, Any]) -> _Turn:
+        """Convert a `tool_result` block into a turn: of a tool, or of the user if the conversation lacks its call."""
         block = pick_known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
         id, content = require_name("tool_use_id", block.get("tool_use_id")), block.get("content")
         with prefix_error_field("content"):
             parts = [[part] for part in content] if isinstance(content, list) else [content]
             texts = [read_text(part, loose=True) for part in parts]
         if block.get("is_error") not in (None, False, 0, "false"):
-            said = _join_lines(texts)
-            texts = [said if said.lower().startswith("error") else f"Error: {said}"]
-        if id not in self._called:
-            return _Turn("user", place, [orphan_result_message(_join_lines(texts))["content"]])
-        return _Turn("tool", place, texts, extra={"tool_call_id": id, "name": self._called[id]})
+            error_text = _join_lines(texts)
+            texts = [error_text if error_text.lower().startswith("error") else f"Error: {error_text}"]
+        if id not in self._call_names:
+            return _Turn("user", index, [orphan_result_message(_join_lines(texts))["content"]])
+        return _Turn("tool", index, texts, extra={"tool_call_id": id, "name": self._call_names[id]})
 
     def _read_call(self, block: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a `tool_use` block into a tool call of the OpenAI API, and remember its name by its id."""
         id, name = (require_name(part, block.get(part)) for part in ("id", "name"))
-        self._called[id] = name
+        self._call_names[id] = name
         return {
             "id": id,
             "type": "function",
@@ -207,15 +205,13 @@ class _ConversationBuilder:
         }
 
     def _read_thinking(self, block: Mapping[str, Any]) -> str:
-        """Return the text of a `thinking` block if this server signed it for this client, or if there is no seal to
-        check it; empty otherwise.
-        """
+        """Return a `thinking` block's text if this server signed it for this client or there is no seal; else empty."""
         text, signature = block.get("thinking"), block.get("signature")
         if isinstance(text, str):
             if self._seal is None or (text and isinstance(signature, str) and self._seal.verify(text, signature)):
                 return text
-            if not text and isinstance(signature, str) and (known := self._seal.unwrap(signature)) is not None:
-                return known
+            if not text and isinstance(signature, str) and (thoughts := self._seal.unwrap(signature)) is not None:
+                return thoughts
         note_omitted_thoughts()
         return ""
 
@@ -234,8 +230,8 @@ def _split_message(message: object) -> tuple[str, object]:
         raise InvalidRequest(f"role is {role!r:.80}, but must be user, assistant or system", field="role")
     message = pick_message_fields(message, ("role", "content", "clear_at"), "a message")
     if role == "system" and message.get("clear_at") not in (None, "never", "next_user_message"):
-        shown = f"{message['clear_at']!r:.80}"
-        raise InvalidRequest(f"clear_at is {shown}, but must be never or next_user_message", field="clear_at")
+        value_text = f"{message['clear_at']!r:.80}"
+        raise InvalidRequest(f"clear_at is {value_text}, but must be never or next_user_message", field="clear_at")
     return role, message.get("content")
 
 
@@ -246,15 +242,15 @@ def _content_blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]
     if content is not None and not isinstance(content, list):
         raise InvalidRequest(f"it is {content!r:.80}, but must be a text or a list of blocks")
     blocks = []
-    for place, block in enumerate(content or ()):
+    for index, block in enumerate(content or ()):
         if block is None:
             continue
         block = {"type": "text", "text": block} if isinstance(block, str) else block
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
-            why = f"a block is {block!r:.80}, but must be an object with a `type`"
-            raise InvalidRequest(why, field=f"[{place}]")
-        blocks.append((f"[{place}]", block, kind))
+            message = f"a block is {block!r:.80}, but must be an object with a `type`"
+            raise InvalidRequest(message, field=f"[{index}]")
+        blocks.append((f"[{index}]", block, kind))
     return blocks
 
 

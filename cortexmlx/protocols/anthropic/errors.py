@@ -53,9 +53,7 @@ def _error_type(error: CortexError) -> str:
 
 
 def _error_message(error: CortexError) -> str:
-    """Return an error's message with the wrong field's name. Agents recognise a prompt that is too long by the
-    message's first words, and then shorten it.
-    """
+    """Return an error's message with the wrong field. By its first words, agents see that a prompt is too long."""
     message, field = error_text(error), error_field(error)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"

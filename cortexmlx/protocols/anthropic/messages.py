@@ -91,79 +91,79 @@ def read_for_counting(body: Mapping[str, Any], defaults: RequestDefaults) -> Req
 @with_notes
 def _read_body(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     """Parse a body, with or without `max_tokens`, into a Request."""
-    said = FIELDS.exclude(defaults.unserved).validate(body)
+    fields = FIELDS.exclude(defaults.unserved).validate(body)
     values: dict[str, Any] = {"n": 1, "best_of": None, "logprobs": None, "prompt_logprobs": None}
-    values |= {name: said[name] for name in ("max_tokens", "temperature", "top_p", "top_k") if name in said}
-    if "stop_sequences" in said:
-        values["stop"] = require_type("stop_sequences", said["stop_sequences"], list, "a list of texts")
-    thinking, variables, hints = _read_thinking(said, defaults.template_vars)
-    form, effort = _read_output_config(said)
-    params = parameters.build_sampling_params(defaults.params, values | thinking | form | read_tools(said), said)
-    if params.temperature > 1 and "temperature" in said:
+    values |= {name: fields[name] for name in ("max_tokens", "temperature", "top_p", "top_k") if name in fields}
+    if "stop_sequences" in fields:
+        values["stop"] = require_type("stop_sequences", fields["stop_sequences"], list, "a list of texts")
+    thinking, variables, hints = _read_thinking(fields, defaults.template_vars)
+    form, effort = _read_output_config(fields)
+    params = parameters.build_sampling_params(defaults.params, values | thinking | form | read_tools(fields), fields)
+    if params.temperature > 1 and "temperature" in fields:
         message = f"temperature is {params.temperature:g}, but must be a number in [0, 1]"
         raise InvalidRequest(message, field="temperature")
-    stream = parameters.read_flag(said, "stream")
-    messages = read_conversation(said, defaults.seal)
+    stream = parameters.read_flag(fields, "stream")
+    messages = read_conversation(fields, defaults.seal)
     return Request((messages,), params, variables, stream=stream, body=body, hints=hints | effort)
 
 
 def _read_thinking(
-    said: Mapping[str, Any], usual: TemplateVars
+    fields: Mapping[str, Any], default_vars: TemplateVars
 ) -> tuple[dict[str, Any], TemplateVars, dict[str, object]]:
     """Return the sampling parameters, the template's variables and the template hints that the field `thinking` sets.
 
     Clients send it whatever the model is, so a model that does not think ignores it. "adaptive" leaves the choice to
     whoever runs the server, and else to the model.
     """
-    if "thinking" not in said:
-        return {}, usual, {}
-    thinking = require_type("thinking", said["thinking"], dict, "an object with a `type`")
+    if "thinking" not in fields:
+        return {}, default_vars, {}
+    thinking = require_type("thinking", fields["thinking"], dict, "an object with a `type`")
     with prefix_error_field("thinking"):
-        given = {name: value for name, value in thinking.items() if value is not None}
-        reject_unknown_fields(given, ("type", "budget_tokens", "display"), "`thinking`")
-        kind = given.get("type")
+        thinking_fields = {name: value for name, value in thinking.items() if value is not None}
+        reject_unknown_fields(thinking_fields, ("type", "budget_tokens", "display"), "`thinking`")
+        kind = thinking_fields.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             raise InvalidRequest(f"type is {kind!r:.80}, but must be enabled, disabled or adaptive", field="type")
-        if given.get("display", "summarized") not in ("summarized", "omitted"):
-            message = f"display is {given['display']!r:.80}, but must be summarized or omitted"
+        if thinking_fields.get("display", "summarized") not in ("summarized", "omitted"):
+            message = f"display is {thinking_fields['display']!r:.80}, but must be summarized or omitted"
             raise InvalidRequest(message, field="display")
-        budget = given.get("budget_tokens")
+        budget = thinking_fields.get("budget_tokens")
         if (budget is not None) is not (kind == "enabled"):
             raise InvalidRequest("`budget_tokens` belongs to the type 'enabled'", field="budget_tokens")
         if kind == "adaptive":
-            return {}, usual, {} if THINKING in usual else {THINKING: True}
+            return {}, default_vars, {} if THINKING in default_vars else {THINKING: True}
         if budget is not None and (type(budget) is not int or not 0 < budget < 2**31):
             message = f"budget_tokens is {budget!r:.80}, but must be an integer above 0"
             raise InvalidRequest(message, field="budget_tokens")
-    others = {name: value for name, value in usual.items() if name != THINKING}
-    return {"max_thinking_tokens": budget or 0}, others, {THINKING: kind == "enabled"}
+    other_vars = {name: value for name, value in default_vars.items() if name != THINKING}
+    return {"max_thinking_tokens": budget or 0}, other_vars, {THINKING: kind == "enabled"}
 
 
-def _read_output_config(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
-    """Return the sampling parameters and the template hints that `output_config` sets. `output_format` is an older
-    name of its `format`.
-    """
-    config = require_type("output_config", said.get("output_config", {}), dict, "an object")
+def _read_output_config(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    """Return `output_config`'s sampling parameters and template hints. `output_format` is its `format`'s old name."""
+    config = require_type("output_config", fields.get("output_config", {}), dict, "an object")
     with prefix_error_field("output_config"):
-        given = {name: value for name, value in config.items() if value is not None}
-        reject_unknown_fields(given, ("effort", "format", "task_budget"), "`output_config`")
-        effort = given.get("effort", "high")
+        config_fields = {name: value for name, value in config.items() if value is not None}
+        reject_unknown_fields(config_fields, ("effort", "format", "task_budget"), "`output_config`")
+        effort = config_fields.get("effort", "high")
         if not isinstance(effort, str) or effort not in _EFFORTS:
             raise InvalidRequest(f"effort is {effort!r:.80}, but must be one of {', '.join(_EFFORTS)}", field="effort")
-        form = _read_format("format", given)
-    return form or _read_format("output_format", said), {EFFORT: _EFFORTS[effort]} if "effort" in given else {}
+        form = _read_format("format", config_fields)
+    return form or _read_format("output_format", fields), {
+        EFFORT: _EFFORTS[effort]
+    } if "effort" in config_fields else {}
 
 
-def _read_format(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_format(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `structured` parameter that a format with a JSON schema sets, or nothing if there is no format."""
-    if name not in given:
+    if name not in fields:
         return {}
-    asked = require_type(name, given[name], dict, "an object with a `schema`")
+    format_fields = require_type(name, fields[name], dict, "an object with a `schema`")
     with prefix_error_field(name):
-        reject_unknown_fields(asked, ("type", "schema"), f"`{name}`")
-        if asked.get("type") != "json_schema":
-            raise InvalidRequest(f"type is {asked.get('type')!r:.80}, but must be json_schema", field="type")
-        return {"structured": parameters.read_json_schema({"schema": asked.get("schema")})}
+        reject_unknown_fields(format_fields, ("type", "schema"), f"`{name}`")
+        if format_fields.get("type") != "json_schema":
+            raise InvalidRequest(f"type is {format_fields.get('type')!r:.80}, but must be json_schema", field="type")
+        return {"structured": parameters.read_json_schema({"schema": format_fields.get("schema")})}
 
 
 # Tools: `tools`, `tool_choice`, and the calls in replies.
@@ -177,26 +177,24 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LARGEST_FLOAT = 1.7976931348623157e308
 
 
-def read_tools(said: Mapping[str, Any]) -> dict[str, Any]:
+def read_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that `tools` and `tool_choice` of a body set. Raises InvalidRequest."""
     values: dict[str, Any] = {}
     tools: list[Tool] = []
-    for place, tool in enumerate(require_type("tools", said.get("tools", []), list, "a list of tools")):
-        with prefix_error_field(f"tools[{place}]"):
+    for index, tool in enumerate(require_type("tools", fields.get("tools", []), list, "a list of tools")):
+        with prefix_error_field(f"tools[{index}]"):
             tools.append(_read_tool(tool))
     if tools:
         values["tools"] = tools
-    if "tool_choice" in said:
-        choice = require_type("tool_choice", said["tool_choice"], dict, "an object with a `type`")
+    if "tool_choice" in fields:
+        choice = require_type("tool_choice", fields["tool_choice"], dict, "an object with a `type`")
         with prefix_error_field("tool_choice"):
             values |= _read_tool_choice(choice, [tool.name for tool in tools])
     return values
 
 
 def tool_input(call: ToolCall) -> Any:
-    """Return a tool call's arguments as a JSON value; infinities become the largest float. Raises CortexError if they
-    are nested too deeply.
-    """
+    """Return a call's arguments as a JSON value, infinities clamped. Raises CortexError if nested too deeply."""
     try:
         return _clamp_infinities(call.values if call.arguments else {})
     except RecursionError:
@@ -218,23 +216,23 @@ def _read_tool(tool: object) -> Tool:
     """Convert one entry of `tools` into a Tool. Raises InvalidRequest."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `name` and `input_schema`")
-    given = pick_known_fields(sanitize_tool(tool), (*_TOOL_PARTS, *HINTS, "allowed_callers"), "a tool", _TOOL_PARTS)
-    kind = given.get("type", "custom")
+    fields = pick_known_fields(sanitize_tool(tool), (*_TOOL_PARTS, *HINTS, "allowed_callers"), "a tool", _TOOL_PARTS)
+    kind = fields.get("type", "custom")
     if kind != "custom":
         raise InvalidRequest(
             f"the type {kind!r:.80} is not served: tools that run elsewhere, or whose schema only other models know, "
             "are not there. Leave it out, or describe it with an `input_schema`",
             field="type",
         )
-    callers = given.pop("allowed_callers", ["direct"])
+    callers = fields.pop("allowed_callers", ["direct"])
     if not isinstance(callers, list) or "direct" not in callers:
         message = f"allowed_callers is {callers!r:.80}, but must have 'direct': nothing else calls tools here"
         raise InvalidRequest(message, field="allowed_callers")
-    schema = given.get("input_schema")
+    schema = fields.get("input_schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"input_schema is {schema!r:.80}, but must be a JSON schema", field="input_schema")
     try:
-        return Tool.named(given.get("name"), given.get("description", ""), schema, given.get("strict", False))
+        return Tool.named(fields.get("name"), fields.get("description", ""), schema, fields.get("strict", False))
     except InvalidRequest as error:
         error.field = None
         raise
@@ -264,9 +262,7 @@ def _read_tool_choice(choice: Mapping[str, Any], names: list[str]) -> dict[str, 
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the JSON body of a reply: a thinking block if the model thought, its text, and its tool calls. An answer
-    with thoughts or calls may have no text.
-    """
+    """Return the JSON body of a reply: thoughts, text and tool calls, each if any; an empty text if there are none."""
     [[answer]] = answers
     content: list[Body] = []
     if answer.thinking:
@@ -301,9 +297,7 @@ def stop_fields(request: Request, answer: Completion) -> Body:
 
 
 def thinking_block(request: Request, info: ReplyInfo, text: str) -> Body:
-    """Return a `thinking` block with its signature. If the request omits thinking, only the signature holds the
-    text.
-    """
+    """Return a `thinking` block with signature. If the request omits thinking, only the signature holds the text."""
     if omits_thinking(request):
         return {"type": "thinking", "thinking": "", "signature": "" if info.seal is None else info.seal.wrap(text)}
     return {"type": "thinking", "thinking": text, "signature": "" if info.seal is None else info.seal.sign(text)}
@@ -315,12 +309,10 @@ def omits_thinking(request: Request) -> bool:
 
 
 def answer_usage(answer: Completion, info: ReplyInfo) -> Body:
-    """Return the `usage` of a finished answer: the tokens of its prompt and of the whole answer, and how many of the
-    latter were thoughts.
-    """
-    used = answer.usage
-    tokens = usage_body(used.prompt_tokens, 0 if info.repeatable else used.cached_tokens, used.completion_tokens)
-    return {**tokens, "output_tokens_details": {"thinking_tokens": used.thinking_tokens}}
+    """Return the `usage` of a finished answer: the tokens of its prompt, of the whole answer, and of its thoughts."""
+    usage = answer.usage
+    tokens = usage_body(usage.prompt_tokens, 0 if info.repeatable else usage.cached_tokens, usage.completion_tokens)
+    return {**tokens, "output_tokens_details": {"thinking_tokens": usage.thinking_tokens}}
 
 
 def prompt_usage(progress: Progress | None) -> Body:
@@ -344,9 +336,9 @@ def _stop_reason(request: Request, answer: Completion, sequence: str | None) -> 
         return "tool_use"
     if answer.finish_reason is not FinishReason.LENGTH:
         return "end_turn" if sequence is None else "stop_sequence"
-    most = request.params.max_tokens
-    full = most is None or answer.usage.completion_tokens < most
-    return "model_context_window_exceeded" if full else "max_tokens"
+    max_tokens = request.params.max_tokens
+    context_full = max_tokens is None or answer.usage.completion_tokens < max_tokens
+    return "model_context_window_exceeded" if context_full else "max_tokens"
 
 
 # The events of a streamed message: its blocks one after the other, and at the end why it ended.
@@ -362,19 +354,17 @@ class _OpenBlock:
 
 
 class MessageEvents:
-    """Converts the engine's events into the server-sent events of one streamed message, each a JSON object with a
-    `type`.
-    """
+    """Converts the engine's events into server-sent events of one streamed message: JSON objects with a `type`."""
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
         self._info = info
-        self._begun = False
-        self._open: _OpenBlock | None = None
-        self._count = 0
-        self._text = 0
-        self._thinking = 0
-        self._calls = 0
+        self._started = False
+        self._open_block: _OpenBlock | None = None
+        self._block_index = 0
+        self._text_length = 0
+        self._thinking_length = 0
+        self._call_count = 0
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
         """Return the stream's events for one event of the engine. The first of all is `message_start`."""
@@ -391,61 +381,67 @@ class MessageEvents:
 
     def _start_message(self, event: TokenEvent) -> Iterator[Body]:
         """Yield `message_start`, the first time only."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             usage = prompt_usage(event.progress or self._info.progress())
             yield {"type": "message_start", "message": empty_message(self._info, usage)}
 
     def _add_deltas(self, thinking: str, text: str, calls: Sequence[CallDelta]) -> Iterator[Body]:
         """Yield the events for more thoughts, text and pieces of tool calls."""
-        self._thinking += len(thinking)
-        self._text += len(text)
+        self._thinking_length += len(thinking)
+        self._text_length += len(text)
         if thinking:
             yield from self._switch_block("thinking", {"thinking": "", "signature": ""})
-            assert self._open is not None
-            self._open.text += thinking
+            assert self._open_block is not None
+            self._open_block.text += thinking
             if not omits_thinking(self._request):
                 yield self._delta_event({"type": "thinking_delta", "thinking": thinking})
         if text:
             yield from self._switch_block("text", {"text": ""})
             yield self._delta_event({"type": "text_delta", "text": text})
         for delta in calls:
-            self._calls = max(self._calls, delta.index + 1)
+            self._call_count = max(self._call_count, delta.index + 1)
             yield from self._switch_block("tool_use", {"id": delta.id, "name": delta.name, "input": {}}, delta.index)
             if delta.arguments:
                 yield self._delta_event({"type": "input_json_delta", "partial_json": delta.arguments})
 
-    def _switch_block(self, kind: str, begun: Body, call: int = 0) -> Iterator[Body]:
+    def _switch_block(self, kind: str, block_fields: Body, call: int = 0) -> Iterator[Body]:
         """Close the open block and start another, unless the open one has this type and call."""
-        if self._open is not None and (self._open.kind, self._open.call_index) == (kind, call):
+        if self._open_block is not None and (self._open_block.kind, self._open_block.call_index) == (kind, call):
             return
         yield from self._close_block()
-        self._open = _OpenBlock(kind, call)
-        yield {"type": "content_block_start", "index": self._count, "content_block": {"type": kind, **begun}}
+        self._open_block = _OpenBlock(kind, call)
+        yield {
+            "type": "content_block_start",
+            "index": self._block_index,
+            "content_block": {"type": kind, **block_fields},
+        }
 
     def _close_block(self) -> Iterator[Body]:
         """Yield the events that end the open block; thoughts are signed."""
-        if self._open is None:
+        if self._open_block is None:
             return
-        if self._open.kind == "thinking":
-            signature = thinking_block(self._request, self._info, self._open.text)["signature"]
+        if self._open_block.kind == "thinking":
+            signature = thinking_block(self._request, self._info, self._open_block.text)["signature"]
             yield self._delta_event({"type": "signature_delta", "signature": signature})
-        yield {"type": "content_block_stop", "index": self._count}
-        self._open = None
-        self._count += 1
+        yield {"type": "content_block_stop", "index": self._block_index}
+        self._open_block = None
+        self._block_index += 1
 
     def _finish(self, completion: Completion) -> Iterator[Body]:
         """Yield what was not streamed yet, the stop reason with the usage, and `message_stop`."""
-        calls = choices.remaining_call_deltas(completion.tool_calls, self._calls)
-        yield from self._add_deltas(completion.thinking[self._thinking :], completion.text[self._text :], calls)
-        if not self._count and self._open is None:
+        calls = choices.remaining_call_deltas(completion.tool_calls, self._call_count)
+        yield from self._add_deltas(
+            completion.thinking[self._thinking_length :], completion.text[self._text_length :], calls
+        )
+        if not self._block_index and self._open_block is None:
             yield from self._switch_block("text", {"text": ""})
         yield from self._close_block()
         delta = stop_fields(self._request, completion)
-        used, notes = answer_usage(completion, self._info), choices.notes_field(self._request, completion)
-        yield {"type": "message_delta", "delta": delta, "usage": used, **notes}
+        usage, notes = answer_usage(completion, self._info), choices.notes_field(self._request, completion)
+        yield {"type": "message_delta", "delta": delta, "usage": usage, **notes}
         yield {"type": "message_stop"}
 
     def _delta_event(self, delta: Body) -> Body:
         """Return a `content_block_delta` event of the open block."""
-        return {"type": "content_block_delta", "index": self._count, "delta": delta}
+        return {"type": "content_block_delta", "index": self._block_index, "delta": delta}

@@ -36,27 +36,27 @@ FIELDS = BodyFields(
 @with_notes
 def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     """Parse the JSON body of a `/v1/chat/completions` call into a Request. Raises InvalidRequest."""
-    said = FIELDS.exclude(defaults.unserved).validate(body)
-    thinking, variables = parameters.read_thinking(said)
-    values = thinking | parameters.read_sampling(said) | parameters.read_tools(said)
-    number = "true or false: the number is `top_logprobs`"
-    asked = require_type("logprobs", said.get("logprobs", False), bool, number)
-    values["logprobs"] = parameters.read_top_logprobs(said, asked, '"logprobs": true', defaults.params.logprobs)
-    params = parameters.build_sampling_params(defaults.params, values, said)
-    stream = parameters.read_stream_fields(said, params)
-    if "messages" not in said:
+    fields = FIELDS.exclude(defaults.unserved).validate(body)
+    thinking, variables = parameters.read_thinking(fields)
+    values = thinking | parameters.read_sampling(fields) | parameters.read_tools(fields)
+    must_be = "true or false: the number is `top_logprobs`"
+    wants_logprobs = require_type("logprobs", fields.get("logprobs", False), bool, must_be)
+    values["logprobs"] = parameters.read_top_logprobs(
+        fields, wants_logprobs, '"logprobs": true', defaults.params.logprobs
+    )
+    params = parameters.build_sampling_params(defaults.params, values, fields)
+    stream = parameters.read_stream_fields(fields, params)
+    if "messages" not in fields:
         raise InvalidRequest("`messages` is missing", field="messages")
-    messages = read_messages(said["messages"])
-    asked_for = parameters.template_variables(said, defaults, more=variables)
-    ids = parameters.read_flag(said, "return_token_ids")
-    return Request((messages,), params, asked_for, body=body, token_ids=ids, **stream)
+    messages = read_messages(fields["messages"])
+    template_vars = parameters.template_variables(fields, defaults, extra_vars=variables)
+    ids = parameters.read_flag(fields, "return_token_ids")
+    return Request((messages,), params, template_vars, body=body, token_ids=ids, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the JSON body of a chat completion. `answers` has the answers to the only prompt, which become its
-    choices.
-    """
-    written = [
+    """Return the JSON body of a chat completion. `answers` has the only prompt's answers, which become its choices."""
+    choice_bodies = [
         {
             "index": index,
             "message": {"role": "assistant", **_message_content(answer), **reasoning_field(answer)},
@@ -68,13 +68,11 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         }
         for index, answer in enumerate(answers[0])
     ]
-    return {**reply_body("chat.completion", info, written), "usage": _chat_usage(answers, info)}
+    return {**reply_body("chat.completion", info, choice_bodies), "usage": _chat_usage(answers, info)}
 
 
 def _message_content(answer: Completion) -> Body:
-    """Return the fields `content` and `tool_calls` of a message. Beside calls, an empty text is null, as in the OpenAI
-    API.
-    """
+    """Return a message's `content` and `tool_calls`. Beside calls, an empty text is null, as in the OpenAI API."""
     if not answer.tool_calls:
         return {"content": answer.text}
     return {"content": answer.text or None, "tool_calls": tool_call_bodies(answer.tool_calls)}
@@ -85,9 +83,9 @@ def reasoning_field(answer: Completion) -> Body:
     return {"reasoning_content": answer.thinking} if answer.thinking else {}
 
 
-def _logprobs_body(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
+def _logprobs_body(logprobs: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
     """Return the `logprobs` object of a chat choice."""
-    return {"content": chat_logprobs(told, info.token_bytes)}
+    return {"content": chat_logprobs(logprobs, info.token_bytes)}
 
 
 def _chat_usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -110,9 +108,7 @@ def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
 
 
 def prompt_logprobs_field(request: Request, answer: Completion, info: ReplyInfo) -> Body:
-    """Return vLLM's field `prompt_logprobs`, for the first choice of each prompt. With `echo` they are in the choice's
-    `logprobs` instead.
-    """
+    """Return vLLM's `prompt_logprobs` for a prompt's first choice. With `echo`, they are in its `logprobs` instead."""
     if answer.prompt_logprobs is None or request.echo or answer.index:
         return {}
     return {"prompt_logprobs": id_logprobs(answer.prompt_logprobs, info.token_bytes)}
@@ -120,8 +116,8 @@ def prompt_logprobs_field(request: Request, answer: Completion, info: ReplyInfo)
 
 def notes_field(request: Request, answer: Completion) -> Body:
     """Return our own field `notes`: what of the body was changed, and what of a lenient schema was not enforced."""
-    said = [*request.notes, *answer.notes]
-    return {"notes": said} if said else {}
+    notes = [*request.notes, *answer.notes]
+    return {"notes": notes} if notes else {}
 
 
 def token_ids_field(request: Request, ids: Sequence[int]) -> Body:
@@ -135,22 +131,26 @@ def completion_token_details(answers: Sequence[Sequence[Completion]], info: Repl
     The OpenAI API has fields for the tokens of a `prediction`. The rejected ones of them are tokens of the completion
     there, and cost money. Drafts of the engine's own are not: they have fields of our own.
     """
-    every = [answer.usage for own in answers for answer in own]
-    details = {"reasoning_tokens": sum(usage.thinking_tokens for usage in every)}
+    usages = [answer.usage for prompt_answers in answers for answer in prompt_answers]
+    details = {"reasoning_tokens": sum(usage.thinking_tokens for usage in usages)}
     if not info.repeatable:
-        details["drafted_tokens"] = sum(usage.drafted_tokens for usage in every)
-        details["accepted_tokens"] = sum(usage.accepted_tokens for usage in every)
+        details["drafted_tokens"] = sum(usage.drafted_tokens for usage in usages)
+        details["accepted_tokens"] = sum(usage.accepted_tokens for usage in usages)
     return {"completion_tokens_details": details}
 
 
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return `usage` with the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
-    prompts = [own[0].usage for own in answers]
-    asked = sum(usage.prompt_tokens for usage in prompts)
-    written = sum(answer.usage.completion_tokens for own in answers for answer in own)
-    usage: Body = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
+    prompt_usages = [prompt_answers[0].usage for prompt_answers in answers]
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompt_usages)
+    completion_tokens = sum(answer.usage.completion_tokens for own in answers for answer in own)
+    usage: Body = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
     if not info.repeatable:
-        usage["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in prompts)}
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in prompt_usages)}
     return usage
 
 
@@ -193,7 +193,7 @@ class _ChoiceProgress:
     """The ids of tokens that no chunk has yet, since their text waits."""
     tokens: int = 0
     calls: int = 0
-    ended: bool = False
+    is_finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,49 +222,52 @@ class ChoiceChunks(ABC):
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
         self._info = info
-        self._written: list[_ChoiceProgress] = []
+        self._choice_progress: list[_ChoiceProgress] = []
         self._answers: dict[int, tuple[Completion, ...]] = {}
         self._prompt_tokens = 0
         """Of the prompt, once they are known: the progress of an answer that has lost its row counts its own, too."""
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """Return the chunks for one event of the answers to a prompt, mostly one. Progress has none; an error takes
-        the place of a chunk.
-        """
+        """Return an event's chunks for a prompt: mostly one, none for progress, and an error body for an error."""
         if event.error is not None:
             return [error_body(event.error)]
         if event.progress is not None:
             return []
-        begun = [] if self._written else self._start_choices()
+        opening_chunks = [] if self._choice_progress else self._start_choices()
         if event.completion is not None:
-            return begun + self._finish(event.completion, prompt)
+            return opening_chunks + self._finish(event.completion, prompt)
         ids = () if event.token_id is None else (event.token_id,)
         logprobs = () if event.logprob is None else (event.logprob,)
-        piece = ChoiceDelta(event.text, event.thinking, logprobs, event.tool_calls, ids)
-        return begun + self._add_delta(self._choice_number(prompt, event.index), piece, event.finish_reason)
+        choice_delta = ChoiceDelta(event.text, event.thinking, logprobs, event.tool_calls, ids)
+        return opening_chunks + self._add_delta(
+            self._choice_number(prompt, event.index), choice_delta, event.finish_reason
+        )
 
     def _start_choices(self) -> list[Body]:
         """Return the first chunks of all choices."""
         count = len(self._request.prompts) * self._request.params.n
-        self._written = [_ChoiceProgress() for _ in range(count)]
+        self._choice_progress = [_ChoiceProgress() for _ in range(count)]
         return [
             self._chunk_body(number, first, None) for number in range(count) for first in self._opening_fields(number)
         ]
 
-    def _add_delta(self, number: int, piece: ChoiceDelta, reason: FinishReason | None) -> list[Body]:
+    def _add_delta(self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None) -> list[Body]:
         """Return the chunks that add a delta to a choice, and end it if there is a `reason`."""
-        written = self._written[number]
-        written.text += len(piece.text)
-        written.thinking += len(piece.thinking)
-        written.tokens += len(piece.logprobs)
-        written.calls = max([written.calls, *(delta.index + 1 for delta in piece.calls)])
-        written.ids += len(piece.ids)
-        written.pending_ids += piece.ids
-        written.ended = reason is not None
-        chunks = [self._chunk_body(number, *said) for said in self._delta_fields(number, piece, reason)]
+        progress = self._choice_progress[number]
+        progress.text += len(choice_delta.text)
+        progress.thinking += len(choice_delta.thinking)
+        progress.tokens += len(choice_delta.logprobs)
+        progress.calls = max([progress.calls, *(delta.index + 1 for delta in choice_delta.calls)])
+        progress.ids += len(choice_delta.ids)
+        progress.pending_ids += choice_delta.ids
+        progress.is_finished = reason is not None
+        chunks = [
+            self._chunk_body(number, *fields_and_reason)
+            for fields_and_reason in self._delta_fields(number, choice_delta, reason)
+        ]
         if chunks:
-            chunks[0]["choices"][0] |= token_ids_field(self._request, written.pending_ids)
-            written.pending_ids.clear()
+            chunks[0]["choices"][0] |= token_ids_field(self._request, progress.pending_ids)
+            progress.pending_ids.clear()
         return chunks
 
     def _finish(self, completion: Completion, prompt: int) -> list[Body]:
@@ -275,12 +278,12 @@ class ChoiceChunks(ABC):
         chunks, self._answers[prompt] = [], (completion, *completion.others)
         for answer in self._answers[prompt]:
             number = self._choice_number(prompt, answer.index)
-            written = self._written[number]
-            if not written.ended:
-                text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
-                calls = remaining_call_deltas(answer.tool_calls, written.calls)
-                ids = answer.token_ids[written.ids :]
-                rest = ChoiceDelta(text, thinking, (answer.logprobs or ())[written.tokens :], calls, ids)
+            progress = self._choice_progress[number]
+            if not progress.is_finished:
+                text, thinking = answer.text[progress.text :], answer.thinking[progress.thinking :]
+                calls = remaining_call_deltas(answer.tool_calls, progress.calls)
+                ids = answer.token_ids[progress.ids :]
+                rest = ChoiceDelta(text, thinking, (answer.logprobs or ())[progress.tokens :], calls, ids)
                 chunks += self._add_delta(number, rest, answer.finish_reason)
         if self._request.include_usage and len(self._answers) == len(self._request.prompts):
             usage = self._total_usage([self._answers[each] for each in range(len(self._answers))])
@@ -288,14 +291,12 @@ class ChoiceChunks(ABC):
         return chunks
 
     def _choice_number(self, prompt: int, index: int) -> int:
-        """Return the number of a choice in the reply, from its prompt's number and its index among the prompt's
-        answers.
-        """
+        """Return a choice's number in the reply, from its prompt's number and its index among the prompt's answers."""
         return prompt * self._request.params.n + index
 
-    def _chunk_body(self, number: int, said: Body, reason: FinishReason | None) -> Body:
+    def _chunk_body(self, number: int, fields: Body, reason: FinishReason | None) -> Body:
         """Return a chunk with one choice."""
-        choice = {"index": number, **said, "finish_reason": None if reason is None else reason.value}
+        choice = {"index": number, **fields, "finish_reason": None if reason is None else reason.value}
         if reason is not None and self._request.notes:
             choice["notes"] = list(self._request.notes)
         usage = {"usage": self._usage_so_far() if self._request.usage_so_far else None}
@@ -305,8 +306,12 @@ class ChoiceChunks(ABC):
         """Return the `usage` of a chunk: the tokens of the prompt and those written so far."""
         if not self._prompt_tokens and (progress := self._info.progress()) is not None:
             self._prompt_tokens = progress.total
-        prompt, written = self._prompt_tokens, sum(each.ids for each in self._written)
-        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        prompt_tokens, completion_tokens = self._prompt_tokens, sum(each.ids for each in self._choice_progress)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
 
     @abstractmethod
     def _opening_fields(self, number: int) -> Iterator[Body]:
@@ -314,11 +319,9 @@ class ChoiceChunks(ABC):
 
     @abstractmethod
     def _delta_fields(
-        self, number: int, piece: ChoiceDelta, reason: FinishReason | None
+        self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        """Yield, for each chunk, the fields that a delta adds to a choice and the finish reason or None. `reason` ends
-        the choice and belongs to the last chunk.
-        """
+        """Yield the fields that a delta adds and the finish reason, per chunk: `reason` in the last, None before."""
 
     @abstractmethod
     def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
@@ -334,15 +337,15 @@ class ChatChunks(ChoiceChunks):
         yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def _delta_fields(
-        self, number: int, piece: ChoiceDelta, reason: FinishReason | None
+        self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        if piece:
-            delta: Body = {"reasoning_content": piece.thinking} if piece.thinking else {}
-            if piece.text or not (piece.thinking or piece.calls):
-                delta["content"] = piece.text
-            if piece.calls:
-                delta["tool_calls"] = tool_call_deltas(piece.calls)
-            logprobs = _logprobs_body(piece.logprobs, self._info) if piece.logprobs else None
+        if choice_delta:
+            delta: Body = {"reasoning_content": choice_delta.thinking} if choice_delta.thinking else {}
+            if choice_delta.text or not (choice_delta.thinking or choice_delta.calls):
+                delta["content"] = choice_delta.text
+            if choice_delta.calls:
+                delta["tool_calls"] = tool_call_deltas(choice_delta.calls)
+            logprobs = _logprobs_body(choice_delta.logprobs, self._info) if choice_delta.logprobs else None
             yield {"delta": delta, "logprobs": logprobs}, None
         if reason is not None:
             yield {"delta": {}, "logprobs": None}, reason

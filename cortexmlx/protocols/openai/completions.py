@@ -38,27 +38,29 @@ _MAX_PROMPTS = 2048
 
 @with_notes
 def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
-    """Parse the JSON body of a `/v1/completions` call into a Request. Its prompts do not go through the chat
-    template.
-    """
-    said = FIELDS.exclude(defaults.unserved).validate(body)
-    echo = parameters.read_flag(said, "echo")
-    values = parameters.read_sampling(said)
+    """Parse the JSON body of a `/v1/completions` call into a Request. Its prompts skip the chat template."""
+    fields = FIELDS.exclude(defaults.unserved).validate(body)
+    echo = parameters.read_flag(fields, "echo")
+    values = parameters.read_sampling(fields)
     if echo and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
-    params = parameters.build_sampling_params(defaults.params, values, said)
-    stream = parameters.read_stream_fields(said, params)
-    prompts = _read_prompts(said.get("prompt"))
-    variables = parameters.template_variables(said, defaults, templated=False)
-    ids = parameters.read_flag(said, "return_token_ids")
+    params = parameters.build_sampling_params(defaults.params, values, fields)
+    stream = parameters.read_stream_fields(fields, params)
+    prompts = _read_prompts(fields.get("prompt"))
+    variables = parameters.template_variables(fields, defaults, uses_template=False)
+    ids = parameters.read_flag(fields, "return_token_ids")
     return Request(prompts, params, variables, raw=True, echo=echo, body=body, token_ids=ids, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the JSON body of a completion. Its choices are the answers to all prompts, in order."""
-    each = [(prompt, answer) for prompt, own in zip(request.prompts, answers, strict=True) for answer in own]
-    written = [{"index": index, **_choice_body(request, *one, info)} for index, one in enumerate(each)]
-    return {**choices.reply_body(KIND, info, written), "usage": choices.usage_body(answers, info)}
+    pairs = [
+        (prompt, answer)
+        for prompt, prompt_answers in zip(request.prompts, answers, strict=True)
+        for answer in prompt_answers
+    ]
+    choice_bodies = [{"index": index, **_choice_body(request, *pair, info)} for index, pair in enumerate(pairs)]
+    return {**choices.reply_body(KIND, info, choice_bodies), "usage": choices.usage_body(answers, info)}
 
 
 class CompletionChunks(ChoiceChunks):
@@ -77,14 +79,14 @@ class CompletionChunks(ChoiceChunks):
             yield {"text": text, "logprobs": None}
 
     def _delta_fields(
-        self, number: int, piece: ChoiceDelta, reason: FinishReason | None
+        self, number: int, choice_delta: ChoiceDelta, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
         logprobs = self._logprobs[number]
-        logprobs.add_tokens((token.token_id for token in piece.logprobs), piece.logprobs)
-        logprobs.add_text(piece.text)
-        told = logprobs.pop_lists(whole=reason is not None)
-        if piece.text or told["tokens"] or reason is not None:
-            yield {"text": piece.text, "logprobs": told if told["tokens"] else None}, reason
+        logprobs.add_tokens((token.token_id for token in choice_delta.logprobs), choice_delta.logprobs)
+        logprobs.add_text(choice_delta.text)
+        logprob_lists = logprobs.pop_lists(is_complete=reason is not None)
+        if choice_delta.text or logprob_lists["tokens"] or reason is not None:
+            yield {"text": choice_delta.text, "logprobs": logprob_lists if logprob_lists["tokens"] else None}, reason
 
     def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
         return choices.usage_body(answers, self._info)
@@ -96,13 +98,13 @@ def _read_prompts(prompt: Any) -> tuple[PromptInput, ...]:
         if isinstance(prompt, list) and prompt and not is_token_list(prompt):
             if len(prompt) > _MAX_PROMPTS:
                 raise InvalidRequest(f"`prompt` is a list of {len(prompt)}, but must have {_MAX_PROMPTS} at most")
-            return tuple(_read_listed_prompt(each, place) for place, each in enumerate(prompt))
+            return tuple(_read_listed_prompt(each, index) for index, each in enumerate(prompt))
         return (read_prompt(prompt, "`prompt`"),)
 
 
-def _read_listed_prompt(prompt: Any, place: int) -> PromptInput:
-    """Return one prompt of a list. `place` is its index, for errors."""
-    with prefix_error_field(f"[{place}]"):
+def _read_listed_prompt(prompt: Any, index: int) -> PromptInput:
+    """Return one prompt of a list. `index` is its index, for errors."""
+    with prefix_error_field(f"[{index}]"):
         return read_prompt(prompt, "each of the list in `prompt`")
 
 
@@ -115,14 +117,14 @@ def _choice_body(request: Request, prompt: PromptInput, answer: Completion, info
             lists.add_tokens(answer.prompt_logprobs.tokens, answer.prompt_logprobs)
         lists.add_tokens((token.token_id for token in answer.logprobs), answer.logprobs)
         lists.add_text(text)
-        logprobs = lists.pop_lists(whole=True)
-    said = {
+        logprobs = lists.pop_lists(is_complete=True)
+    body = {
         "text": text,
         **choices.prompt_logprobs_field(request, answer, info),
         **choices.notes_field(request, answer),
     }
-    said |= choices.token_ids_field(request, answer.token_ids)
-    return {**said, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
+    body |= choices.token_ids_field(request, answer.token_ids)
+    return {**body, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
 
 
 def _prompt_text(prompt: Any, info: ReplyInfo) -> str:

@@ -82,29 +82,33 @@ def read(
     """Parse the JSON body of a `/v1/embeddings` call. `info` and `vocab_size` are the model's; None: not known yet, so
     what depends on them is not checked. `unserved` are fields to refuse here. Raises InvalidRequest.
     """
-    said = FIELDS.exclude(unserved or {}).validate(body)
-    inputs, prompt = _read_inputs(said.get("input"), vocab_size), read_prompt_name(said.get("prompt_name"), info)
+    fields = FIELDS.exclude(unserved or {}).validate(body)
+    inputs, prompt = _read_inputs(fields.get("input"), vocab_size), read_prompt_name(fields.get("prompt_name"), info)
     if prompt is not None and not all(isinstance(each, str) for each in inputs):
         raise InvalidRequest(f"prompt_name {NO_PROMPT_FOR_TOKENS}", field="prompt_name")
     return EmbeddingRequest(
         inputs,
         prompt,
-        read_dimensions(said.get("dimensions"), info),
-        read_truncate(said, None if info is None else info.max_tokens),
-        _wants_base64(said.get("encoding_format", "float")),
+        read_dimensions(fields.get("dimensions"), info),
+        read_truncate(fields, None if info is None else info.max_tokens),
+        _wants_base64(fields.get("encoding_format", "float")),
     )
 
 
-def write(request: EmbeddingRequest, made: Embeddings, model: str, *, repeatable: bool = False) -> Body:
+def write(request: EmbeddingRequest, embeddings: Embeddings, model: str, *, repeatable: bool = False) -> Body:
     """Return the JSON body of a reply with embeddings. `repeatable`: leave out what differs from run to run."""
-    return {"object": "list", "data": list(embedding_items(request, made)), **_model_and_usage(made, model, repeatable)}
+    return {
+        "object": "list",
+        "data": list(embedding_items(request, embeddings)),
+        **_model_and_usage(embeddings, model, repeatable),
+    }
 
 
-def embedding_items(request: EmbeddingRequest, made: Embeddings) -> Iterator[Body]:
-    """Yield the item of each text's vector. It has our own field `truncated` if the text's end was cut off."""
-    for index, (vector, truncated) in enumerate(zip(made.vectors, made.truncated, strict=True)):
+def embedding_items(request: EmbeddingRequest, embeddings: Embeddings) -> Iterator[Body]:
+    """Yield the item of each text's vector. It has our own field `is_truncated` if the text's end was cut off."""
+    for index, (vector, is_truncated) in enumerate(zip(embeddings.vectors, embeddings.truncated, strict=True)):
         item: Body = {"object": "embedding", "index": index, "embedding": encode_vector(vector, packed=request.base64)}
-        yield {**item, "truncated": True} if truncated else item
+        yield {**item, "truncated": True} if is_truncated else item
 
 
 def encode_vector(vector: npt.NDArray[np.float32], *, packed: bool) -> str | list[float]:
@@ -114,9 +118,9 @@ def encode_vector(vector: npt.NDArray[np.float32], *, packed: bool) -> str | lis
     return [float(f"{number:.9g}") for number in vector.tolist()]
 
 
-def reply_without_items(made: Embeddings, model: str) -> Body:
+def reply_without_items(embeddings: Embeddings, model: str) -> Body:
     """Return the body of a reply without its `data`, for a server that writes the items one by one."""
-    return {"object": "list", **_model_and_usage(made, model, False)}
+    return {"object": "list", **_model_and_usage(embeddings, model, False)}
 
 
 def usage_body(prompt: int, cached: int, repeatable: bool = False) -> Body:
@@ -125,25 +129,30 @@ def usage_body(prompt: int, cached: int, repeatable: bool = False) -> Body:
     return usage if repeatable else {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def read_truncate(said: Mapping[str, Any], max_tokens: int | None) -> bool:
+def read_truncate(fields: Mapping[str, Any], max_tokens: int | None) -> bool:
     """Return whether too long texts are cut off, as `truncate` or vLLM's `truncate_prompt_tokens` says. The latter
     must be -1, or at least the model's own limit `max_tokens` (None: not known, so not checked). Raises
     InvalidRequest.
     """
-    most = said.get("truncate_prompt_tokens")
-    if most is None:
-        return read_flag(said, "truncate")
-    if type(most) is not int or most < -1 or (most != -1 and max_tokens is not None and most < max_tokens):
+    token_limit = fields.get("truncate_prompt_tokens")
+    if token_limit is None:
+        return read_flag(fields, "truncate")
+    if (
+        type(token_limit) is not int
+        or token_limit < -1
+        or (token_limit != -1 and max_tokens is not None and token_limit < max_tokens)
+    ):
         limit = "the model's own limit" if max_tokens is None else f"the model's own limit, {max_tokens:,}"
-        message = f"truncate_prompt_tokens is {most!r:.80}, but must be -1: texts are cut off at {limit}, or not at all"
+        requirement = f"-1: texts are cut off at {limit}, or not at all"
+        message = f"truncate_prompt_tokens is {token_limit!r:.80}, but must be {requirement}"
         raise InvalidRequest(message, field="truncate_prompt_tokens")
     return True
 
 
 def unsupported_adapter_error(name: str) -> InvalidRequest:
     """Return the error of a request for embeddings or scores that names an adapter."""
-    why = f"model is {name!r:.200}, but vectors and scores are the model's alone: leave out the adapter"
-    return InvalidRequest(why, field="model")
+    message = f"model is {name!r:.200}, but vectors and scores are the model's alone: leave out the adapter"
+    return InvalidRequest(message, field="model")
 
 
 def require_text(text: str, name: str) -> str:
@@ -155,52 +164,55 @@ def require_text(text: str, name: str) -> str:
     return text
 
 
-def _model_and_usage(made: Embeddings, model: str, repeatable: bool) -> Body:
-    return {"model": model, "usage": usage_body(sum(made.prompt_tokens), sum(made.cached_tokens), repeatable)}
+def _model_and_usage(embeddings: Embeddings, model: str, repeatable: bool) -> Body:
+    return {
+        "model": model,
+        "usage": usage_body(sum(embeddings.prompt_tokens), sum(embeddings.cached_tokens), repeatable),
+    }
 
 
-def _read_inputs(given: Any, vocab_size: int | None) -> tuple[TextOrTokens, ...]:
+def _read_inputs(value: Any, vocab_size: int | None) -> tuple[TextOrTokens, ...]:
     """Return the texts in the field `input`: one text, its token ids, or a list of either. Raises InvalidRequest."""
     with prefix_error_field("input"):
-        if given is None or given == []:
-            raise InvalidRequest("`input` is missing" if given is None else "`input` has no texts")
-        if not isinstance(given, list) or type(given[0]) is int:
-            return (read_input(given, "`input`", vocab_size),)
-        if len(given) > MAX_INPUTS:
-            message = f"`input` has {len(given):,} texts, but must have {MAX_INPUTS:,} at most: send several requests"
+        if value is None or value == []:
+            raise InvalidRequest("`input` is missing" if value is None else "`input` has no texts")
+        if not isinstance(value, list) or type(value[0]) is int:
+            return (read_input(value, "`input`", vocab_size),)
+        if len(value) > MAX_INPUTS:
+            message = f"`input` has {len(value):,} texts, but must have {MAX_INPUTS:,} at most: send several requests"
             raise InvalidRequest(message)
-        return tuple(_read_listed_input(each, place, vocab_size) for place, each in enumerate(given))
+        return tuple(_read_listed_input(each, index, vocab_size) for index, each in enumerate(value))
 
 
-def read_input(given: Any, name: str, vocab_size: int | None = None) -> TextOrTokens:
+def read_input(value: Any, name: str, vocab_size: int | None = None) -> TextOrTokens:
     """Return one text or its token ids, checked. `name` is what errors call it. Raises InvalidRequest."""
-    if isinstance(given, str):
-        return require_text(given, name)
-    if not isinstance(given, list):
-        raise InvalidRequest(f"{name} is {given!r:.80}, but must be a text or a list of token ids")
-    if not given:
+    if isinstance(value, str):
+        return require_text(value, name)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} is {value!r:.80}, but must be a text or a list of token ids")
+    if not value:
         raise InvalidRequest(f"{name} has no tokens")
-    return _check_token_ids(given, name, vocab_size)
+    return _check_token_ids(value, name, vocab_size)
 
 
-def _read_listed_input(given: Any, place: int, vocab_size: int | None) -> TextOrTokens:
-    """Return one text of a list. `place` is its index, for errors."""
-    with prefix_error_field(f"[{place}]"):
-        return read_input(given, f"text {place} of `input`", vocab_size)
+def _read_listed_input(value: Any, index: int, vocab_size: int | None) -> TextOrTokens:
+    """Return one text of a list. `index` is its index, for errors."""
+    with prefix_error_field(f"[{index}]"):
+        return read_input(value, f"text {index} of `input`", vocab_size)
 
 
-def _check_token_ids(given: list[Any], name: str, vocab_size: int | None) -> list[int]:
+def _check_token_ids(token_ids: list[Any], name: str, vocab_size: int | None) -> list[int]:
     """Return token ids unchanged. Raises InvalidRequest if one is not in the vocabulary."""
-    for token in given:
+    for token in token_ids:
         if type(token) is not int:
             raise InvalidRequest(f"{name} has {token!r:.80} among its token ids, but they must be integers")
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            most = "" if vocab_size is None else f" below {vocab_size:,}"
+            bound_text = "" if vocab_size is None else f" below {vocab_size:,}"
             raise InvalidRequest(
-                f"{name} has the token id {token!r:.40}, but the model's are integers from 0{most}: "
+                f"{name} has the token id {token!r:.40}, but the model's are integers from 0{bound_text}: "
                 "send texts, unless the tokens are of the model's own tokenizer"
             )
-    return given
+    return token_ids
 
 
 def read_prompt_name(name: Any, info: EmbeddingInfo | None) -> str | None:
@@ -209,16 +221,14 @@ def read_prompt_name(name: Any, info: EmbeddingInfo | None) -> str | None:
         return None
     require_type("prompt_name", name, str, "a text")
     if info is not None and name not in info.prompts:
-        there = ", ".join(map(repr, info.prompts)) or "none"
-        message = f"the model has no prompt {name!r:.80}{suggest_name(name[:80], info.prompts)}: it has {there}"
+        prompt_names = ", ".join(map(repr, info.prompts)) or "none"
+        message = f"the model has no prompt {name!r:.80}{suggest_name(name[:80], info.prompts)}: it has {prompt_names}"
         raise InvalidRequest(message, field="prompt_name")
     return str(name)
 
 
 def read_dimensions(count: Any, info: EmbeddingInfo | None) -> int | None:
-    """Return the size of the vectors from the field `dimensions`, or None for the model's own. Raises
-    InvalidRequest.
-    """
+    """Return the vectors' size from the field `dimensions`, or None for the model's own. Raises InvalidRequest."""
     if count is None:
         return None
     if type(count) is not int or count < 1:

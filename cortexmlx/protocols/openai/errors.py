@@ -20,8 +20,10 @@ class ResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
     def __init__(self, id: str, *, field: str | None = None) -> None:
-        why = "it was never stored, was deleted, or had to make room for newer ones"
-        super().__init__(f"there is no response {id!r:.80} here: {why}. Send all items in `input` instead", field=field)
+        reason = "it was never stored, was deleted, or had to make room for newer ones"
+        super().__init__(
+            f"there is no response {id!r:.80} here: {reason}. Send all items in `input` instead", field=field
+        )
 
 
 _CLIENT_ERRORS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapter, FormRefused)

@@ -21,27 +21,25 @@ def token_name(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def chat_logprobs(told: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
-    """Return the log-probabilities as chat completions and responses have them: each token by text and bytes, with
-    `top_logprobs`.
-    """
+def chat_logprobs(logprobs: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
+    """Return log-probabilities as in chat completions and responses: tokens by text and bytes, with `top_logprobs`."""
 
     def one(token: int, logprob: float) -> Body:
         data = token_bytes(token)
         return {"token": token_name(data), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
 
-    return [{**one(t.token_id, t.logprob), "top_logprobs": [one(*each) for each in t.top]} for t in told]
+    return [{**one(t.token_id, t.logprob), "top_logprobs": [one(*each) for each in t.top]} for t in logprobs]
 
 
-def id_logprobs(told: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
-    """Return log-probabilities by token id and text, with the likeliest tokens, for fields that the OpenAI API does
-    not have.
-    """
+def id_logprobs(logprobs: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
+    """Return log-probabilities by token id and text, with the likeliest tokens, for fields beyond the OpenAI API."""
 
     def one(token: int, logprob: float) -> Body:
         return {"token_id": token, "token": token_name(token_bytes(token)), "logprob": logprob}
 
-    return [None if t is None else {**one(t.token_id, t.logprob), "top": [one(*each) for each in t.top]} for t in told]
+    return [
+        None if t is None else {**one(t.token_id, t.logprob), "top": [one(*each) for each in t.top]} for t in logprobs
+    ]
 
 
 class _PendingToken(NamedTuple):
@@ -63,45 +61,50 @@ class CompletionLogprobs:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting: list[_PendingToken] = []
-        self._next = 0
+        self._pending_tokens: list[_PendingToken] = []
+        self._next_offset = 0
         self._length = 0
-        self._marked: bool | None = None  # the first token begins with a space
-        self._stripped = True  # the text begins without one
+        self._starts_with_space: bool | None = None  # the first token begins with a space
+        self._space_stripped = True  # the text begins without one
 
-    def add_tokens(self, ids: Iterable[int], told: Iterable[TokenLogprob | None]) -> None:
+    def add_tokens(self, ids: Iterable[int], logprobs: Iterable[TokenLogprob | None]) -> None:
         """Add tokens with their log-probabilities. The first token of a prompt has None."""
-        for token, logprob in zip(ids, told, strict=True):
+        for token, logprob in zip(ids, logprobs, strict=True):
             data = self._token_bytes(token)
-            if self._marked is None:
-                self._marked = data.startswith(b" ")
-            self._waiting.append(_PendingToken(self._next, token_name(data), logprob))
-            self._next += len(self._decoder.decode(data))
+            if self._starts_with_space is None:
+                self._starts_with_space = data.startswith(b" ")
+            self._pending_tokens.append(_PendingToken(self._next_offset, token_name(data), logprob))
+            self._next_offset += len(self._decoder.decode(data))
 
     def add_text(self, text: str) -> None:
         """Add a piece of the choice's text."""
         if text and not self._length:
-            self._stripped = not text.startswith(" ")
+            self._space_stripped = not text.startswith(" ")
         self._length += len(text)
 
-    def pop_lists(self, *, whole: bool) -> Body:
-        """Return the lists for the tokens that the text has reached, or for all pending tokens if the text is `whole`.
-        Each token is returned once. If two of the likeliest tokens have the same name, the likelier one is listed.
+    def pop_lists(self, *, is_complete: bool) -> Body:
+        """Return the lists for the tokens that the text has reached, or for all pending tokens if `is_complete`, as the
+        text is then. Each token is returned once. If two of the likeliest tokens have the same name, the likelier one
+        is listed.
         """
-        missing = int(bool(self._marked) and self._stripped)
-        reached = self._length + missing if self._length else 0
-        ready = [token for token in self._waiting if whole or token.offset <= reached]
-        del self._waiting[: len(ready)]
+        dropped_spaces = int(bool(self._starts_with_space) and self._space_stripped)
+        reached_offset = self._length + dropped_spaces if self._length else 0
+        ready_tokens = [token for token in self._pending_tokens if is_complete or token.offset <= reached_offset]
+        del self._pending_tokens[: len(ready_tokens)]
         return {
-            "text_offset": [min(max(0, token.offset - missing), self._length) for token in ready],
-            "tokens": [token.name for token in ready],
+            "text_offset": [min(max(0, token.offset - dropped_spaces), self._length) for token in ready_tokens],
+            "tokens": [token.name for token in ready_tokens],
             "token_logprobs": [
-                None if token.logprob is None else max(token.logprob.logprob, MIN_LOGPROB) for token in ready
+                None if token.logprob is None else max(token.logprob.logprob, MIN_LOGPROB) for token in ready_tokens
             ],
-            "top_logprobs": [None if token.logprob is None else self._top_logprobs(token.logprob) for token in ready],
+            "top_logprobs": [
+                None if token.logprob is None else self._top_logprobs(token.logprob) for token in ready_tokens
+            ],
         }
 
     def _top_logprobs(self, token: TokenLogprob) -> dict[str, float]:
         """Return the likeliest tokens at a token's place, by name, with their log-probabilities."""
-        named = [(token_name(self._token_bytes(each)), max(logprob, MIN_LOGPROB)) for each, logprob in token.top]
-        return dict(reversed(named))
+        named_logprobs = [
+            (token_name(self._token_bytes(each)), max(logprob, MIN_LOGPROB)) for each, logprob in token.top
+        ]
+        return dict(reversed(named_logprobs))

@@ -52,17 +52,21 @@ def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
-    read: list[Message] = []
-    called = False
+    result: list[Message] = []
+    has_calls = False
     for number, message in enumerate(messages, 1):
         try:
             with prefix_error_field(paths[number - 1] if paths else f"messages[{number - 1}]"):
-                said = _read_message(message)
-                called |= "tool_calls" in said
-                read.append(said if called or said["role"] != "tool" else orphan_result_message(str(said["content"])))
+                converted = _read_message(message)
+                has_calls |= "tool_calls" in converted
+                result.append(
+                    converted
+                    if has_calls or converted["role"] != "tool"
+                    else orphan_result_message(str(converted["content"]))
+                )
         except InvalidRequest as error:
             raise InvalidRequest(f"message {number}: {error}", field=error.field) from None
-    return read
+    return result
 
 
 def find_messages(content: object) -> list[Message] | None:
@@ -99,31 +103,38 @@ def _read_message(message: object) -> dict[str, object]:
     """Convert one message. Raises InvalidRequest."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
-    said = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
-    role = _ROLES.get(require_name("role", said.get("role")), said["role"])
-    thoughts = _read_thoughts(said)
-    content = read_text(said.get("content"), loose=role == "tool", thoughts=thoughts if role == "assistant" else None)
-    read: dict[str, object] = {"role": role, "content": content or sanitize_text(_text_or_empty(said.get("refusal")))}
-    read |= {name: require_name(name, said[name]) for name in _ID_FIELDS if name in said}
+    fields = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
+    role = _ROLES.get(require_name("role", fields.get("role")), fields["role"])
+    thoughts = _read_thoughts(fields)
+    content = read_text(fields.get("content"), loose=role == "tool", thoughts=thoughts if role == "assistant" else None)
+    converted: dict[str, object] = {
+        "role": role,
+        "content": content or sanitize_text(_text_or_empty(fields.get("refusal"))),
+    }
+    converted |= {name: require_name(name, fields[name]) for name in _ID_FIELDS if name in fields}
     if any(thoughts):
-        read["reasoning_content"] = sanitize_text("".join(thoughts))
-    older = said.get("function_call")
-    if calls := said.get("tool_calls") or ([{"function": older}] if isinstance(older, Mapping) else []):
-        read["tool_calls"] = _read_calls(calls)
-    return read
+        converted["reasoning_content"] = sanitize_text("".join(thoughts))
+    function_call = fields.get("function_call")
+    if calls := fields.get("tool_calls") or (
+        [{"function": function_call}] if isinstance(function_call, Mapping) else []
+    ):
+        converted["tool_calls"] = _read_calls(calls)
+    return converted
 
 
-def _read_thoughts(said: Mapping[str, Any]) -> list[str]:
+def _read_thoughts(fields: Mapping[str, Any]) -> list[str]:
     """Return the thoughts of a message, from whichever field its server has for them."""
-    if text := next((said[name] for name in _THOUGHT_FIELDS if isinstance(said.get(name), str) and said[name]), ""):
+    if text := next(
+        (fields[name] for name in _THOUGHT_FIELDS if isinstance(fields.get(name), str) and fields[name]), ""
+    ):
         return [text]
     texts = [
         _text_or_empty(each.get("text", each.get("thinking")))
         for name in _THOUGHT_LISTS
-        for each in (said[name] if isinstance(said.get(name), list) else ())
+        for each in (fields[name] if isinstance(fields.get(name), list) else ())
         if isinstance(each, Mapping)
     ]
-    if not any(texts) and any(said.get(name) for name in (*_THOUGHT_FIELDS, *_THOUGHT_LISTS)):
+    if not any(texts) and any(fields.get(name) for name in (*_THOUGHT_FIELDS, *_THOUGHT_LISTS)):
         note_omitted_thoughts()
     return texts
 
@@ -136,27 +147,27 @@ def _read_calls(calls: object) -> list[dict[str, Any]]:
     """Return the tool calls of a message, with their arguments as objects instead of JSON text."""
     if not isinstance(calls, list):
         raise InvalidRequest("`tool_calls` must be a list of calls", field="tool_calls")
-    read = []
-    for place, call in enumerate(calls):
-        with prefix_error_field(f"tool_calls[{place}]"):
+    converted = []
+    for index, call in enumerate(calls):
+        with prefix_error_field(f"tool_calls[{index}]"):
             if call is not None:  # a stream whose first call has the index 1 leaves a hole
-                read.append(_read_call(call))
-    return read
+                converted.append(_read_call(call))
+    return converted
 
 
 def _read_call(call: object) -> dict[str, Any]:
     """Return one tool call. A custom tool's text becomes its only argument, `input`."""
-    said = pick_known_fields(call, _CALL_FIELDS, "a tool call") if isinstance(call, Mapping) else {}
-    custom = said.get("custom")
+    fields = pick_known_fields(call, _CALL_FIELDS, "a tool call") if isinstance(call, Mapping) else {}
+    custom = fields.get("custom")
     function = (
         {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
         if isinstance(custom, Mapping)
-        else said.get("function")
+        else fields.get("function")
     )
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
     with prefix_error_field("function"):
         name = require_name("name", function["name"])
-    kept = {"id": require_name("id", said["id"])} if "id" in said else {}
-    kept |= {"type": "function"} if "type" in said else {}
-    return {**kept, "function": {"name": name, "arguments": read_arguments(function.get("arguments"))}}
+    call_fields = {"id": require_name("id", fields["id"])} if "id" in fields else {}
+    call_fields |= {"type": "function"} if "type" in fields else {}
+    return {**call_fields, "function": {"name": name, "arguments": read_arguments(function.get("arguments"))}}

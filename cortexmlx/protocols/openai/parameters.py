@@ -100,109 +100,114 @@ UNSERVED_TOOL_FIELDS: Mapping[str, UnservedField] = {
 """The unserved fields of a protocol without messages."""
 
 
-def read_sampling(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that a body sets, under their own names instead of aliases. Raises
-    InvalidRequest.
-    """
-    values = {name: value for name, value in said.items() if name in SAMPLING_FIELDS}
+def read_sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that a body sets, under their own names, not aliases. Raises InvalidRequest."""
+    values = {name: value for name, value in fields.items() if name in SAMPLING_FIELDS}
     for alias, name in ALIASES.items():
-        if alias in said and name in SAMPLING_FIELDS:
+        if alias in fields and name in SAMPLING_FIELDS:
             if alias != "max_completion_tokens" and name in values:
                 raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
-            values[name] = said[alias]
-    values |= read_structured(said) | _read_unenforced(said, values)
+            values[name] = fields[alias]
+    values |= read_structured(fields) | _read_unenforced(fields, values)
     return values | {name: convert(values[name]) for name, convert in _CONVERTERS.items() if name in values}
 
 
-def _read_unenforced(said: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that vLLM's `min_tokens` and `skip_special_tokens` set, or note that they are not
-    enforced. Raises InvalidRequest.
-    """
-    least, most = said.get("min_tokens", said.get("min_new_tokens", 0)), values.get("max_tokens")
-    if type(least) is not int or least < 0:
-        raise InvalidRequest(f"min_tokens is {least!r:.80}, but must be an integer from 0", field="min_tokens")
-    if not require_type("skip_special_tokens", said.get("skip_special_tokens", True), bool, "true or false"):
+def _read_unenforced(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `min_tokens` and `skip_special_tokens` set, or note what is not enforced. Raises InvalidRequest."""
+    min_tokens, max_tokens = fields.get("min_tokens", fields.get("min_new_tokens", 0)), values.get("max_tokens")
+    if type(min_tokens) is not int or min_tokens < 0:
+        raise InvalidRequest(f"min_tokens is {min_tokens!r:.80}, but must be an integer from 0", field="min_tokens")
+    if not require_type("skip_special_tokens", fields.get("skip_special_tokens", True), bool, "true or false"):
         add_note("skip_special_tokens", "skip_special_tokens is not enforced: an answer's text has no special tokens")
-    if type(most) is int and 0 < most <= least:
+    if type(max_tokens) is int and 0 < max_tokens <= min_tokens:
         return {"ignore_eos": True}
-    if least:
+    if min_tokens:
         add_note("min_tokens", "min_tokens is not enforced, unless it is max_tokens")
     return {}
 
 
 def build_sampling_params(
-    defaults: SamplingParams, values: Mapping[str, Any], said: Mapping[str, Any]
+    defaults: SamplingParams, values: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> SamplingParams:
     """Return the defaults with these values; -1 means no limit, as in vLLM and llama.cpp. Raises InvalidRequest with
-    the name that the body `said` has for the field.
+    the name that the body `fields` has for the field.
     """
     limits = {
-        name: least for name, least in _UNLIMITED_VALUES.items() if type(values.get(name)) is int and values[name] == -1
+        name: unlimited_value
+        for name, unlimited_value in _UNLIMITED_VALUES.items()
+        if type(values.get(name)) is int and values[name] == -1
     }
     stops = {"stop": [each for each in values["stop"] if each != ""]} if isinstance(values.get("stop"), list) else {}
     try:
         return replace(defaults, **{**values, **limits, **stops})
     except InvalidRequest as error:
-        names = (alias for alias, name in _OTHER_NAMES if name == error.field and alias in said)
+        names = (alias for alias, name in _OTHER_NAMES if name == error.field and alias in fields)
         error.field = next(names, error.field)
         raise
 
 
 def template_variables(
-    said: Mapping[str, Any], defaults: RequestDefaults, *, templated: bool = True, more: TemplateVars = NO_VARIABLES
+    fields: Mapping[str, Any],
+    defaults: RequestDefaults,
+    *,
+    uses_template: bool = True,
+    extra_vars: TemplateVars = NO_VARIABLES,
 ) -> TemplateVars:
     """Return the variables of the chat template: those that a body sets, and the defaults for the others.
 
-    A prompt that is not `templated` has no variables. `more` are those that the protocol has fields of its own for.
-    Clients send them to every model, so a variable that the template is known not to read is left out, and noted.
-    Raises InvalidRequest.
+    Without `uses_template` there are no variables. `extra_vars` are those that the protocol has fields of its
+    own for. Clients send them to every model, so a variable that the template is known not to read is left out, and
+    noted. Raises InvalidRequest.
     """
-    own = body_variables(said)
-    if own and not templated:
-        message = f"{', '.join(own)}: set for a chat template, which this prompt does not go through"
-        raise InvalidRequest(message, field=next(name for name in TEMPLATE_FIELDS if said.get(name) is not None))
-    own, known = {**more, **own}, defaults.known_vars
-    if known is not None:
-        for name, other in ((THINKING, "thinking"), ("thinking", THINKING)):
-            if name in own and name not in known and other in known:
-                own.setdefault(other, own.pop(name))
-        switched = not known.isdisjoint({THINKING, "thinking"})
-        unread = own.keys() - known - ({EFFORT} if switched and own.get(EFFORT) == "none" else set())
-        for name in sorted(unread):
-            near = suggest_name(name[:80], known)
+    body_vars = body_variables(fields)
+    if body_vars and not uses_template:
+        message = f"{', '.join(body_vars)}: set for a chat template, which this prompt does not go through"
+        raise InvalidRequest(message, field=next(name for name in TEMPLATE_FIELDS if fields.get(name) is not None))
+    body_vars, known_vars = {**extra_vars, **body_vars}, defaults.known_vars
+    if known_vars is not None:
+        for name, other_name in ((THINKING, "thinking"), ("thinking", THINKING)):
+            if name in body_vars and name not in known_vars and other_name in known_vars:
+                body_vars.setdefault(other_name, body_vars.pop(name))
+        has_thinking_switch = not known_vars.isdisjoint({THINKING, "thinking"})
+        unread_names = (
+            body_vars.keys()
+            - known_vars
+            - ({EFFORT} if has_thinking_switch and body_vars.get(EFFORT) == "none" else set())
+        )
+        for name in sorted(unread_names):
+            suggestion = suggest_name(name[:80], known_vars)
             add_note(
-                "template variables", f"the model's chat template does not read {name[:80]!r}, so it is ignored{near}"
+                "template variables",
+                f"the model's chat template does not read {name[:80]!r}, so it is ignored{suggestion}",
             )
-        own = {name: value for name, value in own.items() if name not in unread}
-    return merge_variables(own, defaults.template_vars) if templated else NO_VARIABLES
+        body_vars = {name: value for name, value in body_vars.items() if name not in unread_names}
+    return merge_variables(body_vars, defaults.template_vars) if uses_template else NO_VARIABLES
 
 
 def body_variables(body: Mapping[str, object]) -> dict[str, object]:
-    """Return the chat template's variables in a body: `chat_template_kwargs`, which wins over `reasoning_effort`. Null
-    sets nothing. Raises InvalidRequest.
-    """
+    """Return template variables: non-null `chat_template_kwargs` over `reasoning_effort`. Raises InvalidRequest."""
     if (effort := body.get(EFFORT)) is not None:
         require_type(EFFORT, effort, str, "a text like 'low'")
     variables = require_type("chat_template_kwargs", body.get("chat_template_kwargs") or {}, dict, "an object")
     return ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
 
 
-def merge_variables(own: TemplateVars, usual: TemplateVars) -> dict[str, object]:
-    """Return a body's own template variables on top of the `usual` ones. The effort "none" removes the usual thinking
-    switch.
-    """
-    return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | {**own}
+def merge_variables(body_vars: TemplateVars, default_vars: TemplateVars) -> dict[str, object]:
+    """Return `body_vars` on top of `default_vars`. The effort "none" removes the usual thinking switch."""
+    return {
+        name: value for name, value in default_vars.items() if name != THINKING or body_vars.get(EFFORT) != "none"
+    } | {**body_vars}
 
 
-def read_thinking(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+def read_thinking(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
     """Return the sampling parameters and template variables that other servers' thinking fields set. They are
     OpenRouter's `reasoning`, DeepSeek's and GLM's `thinking`, and Qwen's `enable_thinking`. Raises InvalidRequest.
     """
     values: dict[str, Any] = {}
     variables: dict[str, object] = {}
-    if "enable_thinking" in said:
-        variables[THINKING] = read_flag(said, "enable_thinking")
-    if isinstance(thinking := said.get("thinking"), bool):
+    if "enable_thinking" in fields:
+        variables[THINKING] = read_flag(fields, "enable_thinking")
+    if isinstance(thinking := fields.get("thinking"), bool):
         variables[THINKING] = thinking
     elif thinking is not None:
         with prefix_error_field("thinking"):
@@ -214,41 +219,43 @@ def read_thinking(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, ob
             if thinking.get("budget_tokens") is not None:
                 values["max_thinking_tokens"] = thinking["budget_tokens"]
     with prefix_error_field("reasoning"):
-        reasoning = require_type("reasoning", said.get("reasoning", {}), dict, "an object")
-        given = {name: part for name, part in reasoning.items() if part is not None}
-        reject_unknown_fields(given, _REASONING_FIELDS, "`reasoning`")
-        if "enabled" in given:
-            variables[THINKING] = read_flag(given, "enabled")
-        if "effort" in given:
-            variables[EFFORT] = require_type("effort", given["effort"], str, "a text like 'low'")
-        if "max_tokens" in given:
-            values["max_thinking_tokens"] = given["max_tokens"]
+        reasoning = require_type("reasoning", fields.get("reasoning", {}), dict, "an object")
+        reasoning_fields = {name: part for name, part in reasoning.items() if part is not None}
+        reject_unknown_fields(reasoning_fields, _REASONING_FIELDS, "`reasoning`")
+        if "enabled" in reasoning_fields:
+            variables[THINKING] = read_flag(reasoning_fields, "enabled")
+        if "effort" in reasoning_fields:
+            variables[EFFORT] = require_type("effort", reasoning_fields["effort"], str, "a text like 'low'")
+        if "max_tokens" in reasoning_fields:
+            values["max_thinking_tokens"] = reasoning_fields["max_tokens"]
     return values, variables
 
 
-def read_top_logprobs(said: Mapping[str, Any], asked: bool, how: str, usual: int | None) -> Any:
-    """Return how many likely tokens to report at each place, or `usual` if the body did not ask. Raises InvalidRequest
-    for `top_logprobs` in a body that did not ask; `how` says there how to.
+def read_top_logprobs(
+    fields: Mapping[str, Any], is_requested: bool, required_field: str, default_count: int | None
+) -> Any:
+    """Return how many likely tokens to report at each place, or `default_count` if the body did not ask. Raises
+    InvalidRequest for `top_logprobs` in a body that did not ask; `required_field` says there how to.
     """
-    top = said.get("top_logprobs", 0)
-    if not asked and top:
-        raise InvalidRequest(f"top_logprobs needs {how}", field="top_logprobs")
-    return top if asked else usual
+    top = fields.get("top_logprobs", 0)
+    if not is_requested and top:
+        raise InvalidRequest(f"top_logprobs needs {required_field}", field="top_logprobs")
+    return top if is_requested else default_count
 
 
-def read_flag(said: Mapping[str, Any], name: str) -> bool:
+def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     """Return a field that is true or false. A missing field is false. Raises InvalidRequest."""
-    return require_type(name, said.get(name, False), bool, "true or false")
+    return require_type(name, fields.get(name, False), bool, "true or false")
 
 
-def read_stream_fields(said: Mapping[str, Any], params: SamplingParams) -> dict[str, Any]:
+def read_stream_fields(fields: Mapping[str, Any], params: SamplingParams) -> dict[str, Any]:
     """Return the fields of a Request that ask for a stream and for its usage. Raises InvalidRequest."""
-    stream = read_flag(said, "stream")
-    options = require_type("stream_options", said.get("stream_options", {}), dict, "an object")
+    stream = read_flag(fields, "stream")
+    options = require_type("stream_options", fields.get("stream_options", {}), dict, "an object")
     with prefix_error_field("stream_options"):
         reject_unknown_fields(options, ("include_usage", "include_obfuscation", _CONTINUOUS_USAGE), "`stream_options`")
-        given = {name: value for name, value in options.items() if value is not None}
-        include_usage, so_far = read_flag(given, "include_usage"), read_flag(given, _CONTINUOUS_USAGE)
+        option_fields = {name: value for name, value in options.items() if value is not None}
+        include_usage, so_far = read_flag(option_fields, "include_usage"), read_flag(option_fields, _CONTINUOUS_USAGE)
     if options and not stream:
         raise InvalidRequest('stream_options needs "stream": true', field="stream_options")
     if stream and params.prompt_logprobs is not None:
@@ -289,19 +296,19 @@ _OTHER_NAMES = (
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 
-def read_structured(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
-    """Return the parameter `structured` (the form of the answer) as a body sets it, or nothing if it does not. Raises
-    InvalidRequest.
-    """
-    asked = [name for name in sorted(FORM_FIELDS) if name in said]
-    if len(asked) > 1:
-        raise InvalidRequest(f"there are both {asked[0]!r} and {asked[1]!r}: give one of them", field=asked[1])
-    if not asked:
+def read_structured(fields: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
+    """Return the parameter `structured` (the answer's form) if a body sets it, or nothing. Raises InvalidRequest."""
+    form_names = [name for name in sorted(FORM_FIELDS) if name in fields]
+    if len(form_names) > 1:
+        raise InvalidRequest(
+            f"there are both {form_names[0]!r} and {form_names[1]!r}: give one of them", field=form_names[1]
+        )
+    if not form_names:
         return {}
-    (name,) = asked
+    (name,) = form_names
     if name in PEER_FORMATS:
-        return {"structured": _name_error_field(StructuredOutput.named, {PEER_FORMATS[name]: said[name]}, name)}
-    value = require_type(name, said[name], dict, "an object")
+        return {"structured": _name_error_field(StructuredOutput.named, {PEER_FORMATS[name]: fields[name]}, name)}
+    value = require_type(name, fields[name], dict, "an object")
     with prefix_error_field(name):
         return {
             "structured": _read_structured_outputs(value)
@@ -322,24 +329,20 @@ def read_response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
     if kind != "json_schema":
         raise InvalidRequest(f"type is {kind!r:.80}, but must be text, json_object or json_schema", field="type")
     reject_unknown_fields(value, ("type", "json_schema"), "`response_format`")
-    named = require_type("json_schema", value.get("json_schema"), dict, "an object with a `schema`")
+    schema_fields = require_type("json_schema", value.get("json_schema"), dict, "an object with a `schema`")
     with prefix_error_field("json_schema"):
-        return read_json_schema(named)
+        return read_json_schema(schema_fields)
 
 
 def read_text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the structured output that `text.format` of `/v1/responses` asks for, or None for plain text. There a
-    schema's fields are beside its type.
-    """
+    """Return the structured output of a response's `text.format` (schema fields beside `type`); None: plain text."""
     if value.get("type") != "json_schema":
         return read_response_format(value)
     return read_json_schema({name: part for name, part in value.items() if name != "type"})
 
 
 def read_json_schema(value: Mapping[str, Any]) -> StructuredOutput:
-    """Return the structured output of an object with a `schema`. Keywords that cannot be enforced are ignored only if
-    `strict` is false, and refused otherwise.
-    """
+    """Return the structured output for `schema`. Unenforceable keywords are refused; ignored if `strict` is false."""
     reject_unknown_fields(value, _SCHEMA_FIELDS, "`json_schema`")
     strict = require_type("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
     if not isinstance(value.get("schema"), Mapping | bool):
@@ -373,22 +376,20 @@ def _name_error_field(make: Callable[[Any], StructuredOutput], value: Any, name:
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
-def read_tools(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that `tools`, `tool_choice` and `parallel_tool_calls` of a body set. Raises
-    InvalidRequest.
-    """
+def read_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters of `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidRequest."""
     values: dict[str, Any] = {}
-    if "tools" in said:
-        listed = require_type("tools", said["tools"], list, "a list of tools")
+    if "tools" in fields:
+        entries = require_type("tools", fields["tools"], list, "a list of tools")
         tools = []
-        for place, tool in enumerate(listed):
-            with prefix_error_field(f"tools[{place}]"):
+        for index, tool in enumerate(entries):
+            with prefix_error_field(f"tools[{index}]"):
                 tools.append(_read_tool(tool))
         values["tools"] = tools
-    if "tool_choice" in said:
-        values["tool_choice"] = _read_tool_choice(said["tool_choice"])
-    if "parallel_tool_calls" in said:
-        values["parallel_tool_calls"] = said["parallel_tool_calls"]
+    if "tool_choice" in fields:
+        values["tool_choice"] = _read_tool_choice(fields["tool_choice"])
+    if "parallel_tool_calls" in fields:
+        values["parallel_tool_calls"] = fields["parallel_tool_calls"]
     return values
 
 
@@ -396,26 +397,28 @@ def _read_tool(tool: object) -> Tool:
     """Convert one entry of `tools` into a Tool. Raises InvalidRequest."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `type` and `function`")
-    said = pick_known_fields(sanitize_tool(tool), ("type", "function"), "a tool", ("function",))
-    if isinstance(function := said.get("function"), Mapping):
-        said["function"] = pick_known_fields(function, _FUNCTION_FIELDS, "a tool's function", _FUNCTION_FIELDS)
+    fields = pick_known_fields(sanitize_tool(tool), ("type", "function"), "a tool", ("function",))
+    if isinstance(function := fields.get("function"), Mapping):
+        fields["function"] = pick_known_fields(function, _FUNCTION_FIELDS, "a tool's function", _FUNCTION_FIELDS)
     try:
-        return Tool.of(said)
+        return Tool.of(fields)
     except InvalidRequest as error:
         error.field = None
         raise
 
 
 def _read_tool_choice(choice: object) -> object:
-    """Return `tool_choice` as a text: a mode, or the name of the function that an object names. Raises
-    InvalidRequest.
-    """
+    """Return `tool_choice` as text: a mode, or the name of the function that an object names. Raises InvalidRequest."""
     if not isinstance(choice, Mapping):
         return choice
-    named = choice.get("function")
-    if choice.get("type") != "function" or not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+    function = choice.get("function")
+    if (
+        choice.get("type") != "function"
+        or not isinstance(function, Mapping)
+        or not isinstance(function.get("name"), str)
+    ):
         example = '{"type": "function", "function": {"name": ...}}'
         raise InvalidRequest(
             f"tool_choice is {dict(choice)!r:.80}, but must be auto, none, required or {example}", field="tool_choice"
         )
-    return named["name"]
+    return function["name"]

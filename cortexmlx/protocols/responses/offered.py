@@ -81,52 +81,52 @@ class OfferedTools:
 
     def model_name(self, namespace: str | None, name: str) -> str:
         """Return the model's name of a client's tool, also of one that is no longer offered."""
-        known = self._model_names.get((namespace, name))
-        return known or (name if namespace is None else _qualified_name(namespace, name))
+        model_name = self._model_names.get((namespace, name))
+        return model_name or (name if namespace is None else _qualified_name(namespace, name))
 
     @cached_property
     def _model_names(self) -> dict[tuple[str | None, str], str]:
         """The model's name of each tool, by the client's namespace and name."""
-        return {(callee.namespace, callee.name): known for known, callee in self.client_tools.items()}
+        return {(callee.namespace, callee.name): model_name for model_name, callee in self.client_tools.items()}
 
 
-def read_offered_tools(said: Mapping[str, Any]) -> tuple[OfferedTools, dict[str, Any]]:
-    """Read `tools` and `tool_choice` of a body: return the offered tools and the sampling parameters. Raises
-    InvalidRequest.
-    """
-    listed = require_type("tools", said.get("tools", []), list, "a list of tools")
-    entries = list(_tool_entries(listed))
-    own = {entry.client_tool.name for entry in entries if entry.client_tool.namespace is None}
-    known: dict[str, _ToolEntry] = {}
+def read_offered_tools(fields: Mapping[str, Any]) -> tuple[OfferedTools, dict[str, Any]]:
+    """Return the offered tools and sampling parameters of `tools` and `tool_choice`. Raises InvalidRequest."""
+    tool_list = require_type("tools", fields.get("tools", []), list, "a list of tools")
+    entries = list(_tool_entries(tool_list))
+    top_level_names = {entry.client_tool.name for entry in entries if entry.client_tool.namespace is None}
+    entries_by_name: dict[str, _ToolEntry] = {}
     for entry in entries:
         name = entry.client_tool.name
         if entry.client_tool.namespace is not None:
             name = _qualified_name(entry.client_tool.namespace, name)
-            if name in known or name in own:
-                name = _qualified_name(entry.client_tool.namespace, entry.client_tool.name, short=True)
+            if name in entries_by_name or name in top_level_names:
+                name = _qualified_name(entry.client_tool.namespace, entry.client_tool.name, shorten=True)
         with prefix_error_field(entry.path):
-            if name in known:
+            if name in entries_by_name:
                 raise InvalidRequest(f"two tools are called {name!r:.80}", field="name")
-            known[name] = entry
-    choice = said.get("tool_choice", "auto")
+            entries_by_name[name] = entry
+    choice = fields.get("tool_choice", "auto")
     with prefix_error_field("tool_choice"):
-        choice, allowed = _read_tool_choice(choice, {name: entry.client_tool for name, entry in known.items()})
-    if allowed is not None:
-        known = {name: entry for name, entry in known.items() if name in allowed}
+        choice, allowed_names = _read_tool_choice(
+            choice, {name: entry.client_tool for name, entry in entries_by_name.items()}
+        )
+    if allowed_names is not None:
+        entries_by_name = {name: entry for name, entry in entries_by_name.items() if name in allowed_names}
     values: dict[str, Any] = {}
-    if "tools" in said:
-        values["tools"] = [_build_tool(entry, name) for name, entry in known.items()]
-    if "tool_choice" in said:
+    if "tools" in fields:
+        values["tools"] = [_build_tool(entry, name) for name, entry in entries_by_name.items()]
+    if "tool_choice" in fields:
         values["tool_choice"] = choice
-    if "parallel_tool_calls" in said:
-        values["parallel_tool_calls"] = said["parallel_tool_calls"]
-    offered = OfferedTools(
+    if "parallel_tool_calls" in fields:
+        values["parallel_tool_calls"] = fields["parallel_tool_calls"]
+    offered_tools = OfferedTools(
         tuple(values.get("tools", ())),
-        {name: entry.client_tool for name, entry in known.items()},
-        tuple(_reply_tools(known.values())),
-        tuple(note for entry in known.values() for note in entry.notes()),
+        {name: entry.client_tool for name, entry in entries_by_name.items()},
+        tuple(_reply_tools(entries_by_name.values())),
+        tuple(note for entry in entries_by_name.values() for note in entry.notes()),
     )
-    return offered, values
+    return offered_tools, values
 
 
 @dataclass(frozen=True)
@@ -144,21 +144,21 @@ class _ToolEntry:
             yield f"the grammar of the custom tool {self.client_tool.name!r:.80} is told to the model, but not enforced"
 
 
-def _tool_entries(listed: Sequence[Any]) -> Iterator[_ToolEntry]:
+def _tool_entries(tool_list: Sequence[Any]) -> Iterator[_ToolEntry]:
     """Yield the functions and custom tools of a list, also those inside namespaces. Raises InvalidRequest."""
     count = 0
-    for place, tool in enumerate(listed):
-        path = f"tools[{place}]"
+    for index, tool in enumerate(tool_list):
+        path = f"tools[{index}]"
         with prefix_error_field(path):
-            said = _tool_fields(tool)
-            inner = [(path, said)]
-            if said.get("type") == "namespace":
-                said = pick_known_fields(said, _NAMESPACE_FIELDS, "a group of tools", _NAMESPACE_FIELDS[1:4])
-                require_type("name", said.get("name"), str, "a text")
-                group = require_type("tools", said.get("tools", []), list, "a list of tools")
-                inner = [(f"{path}.tools[{number}]", _tool_fields(each)) for number, each in enumerate(group)]
-        for inner_path, each in inner:
-            entry = _read_entry(inner_path, each, said if inner_path != path else None)
+            fields = _tool_fields(tool)
+            inner_tools = [(path, fields)]
+            if fields.get("type") == "namespace":
+                fields = pick_known_fields(fields, _NAMESPACE_FIELDS, "a group of tools", _NAMESPACE_FIELDS[1:4])
+                require_type("name", fields.get("name"), str, "a text")
+                group = require_type("tools", fields.get("tools", []), list, "a list of tools")
+                inner_tools = [(f"{path}.tools[{number}]", _tool_fields(each)) for number, each in enumerate(group)]
+        for inner_path, each in inner_tools:
+            entry = _read_entry(inner_path, each, fields if inner_path != path else None)
             count += entry is not None
             if count > MOST_TOOLS:
                 raise InvalidRequest(f"there are more than {MOST_TOOLS} tools", field="tools")
@@ -166,16 +166,16 @@ def _tool_entries(listed: Sequence[Any]) -> Iterator[_ToolEntry]:
                 yield entry
 
 
-def _read_entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | None) -> _ToolEntry | None:
+def _read_entry(path: str, fields: Mapping[str, Any], group: Mapping[str, Any] | None) -> _ToolEntry | None:
     """Return one tool of the body, or None if its type is ignored. `group` is its namespace. Raises InvalidRequest."""
     with prefix_error_field(path):
-        kind = said.get("type")
+        kind = fields.get("type")
         if kind in ("function", "custom"):
             parts = _FUNCTION_FIELDS if kind == "function" else _CUSTOM_FIELDS
-            said = pick_known_fields(said, parts, f"a tool of type {kind!r}", parts[1:5])
-            name = require_type("name", said.get("name"), str, "a text")
+            fields = pick_known_fields(fields, parts, f"a tool of type {kind!r}", parts[1:5])
+            name = require_type("name", fields.get("name"), str, "a text")
             return _ToolEntry(
-                path, said, ClientTool(name, None if group is None else group["name"], kind == "custom"), group
+                path, fields, ClientTool(name, None if group is None else group["name"], kind == "custom"), group
             )
         if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES and group is None:
             return None
@@ -186,9 +186,7 @@ def _read_entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | N
 
 
 def _tool_fields(tool: object) -> dict[str, Any]:
-    """Return the fields of a tool that are not null, with sanitized descriptions and examples. Raises
-    InvalidRequest.
-    """
+    """Return a tool's fields that are not null, with sanitized descriptions and examples. Raises InvalidRequest."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with a `type`")
     return {name: sanitize_tool({name: part})[name] for name, part in tool.items() if part is not None}
@@ -196,12 +194,12 @@ def _tool_fields(tool: object) -> dict[str, Any]:
 
 def _build_tool(entry: _ToolEntry, name: str) -> Tool:
     """Return the function that the model is offered for a tool. `name` is its name for the model."""
-    said = entry.fields
+    fields = entry.fields
     with prefix_error_field(entry.path):
-        description = require_type("description", said.get("description", ""), str, "a text")
-        parameters = said.get("parameters")
+        description = require_type("description", fields.get("description", ""), str, "a text")
+        parameters = fields.get("parameters")
         if entry.client_tool.custom:
-            if definition := _custom_grammar(said):
+            if definition := _custom_grammar(fields):
                 description = f"{description}\n\nThe input must follow this grammar:\n{definition}".strip()
             parameters = {
                 "properties": {INPUT_ARGUMENT: {"type": "string"}},
@@ -209,15 +207,15 @@ def _build_tool(entry: _ToolEntry, name: str) -> Tool:
                 "additionalProperties": False,
             }
         try:
-            return Tool.named(name, description, parameters, said.get("strict", False))
+            return Tool.named(name, description, parameters, fields.get("strict", False))
         except InvalidRequest as error:
             error.field = None
             raise
 
 
-def _custom_grammar(said: Mapping[str, Any]) -> str:
+def _custom_grammar(fields: Mapping[str, Any]) -> str:
     """Return the grammar of a custom tool's input; empty if any text will do. Raises InvalidRequest."""
-    form = require_type("format", said.get("format", {"type": "text"}), dict, "an object")
+    form = require_type("format", fields.get("format", {"type": "text"}), dict, "an object")
     if form.get("type") == "text":
         return ""
     with prefix_error_field("format"):
@@ -230,66 +228,62 @@ def _reply_tools(entries: Any) -> Iterator[Body]:
     """Yield the tools as a reply lists them: each namespace with those of its tools that were offered."""
     groups: dict[int, Body] = {}
     for entry in entries:
-        said = entry.fields
-        shown: Body = {"type": said["type"], "name": said["name"], "description": said.get("description")}
+        fields = entry.fields
+        tool_body: Body = {"type": fields["type"], "name": fields["name"], "description": fields.get("description")}
         if entry.client_tool.custom:
-            form = said.get("format", {"type": "text"})
-            shown["format"] = {name: part for name, part in form.items() if isinstance(part, str)}
+            form = fields.get("format", {"type": "text"})
+            tool_body["format"] = {name: part for name, part in form.items() if isinstance(part, str)}
         else:
-            shown |= {"parameters": said.get("parameters"), "strict": said.get("strict", False)}
+            tool_body |= {"parameters": fields.get("parameters"), "strict": fields.get("strict", False)}
         if entry.group is None:
-            yield shown
+            yield tool_body
         elif id(entry.group) in groups:
-            groups[id(entry.group)]["tools"].append(shown)
+            groups[id(entry.group)]["tools"].append(tool_body)
         else:
             group = entry.group
             description = group.get("description") or ""
-            own = {"type": "namespace", "name": group["name"], "description": description, "tools": [shown]}
-            groups[id(group)] = own
-            yield own
+            group_body = {"type": "namespace", "name": group["name"], "description": description, "tools": [tool_body]}
+            groups[id(group)] = group_body
+            yield group_body
 
 
 def _read_tool_choice(choice: Any, callees: Mapping[str, ClientTool]) -> tuple[Any, frozenset[str] | None]:
-    """Return the mode or forced tool of a `tool_choice` under the model's name, and the names of the allowed tools;
-    None: all.
-    """
+    """Return a `tool_choice`'s mode or forced tool, by the model's name, and the names of allowed tools (None: all)."""
     if not isinstance(choice, Mapping):
-        named = isinstance(choice, str) and choice not in CHOICES
-        return (_find_model_name({"name": choice}, callees) if named else choice), None
+        is_tool_name = isinstance(choice, str) and choice not in CHOICES
+        return (_find_model_name({"name": choice}, callees) if is_tool_name else choice), None
     kind = choice.get("type")
     if kind != "allowed_tools":
         return _find_model_name(choice, callees), None
     mode = choice.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"mode is {mode!r:.80}, but must be auto or required", field="mode")
-    allowed = set()
-    for place, each in enumerate(require_type("tools", choice.get("tools"), list, "a list of tools")):
-        with prefix_error_field(f"tools[{place}]"):
+    allowed_names = set()
+    for index, each in enumerate(require_type("tools", choice.get("tools"), list, "a list of tools")):
+        with prefix_error_field(f"tools[{index}]"):
             tool = _tool_fields(each)
-            own = tool.get("type")
-            if isinstance(own, str) and own in IGNORED_TOOL_TYPES:
+            tool_type = tool.get("type")
+            if isinstance(tool_type, str) and tool_type in IGNORED_TOOL_TYPES:
                 continue
             if tool.get("type") == "namespace":
-                allowed |= {name for name, callee in callees.items() if callee.namespace == tool.get("name")}
+                allowed_names |= {name for name, callee in callees.items() if callee.namespace == tool.get("name")}
             else:
-                allowed.add(_find_model_name(tool, callees))
-    return mode, frozenset(allowed)
+                allowed_names.add(_find_model_name(tool, callees))
+    return mode, frozenset(allowed_names)
 
 
 def reply_tool_choice(choice: Any) -> Any:
     """Return a `tool_choice` that was checked, as a reply repeats it: without parts that have no meaning here."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
-    shown: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
+    reply_choice: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
     if choice.get("type") == "allowed_tools":
-        shown["tools"] = [reply_tool_choice(tool) for tool in choice["tools"]]
-    return shown
+        reply_choice["tools"] = [reply_tool_choice(tool) for tool in choice["tools"]]
+    return reply_choice
 
 
 def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool]) -> str:
-    """Return the model's name of the one tool that a `tool_choice` names. Raises InvalidRequest if there is none, or
-    several.
-    """
+    """Return the model's name of the one tool that a `tool_choice` names. Raises InvalidRequest unless there is one."""
     kind, name = choice.get("type", "function"), choice.get("name")
     if isinstance(kind, str) and kind in IGNORED_TOOL_TYPES:
         raise InvalidRequest(
@@ -298,24 +292,24 @@ def _find_model_name(choice: Mapping[str, Any], callees: Mapping[str, ClientTool
     if kind not in ("function", "custom") or not isinstance(name, str):
         example = '{"type": "function", "name": ...}'
         raise InvalidRequest(f"it is {dict(choice)!r:.80}, but must be auto, none, required or {example}")
-    found = [
-        known
-        for known, callee in callees.items()
+    matches = [
+        model_name
+        for model_name, callee in callees.items()
         if callee.name == name and choice.get("namespace") in (None, callee.namespace)
     ]
-    own = [known for known in found if callees[known].namespace is None]
-    if len(own or found) != 1:
-        why = "there is no such tool" if not found else f"{len(found)} groups have one: name the `namespace`"
-        raise InvalidRequest(f"it names {name!r:.80}, but {why}")
-    return (own or found)[0]
+    top_level = [known for known in matches if callees[known].namespace is None]
+    if len(top_level or matches) != 1:
+        reason = "there is no such tool" if not matches else f"{len(matches)} groups have one: name the `namespace`"
+        raise InvalidRequest(f"it names {name!r:.80}, but {reason}")
+    return (top_level or matches)[0]
 
 
-def _qualified_name(namespace: str, name: str, short: bool = False) -> str:
-    """Return one function name for a tool of a namespace; if it is too long or `short`, it ends with a hash. It is the
-    same in every turn, since the model sees its earlier calls.
+def _qualified_name(namespace: str, name: str, shorten: bool = False) -> str:
+    """Return one function name for a tool of a namespace; if it is too long or `shorten`, it ends with a hash. It is
+    the same in every turn, since the model sees its earlier calls.
     """
-    whole = namespace + name if namespace.endswith("_") else f"{namespace}__{name}"
-    if len(whole) <= MAX_NAME_LENGTH and not short:
-        return whole
-    mark = hashlib.sha256(f"{len(namespace)} {namespace}{name}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{whole[: MAX_NAME_LENGTH - 9]}_{mark}"
+    full_name = namespace + name if namespace.endswith("_") else f"{namespace}__{name}"
+    if len(full_name) <= MAX_NAME_LENGTH and not shorten:
+        return full_name
+    hash_suffix = hashlib.sha256(f"{len(namespace)} {namespace}{name}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{full_name[: MAX_NAME_LENGTH - 9]}_{hash_suffix}"

@@ -89,48 +89,48 @@ _SUMMARIES = ("auto", "concise", "detailed")
 @with_notes
 def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     """Parse the JSON body of a `/v1/responses` call into a Request. Raises InvalidRequest."""
-    own = FIELDS.exclude(defaults.unserved)
-    if defaults.earlier is None:
-        own = own.exclude({"previous_response_id": UnservedField(_STATELESS)})
-    accepted = own.reject_unserved(body)
-    if "metadata" in accepted:
-        _check_metadata(accepted["metadata"])
-    said = own.reject_unknown(accepted)
-    values = parameters.read_sampling(said)
-    included = _read_include(said, defaults)
+    body_fields = FIELDS.exclude(defaults.unserved)
+    if defaults.earlier_responses is None:
+        body_fields = body_fields.exclude({"previous_response_id": UnservedField(_STATELESS)})
+    served_fields = body_fields.reject_unserved(body)
+    if "metadata" in served_fields:
+        _check_metadata(served_fields["metadata"])
+    fields = body_fields.reject_unknown(served_fields)
+    values = parameters.read_sampling(fields)
+    included_values = _read_include(fields, defaults)
     values["logprobs"] = parameters.read_top_logprobs(
-        said, LOGPROBS in included, f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
+        fields, LOGPROBS in included_values, f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
     )
-    offered, chosen = read_offered_tools(said)
-    values |= _read_structured(said) | chosen
-    if "max_output_tokens" in said:
-        values["max_tokens"] = said["max_output_tokens"]
-    params = parameters.build_sampling_params(defaults.params, values, said)
-    stream = parameters.read_stream_fields(said, params)
-    previous = _find_previous(said, defaults)
-    told = items = read_items(said.get("input"), defaults.earlier)
+    offered_tools, tool_values = read_offered_tools(fields)
+    values |= _read_structured(fields) | tool_values
+    if "max_output_tokens" in fields:
+        values["max_tokens"] = fields["max_output_tokens"]
+    params = parameters.build_sampling_params(defaults.params, values, fields)
+    stream = parameters.read_stream_fields(fields, params)
+    previous = _find_previous(fields, defaults)
+    all_items = items = read_items(fields.get("input"), defaults.earlier_responses)
     if previous is not None:
-        told = [*(("previous_response_id", item) for item in previous.items()), *told]
-    messages, paths = build_messages(told, offered, defaults.seal)
+        all_items = [*(("previous_response_id", item) for item in previous.items()), *all_items]
+    messages, paths = build_messages(all_items, offered_tools, defaults.seal)
     if not messages:
         raise InvalidRequest("`input` has no message, no call and no result: send one of them", field="input")
-    read = [*_read_instructions(said), *read_messages(messages, paths)]
-    variables = parameters.template_variables(said, defaults, more=_read_effort(said))
-    store = defaults.earlier is not None and parameters.read_flag({"store": True, **accepted}, "store")
-    kept = tuple(stored_item(item) for _, item in items) if store else ()
-    details = ResponseDetails(offered, kept, previous, store, ENCRYPTED in included)
-    return Request((read,), params, variables, body=body, details=details, **stream)
+    chat_messages = [*_read_instructions(fields), *read_messages(messages, paths)]
+    variables = parameters.template_variables(fields, defaults, extra_vars=_read_effort(fields))
+    store = defaults.earlier_responses is not None and parameters.read_flag({"store": True, **served_fields}, "store")
+    stored_items = tuple(stored_item(item) for _, item in items) if store else ()
+    details = ResponseDetails(offered_tools, stored_items, previous, store, ENCRYPTED in included_values)
+    return Request((chat_messages,), params, variables, body=body, details=details, **stream)
 
 
-def _find_previous(said: Mapping[str, Any], defaults: RequestDefaults) -> EarlierResponse | None:
+def _find_previous(fields: Mapping[str, Any], defaults: RequestDefaults) -> EarlierResponse | None:
     """Return the stored response that `previous_response_id` names; None if it is not set. Raises ResponseNotFound."""
-    if defaults.earlier is None or "previous_response_id" not in said:
+    if defaults.earlier_responses is None or "previous_response_id" not in fields:
         return None
-    id = require_type("previous_response_id", said["previous_response_id"], str, "the id of a response")
-    found = defaults.earlier.find_response(id)
-    if found is None:
+    id = require_type("previous_response_id", fields["previous_response_id"], str, "the id of a response")
+    response = defaults.earlier_responses.find_response(id)
+    if response is None:
         raise ResponseNotFound(id, field="previous_response_id")
-    return found
+    return response
 
 
 def _check_metadata(metadata: Any) -> None:
@@ -140,53 +140,51 @@ def _check_metadata(metadata: Any) -> None:
         raise InvalidRequest(message, field="metadata")
 
 
-def _read_include(said: Mapping[str, Any], defaults: RequestDefaults) -> list[str]:
+def _read_include(fields: Mapping[str, Any], defaults: RequestDefaults) -> list[str]:
     """Return the values of `include`, checked. Raises InvalidRequest."""
-    include = require_type("include", said.get("include", []), list, "a list")
-    served = (LOGPROBS, *((ENCRYPTED,) if defaults.seal is not None else ()))
-    for place, name in enumerate(include):
-        if name not in (*served, *_ABSENT_INCLUDES):
-            message = f"include has {name!r:.80}, but only {' and '.join(map(repr, served))} is served"
-            raise InvalidRequest(message, field=f"include[{place}]")
+    include = require_type("include", fields.get("include", []), list, "a list")
+    served_values = (LOGPROBS, *((ENCRYPTED,) if defaults.seal is not None else ()))
+    for index, name in enumerate(include):
+        if name not in (*served_values, *_ABSENT_INCLUDES):
+            message = f"include has {name!r:.80}, but only {' and '.join(map(repr, served_values))} is served"
+            raise InvalidRequest(message, field=f"include[{index}]")
     return include
 
 
-def _read_structured(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameter `structured` as the field `text` sets it, or nothing if it does not. Raises
-    InvalidRequest.
-    """
-    text = require_type("text", said.get("text", {}), dict, "an object")
+def _read_structured(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameter `structured` as the field `text` sets it; nothing if it does not. Raises InvalidRequest."""
+    text = require_type("text", fields.get("text", {}), dict, "an object")
     with prefix_error_field("text"):
         reject_unknown_fields(text, ("format", "verbosity"), "`text`")
         _check_hint("verbosity", text.get("verbosity"), _VERBOSITIES)
         if text.get("format") is None:
             return {}
-        asked = require_type("format", text["format"], dict, "an object")
+        format_fields = require_type("format", text["format"], dict, "an object")
         with prefix_error_field("format"):
-            return {"structured": parameters.read_text_format(asked)}
+            return {"structured": parameters.read_text_format(format_fields)}
 
 
-def _read_effort(said: Mapping[str, Any]) -> dict[str, object]:
+def _read_effort(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the chat template's variable for the degree of thinking that `reasoning` sets. Raises InvalidRequest."""
-    reasoning = require_type("reasoning", said.get("reasoning", {}), dict, "an object")
+    reasoning = require_type("reasoning", fields.get("reasoning", {}), dict, "an object")
     with prefix_error_field("reasoning"):
-        given = {name: part for name, part in reasoning.items() if part is not None}
-        reject_unknown_fields(given, ("effort", "summary", "generate_summary"), "`reasoning`")
+        reasoning_fields = {name: part for name, part in reasoning.items() if part is not None}
+        reject_unknown_fields(reasoning_fields, ("effort", "summary", "generate_summary"), "`reasoning`")
         for name in ("summary", "generate_summary"):
-            _check_hint(name, given.get(name), _SUMMARIES)
-        effort = require_type("effort", given.get("effort", ""), str, "a text like 'low'")
+            _check_hint(name, reasoning_fields.get(name), _SUMMARIES)
+        effort = require_type("effort", reasoning_fields.get("effort", ""), str, "a text like 'low'")
     return {EFFORT: effort} if effort else {}
 
 
-def _check_hint(name: str, value: object, known: tuple[str, ...]) -> None:
+def _check_hint(name: str, value: object, known_values: tuple[str, ...]) -> None:
     """Raise InvalidRequest unless a field without effect has one of the known values, or is missing."""
-    if value is not None and value not in known:
-        raise InvalidRequest(f"{name} is {value!r:.80}, but must be one of {', '.join(known)}", field=name)
+    if value is not None and value not in known_values:
+        raise InvalidRequest(f"{name} is {value!r:.80}, but must be one of {', '.join(known_values)}", field=name)
 
 
-def _read_instructions(said: Mapping[str, Any]) -> list[Message]:
+def _read_instructions(fields: Mapping[str, Any]) -> list[Message]:
     """Return `instructions` as a list with one system message, or an empty list."""
-    instructions = said.get("instructions")
+    instructions = fields.get("instructions")
     with prefix_error_field("instructions"):
         if not isinstance(instructions, str | None):
             raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
@@ -214,70 +212,66 @@ _IGNORED_FIELDS = (
 """What any item may have. It changes nothing of what the model is told."""
 
 
-def read_items(asked: object, earlier: EarlierResponses | None) -> list[tuple[str, Body]]:
-    """Return the items of `input`, each with its JSON path: references resolved, nulls and unreadable items left out.
-    Raises InvalidRequest.
-    """
-    if isinstance(asked, str):
-        if not asked:
+def read_items(input_value: object, earlier_responses: EarlierResponses | None) -> list[tuple[str, Body]]:
+    """Return `input`'s items by path: references resolved, nulls and unreadable ones dropped. Raises InvalidRequest."""
+    if isinstance(input_value, str):
+        if not input_value:
             raise InvalidRequest("the prompt is empty", field="input")
-        asked = [{"role": "user", "content": asked}]
-    if not isinstance(asked, list) or not asked or not all(isinstance(item, dict) for item in asked):
+        input_value = [{"role": "user", "content": input_value}]
+    if not isinstance(input_value, list) or not input_value or not all(isinstance(item, dict) for item in input_value):
         raise InvalidRequest("`input` must be a text or a list of messages", field="input")
     items = []
-    for place, item in enumerate(asked):
-        path = f"input[{place}]"
+    for index, item in enumerate(input_value):
+        path = f"input[{index}]"
         with prefix_error_field(path):
-            plain = _read_item(item, earlier)
-        if plain is not None:
-            items.append((path, plain))
+            known_item = _read_item(item, earlier_responses)
+        if known_item is not None:
+            items.append((path, known_item))
     return items
 
 
-def _read_item(said: dict[str, Any], earlier: EarlierResponses | None) -> Body | None:
-    """Return an item with its known fields, or the stored item that it refers to; None if only other servers' models
-    read its type.
-    """
-    kind = said.get("type")
+def _read_item(raw_item: dict[str, Any], earlier_responses: EarlierResponses | None) -> Body | None:
+    """Return an item's known fields, or the stored item it refers to; None if only other servers' models read it."""
+    kind = raw_item.get("type")
     kind = "message" if kind is None else require_name("type", kind)
     if kind not in _ITEM_FIELDS:
         add_note("items", f"items of `input` such as {kind[:40]!r} are left out: only other servers' models read them")
         return None
     read_fields = pick_message_fields if kind == "message" else pick_known_fields
-    item = read_fields(said, (*_ITEM_FIELDS[kind], *_IGNORED_FIELDS), f"an item of type {kind!r}")
+    item = read_fields(raw_item, (*_ITEM_FIELDS[kind], *_IGNORED_FIELDS), f"an item of type {kind!r}")
     item["type"] = kind
     id = require_type("id", item.get("id", ""), str, "a text")
-    bare = kind == "reasoning" and not (item.get("content") or item.get("summary") or item.get("encrypted_content"))
-    if kind != "item_reference" and not (bare and id):
+    is_empty = kind == "reasoning" and not (item.get("content") or item.get("summary") or item.get("encrypted_content"))
+    if kind != "item_reference" and not (is_empty and id):
         return item
-    found = earlier.find_item(id) if earlier is not None else None
-    if found is None and not bare:
+    referenced_item = earlier_responses.find_item(id) if earlier_responses is not None else None
+    if referenced_item is None and not is_empty:
         raise InvalidRequest(
             f"there is no item {id!r:.80} here: it was never stored, was deleted, or had to make room for newer ones. "
             "Send the item itself",
             field="id",
         )
-    return found or item
+    return referenced_item or item
 
 
 def build_messages(
-    items: Iterable[tuple[str, Mapping[str, Any]]], offered: OfferedTools, seal: Seal | None
+    items: Iterable[tuple[str, Mapping[str, Any]]], offered_tools: OfferedTools, seal: Seal | None
 ) -> tuple[list[Message], list[str]]:
     """Convert items, each with its JSON path, into chat messages and their paths. Raises InvalidRequest."""
-    told = _MessageBuilder(offered, seal)
+    builder = _MessageBuilder(offered_tools, seal)
     for path, item in items:
         with prefix_error_field(path):
-            told.add(path, item)
-    return list(told.messages), told.paths
+            builder.add(path, item)
+    return list(builder.messages), builder.paths
 
 
 class _MessageBuilder:
     """Builds chat messages from items. One answer of the model is one message: its thoughts, text and calls."""
 
-    def __init__(self, offered: OfferedTools, seal: Seal | None) -> None:
+    def __init__(self, offered_tools: OfferedTools, seal: Seal | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self._offered = offered
+        self._offered_tools = offered_tools
         self._seal = seal
         self._thoughts = ""
 
@@ -312,7 +306,7 @@ class _MessageBuilder:
             arguments: Mapping[str, Any] = {INPUT_ARGUMENT: read_text(item.get("input"), loose=True)}
         else:
             arguments = read_arguments(item.get("arguments"))
-        function = {"name": self._offered.model_name(namespace, name), "arguments": arguments}
+        function = {"name": self._offered_tools.model_name(namespace, name), "arguments": arguments}
         return {
             "role": "assistant",
             "content": None,
@@ -335,11 +329,11 @@ def _as_list(content: Any) -> list[Any]:
 
 def _read_thoughts(item: Mapping[str, Any], seal: Seal | None) -> str:
     """Return the text of a `reasoning` item, plain or unsealed. What another server sealed or summed up is left out."""
-    thoughts, sealed = _plain_thoughts(item), item.get("encrypted_content", "")
-    if sealed and seal is not None:
-        opened = seal.unwrap(sealed) if isinstance(sealed, str) else None
-        thoughts = "" if opened is None else thoughts or opened
-    if not thoughts and (item.get("content") or sealed or item.get("summary")):
+    thoughts, sealed_text = _plain_thoughts(item), item.get("encrypted_content", "")
+    if sealed_text and seal is not None:
+        unsealed_text = seal.unwrap(sealed_text) if isinstance(sealed_text, str) else None
+        thoughts = "" if unsealed_text is None else thoughts or unsealed_text
+    if not thoughts and (item.get("content") or sealed_text or item.get("summary")):
         note_omitted_thoughts()
     return thoughts
 
@@ -352,37 +346,33 @@ def _plain_thoughts(item: Mapping[str, Any]) -> str:
 
 
 def stored_item(item: Mapping[str, Any]) -> Body:
-    """Return an item as it is stored and listed later, without an id unless the client gave one. Of fields without
-    effect, only texts are stored.
-    """
+    """Return an item as it is stored: an id only if the client gave one; of fields without effect, only texts."""
     kind = item["type"]
-    kept = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
-    kept = {**kept, "status": kept.get("status", "completed")}
-    kept |= {name: item[name] for name in _ITEM_FIELDS[kind] if isinstance(item.get(name), str)}
+    stored_fields = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
+    stored_fields = {**stored_fields, "status": stored_fields.get("status", "completed")}
+    stored_fields |= {name: item[name] for name in _ITEM_FIELDS[kind] if isinstance(item.get(name), str)}
     if kind == "message":
         text = "output_text" if item["role"] == "assistant" else "input_text"
-        kept["content"] = _text_parts(item.get("content"), text)
+        stored_fields["content"] = _text_parts(item.get("content"), text)
     elif kind == "reasoning":
         thoughts = _plain_thoughts(item)
-        kept["summary"] = []
-        kept["content"] = _text_parts(thoughts, "reasoning_text") if thoughts else []
-    elif kind.endswith("_output") and "output" not in kept:
-        kept["output"] = _text_parts(item.get("output"), "input_text")
+        stored_fields["summary"] = []
+        stored_fields["content"] = _text_parts(thoughts, "reasoning_text") if thoughts else []
+    elif kind.endswith("_output") and "output" not in stored_fields:
+        stored_fields["output"] = _text_parts(item.get("output"), "input_text")
     elif kind == "function_call":
-        kept.setdefault("arguments", json.dumps(read_arguments(item.get("arguments"))))
+        stored_fields.setdefault("arguments", json.dumps(read_arguments(item.get("arguments"))))
     elif kind == "custom_tool_call":
-        kept.setdefault("input", read_text(item.get("input"), loose=True))
-    return kept
+        stored_fields.setdefault("input", read_text(item.get("input"), loose=True))
+    return stored_fields
 
 
 def _text_parts(content: Any, kind: str) -> list[Body]:
-    """Return a content as text parts: a single one if some part of it is no text, since that becomes a line between
-    texts.
-    """
-    plain = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
-    texts = [read_text([part], loose=True) for part in content] if plain else [read_text(content, loose=True)]
-    more: Body = {"annotations": []} if kind == "output_text" else {}
-    return [{"type": kind, "text": text, **more} for text in texts]
+    """Return a content as text parts: one if some part is no text, since that becomes a line between texts."""
+    is_text_list = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
+    texts = [read_text([part], loose=True) for part in content] if is_text_list else [read_text(content, loose=True)]
+    extra_fields: Body = {"annotations": []} if kind == "output_text" else {}
+    return [{"type": kind, "text": text, **extra_fields} for text in texts]
 
 
 # What a response's writer and its keeper need to know of the request.
@@ -390,9 +380,7 @@ def _text_parts(content: Any, kind: str) -> list[Body]:
 
 @dataclass(frozen=True)
 class ResponseDetails:
-    """What a Request has only for `/v1/responses`: tools, input items, the earlier response, and what to store or
-    seal.
-    """
+    """What a Request has only for `/v1/responses`: tools, input items, earlier response, and what to store or seal."""
 
     offered_tools: OfferedTools = field(default_factory=OfferedTools)
     input_items: tuple[Body, ...] = ()
@@ -401,7 +389,7 @@ class ResponseDetails:
     """The response that this one continues."""
     store: bool = False
     """Whether to keep the response."""
-    sealed: bool = False
+    seal_thoughts: bool = False
     """Whether thoughts are written as `encrypted_content`, too."""
 
 

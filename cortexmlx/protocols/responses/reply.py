@@ -29,9 +29,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 def store_reply(request: Request, body: Body, info: ReplyInfo) -> None:
-    """Store the body of a finished response before the client gets its end, so that the client may continue it at
-    once.
-    """
+    """Store a finished response's body before the client gets its end, so that the client may continue it at once."""
     if info.keep is not None:
         info.keep(request, body)
 
@@ -39,8 +37,8 @@ def store_reply(request: Request, body: Body, info: ReplyInfo) -> None:
 def finished_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
     """Return the body of a response whose answer has ended."""
     details = response_details(request)
-    whole = answer.finish_reason is not FinishReason.LENGTH
-    status = "completed" if whole else "incomplete"
+    is_complete = answer.finish_reason is not FinishReason.LENGTH
+    status = "completed" if is_complete else "incomplete"
     text: Body = {"type": "output_text", "text": answer.text, "annotations": []}
     if answer.logprobs is not None:
         text["logprobs"] = chat_logprobs(answer.logprobs, info.token_bytes)
@@ -54,8 +52,8 @@ def finished_body(request: Request, answer: Completion, info: ReplyInfo) -> Body
     notes = [*request.notes, *answer.notes, *details.offered_tools.notes]
     return {
         **unfinished_body(request, info, status),
-        "completed_at": info.created + round(answer.timings.total) if whole and not info.repeatable else None,
-        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "completed_at": info.created + round(answer.timings.total) if is_complete and not info.repeatable else None,
+        "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
         **({"notes": notes} if notes else {}),
         "output": [
             *_reasoning_items(answer, details, info),
@@ -77,8 +75,8 @@ def finished_body(request: Request, answer: Completion, info: ReplyInfo) -> Body
 
 def unfinished_body(request: Request, info: ReplyInfo, status: str) -> Body:
     """Return the body of a response without output and usage: it repeats what the request asked for."""
-    said, params, details = request.body, request.params, response_details(request)
-    reasoning = said.get("reasoning") or {}
+    request_body, params, details = request.body, request.params, response_details(request)
+    reasoning = request_body.get("reasoning") or {}
     return {
         "id": f"resp_{info.id}",
         "object": "response",
@@ -89,40 +87,54 @@ def unfinished_body(request: Request, info: ReplyInfo, status: str) -> Body:
         "error": None,
         "frequency_penalty": params.frequency_penalty,
         "incomplete_details": None,
-        "instructions": said.get("instructions"),
+        "instructions": request_body.get("instructions"),
         "max_output_tokens": params.max_tokens,
-        "max_tool_calls": _field_of_type(said, "max_tool_calls", int),
-        "metadata": said.get("metadata") or {},
+        "max_tool_calls": _field_of_type(request_body, "max_tool_calls", int),
+        "metadata": request_body.get("metadata") or {},
         "model": info.model,
         "output": [],
         "parallel_tool_calls": params.parallel_tool_calls,
         "presence_penalty": params.presence_penalty,
-        "previous_response_id": said.get("previous_response_id"),
-        "prompt_cache_key": _field_of_type(said, "prompt_cache_key", str),
+        "previous_response_id": request_body.get("previous_response_id"),
+        "prompt_cache_key": _field_of_type(request_body, "prompt_cache_key", str),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "safety_identifier": _field_of_type(said, "safety_identifier", str),
+        "safety_identifier": _field_of_type(request_body, "safety_identifier", str),
         "service_tier": "default",
         "store": details.store,
         "temperature": params.temperature,
-        "text": _text_settings(said.get("text") or {}),
-        "tool_choice": reply_tool_choice(said.get("tool_choice")),
+        "text": _text_settings(request_body.get("text") or {}),
+        "tool_choice": reply_tool_choice(request_body.get("tool_choice")),
         "tools": list(details.offered_tools.reply_tools),
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,
-        "user": _field_of_type(said, "user", str),
+        "user": _field_of_type(request_body, "user", str),
     }
 
 
 def call_item(id: str, callee: ClientTool, status: str, call_id: str, arguments: str) -> Body:
     """Return the output item of a tool call under the client's name of the tool. `id` is without its prefix."""
-    named = {"name": callee.name, **({} if callee.namespace is None else {"namespace": callee.namespace})}
+    name_fields = {"name": callee.name, **({} if callee.namespace is None else {"namespace": callee.namespace})}
     if callee.custom:
-        given = {"input": custom_tool_input(arguments)}
-        return {"id": f"ctc_{id}", "type": "custom_tool_call", "status": status, "call_id": call_id, **named, **given}
-    said = {"arguments": arguments}
-    return {"id": f"fc_{id}", "type": "function_call", "status": status, "call_id": call_id, **named, **said}
+        input_field = {"input": custom_tool_input(arguments)}
+        return {
+            "id": f"ctc_{id}",
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": call_id,
+            **name_fields,
+            **input_field,
+        }
+    arguments_field = {"arguments": arguments}
+    return {
+        "id": f"fc_{id}",
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        **name_fields,
+        **arguments_field,
+    }
 
 
 def custom_tool_input(arguments: str) -> str:
@@ -136,7 +148,7 @@ def custom_tool_input(arguments: str) -> str:
 
 def encrypted_content_field(thoughts: str, details: ResponseDetails, info: ReplyInfo) -> Body:
     """Return the field `encrypted_content` with sealed thoughts, or no field if it was not asked for."""
-    if not details.sealed or info.seal is None:
+    if not details.seal_thoughts or info.seal is None:
         return {}
     return {"encrypted_content": info.seal.wrap(thoughts)}
 
@@ -145,8 +157,8 @@ def _reasoning_items(answer: Completion, details: ResponseDetails, info: ReplyIn
     """Return the `reasoning` item of an answer as a list, empty if the model did not think."""
     if not answer.thinking:
         return []
-    cut = answer.finish_reason is FinishReason.LENGTH and not answer.text and not answer.tool_calls
-    status = "incomplete" if cut else "completed"
+    is_truncated = answer.finish_reason is FinishReason.LENGTH and not answer.text and not answer.tool_calls
+    status = "incomplete" if is_truncated else "completed"
     content = [{"type": "reasoning_text", "text": answer.thinking}]
     item = {"id": f"rs_{info.id}", "type": "reasoning", "status": status, "summary": [], "content": content}
     return [{**item, **encrypted_content_field(answer.thinking, details, info)}]
@@ -170,9 +182,9 @@ def _text_settings(text: Mapping[str, Any]) -> Body:
     return {"format": form, **verbosity}
 
 
-def _field_of_type(said: Mapping[str, Any], name: str, kind: type) -> Any:
+def _field_of_type(request_body: Mapping[str, Any], name: str, kind: type) -> Any:
     """Return a field that has no effect, or None if it has another type than in the API."""
-    return said.get(name) if type(said.get(name)) is kind else None
+    return request_body.get(name) if type(request_body.get(name)) is kind else None
 
 
 # The events of a streamed response: what is added to which item of its output, and the response itself at the end.
@@ -188,7 +200,7 @@ class _OutputItem:
     text: str = ""
     call_id: str = ""
     client_tool: ClientTool = field(default_factory=lambda: ClientTool(""))
-    ended: bool = False
+    is_ended: bool = False
 
     def body(self, status: str) -> Body:
         """Return the item as JSON with this status and the text so far."""
@@ -217,9 +229,7 @@ _EVENT_NAMES = {"message": "output_text", "reasoning": "reasoning_text", "functi
 
 
 class ResponseEvents:
-    """Converts the engine's events into the server-sent events of one streamed response, each a JSON object with a
-    `type`.
-    """
+    """Converts the engine's events into server-sent events of one streamed response: JSON objects with a `type`."""
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:
         self._request = request
@@ -227,7 +237,7 @@ class ResponseEvents:
         self._details = response_details(request)
         self._number = 0
         self._items: dict[str, _OutputItem] = {}
-        self._begun = False
+        self._has_started = False
 
     def convert(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
         """Return the stream's events for one event of the engine. An error becomes `response.failed`."""
@@ -235,15 +245,15 @@ class ResponseEvents:
 
     def _convert(self, event: TokenEvent) -> Iterator[Body]:
         """Yield the events, without their sequence numbers, for one event of the engine."""
-        if not self._begun and event.progress is None:
-            self._begun = True
-            begun = unfinished_body(self._request, self._info, "in_progress")
+        if not self._has_started and event.progress is None:
+            self._has_started = True
+            started_body = unfinished_body(self._request, self._info, "in_progress")
             for kind in ("created", "in_progress"):
-                yield {"type": f"response.{kind}", "response": begun}
+                yield {"type": f"response.{kind}", "response": started_body}
         if event.error is not None:
             error = error_body(event.error)["error"]
-            failed = {"code": error["code"] or "server_error", "message": error["message"]}
-            body = {**unfinished_body(self._request, self._info, "failed"), "error": failed}
+            error_fields = {"code": error["code"] or "server_error", "message": error["message"]}
+            body = {**unfinished_body(self._request, self._info, "failed"), "error": error_fields}
             yield {"type": "response.failed", "response": body}
         elif event.completion is not None:
             yield from self._finish(event.completion)
@@ -263,14 +273,14 @@ class ResponseEvents:
             yield from self._add_text("reasoning", f"rs_{self._info.id}", thinking)
         if text or logprobs:
             yield from self._close_items("reasoning")
-            told = {"logprobs": chat_logprobs(logprobs, self._info.token_bytes)}
-            yield from self._add_text("message", f"msg_{self._info.id}", text, told)
+            logprobs_field = {"logprobs": chat_logprobs(logprobs, self._info.token_bytes)}
+            yield from self._add_text("message", f"msg_{self._info.id}", text, logprobs_field)
         for delta in calls:
             yield from self._close_items("reasoning")
             yield from self._add_text("function_call", f"fc_{self._info.id}_{delta.index}", delta.arguments, call=delta)
 
     def _add_text(
-        self, kind: str, id: str, text: str, more: Body | None = None, call: CallDelta | None = None
+        self, kind: str, id: str, text: str, extra_fields: Body | None = None, call: CallDelta | None = None
     ) -> Iterator[Body]:
         """Yield the events that append text to an output item; the item is begun if it is new."""
         item = self._items.get(id)
@@ -287,28 +297,30 @@ class ResponseEvents:
             if call is None:
                 yield self._item_event(item, "response.content_part.added", part=item.content_part(""))
         item.text += text
-        if (text or more) and not item.client_tool.custom:
-            yield self._item_event(item, f"response.{_EVENT_NAMES[kind]}.delta", delta=text, **(more or {}))
+        if (text or extra_fields) and not item.client_tool.custom:
+            yield self._item_event(item, f"response.{_EVENT_NAMES[kind]}.delta", delta=text, **(extra_fields or {}))
 
     def _close_items(self, *kinds: str, status: str = "completed") -> Iterator[Body]:
         """Yield the events that end the open items of these types."""
         for item in list(self._items.values()):
-            if item.kind not in kinds or item.ended:
+            if item.kind not in kinds or item.is_ended:
                 continue
             if item.client_tool.custom:
                 yield from self._custom_input_events(item)
             elif item.kind == "function_call":
-                done = "response.function_call_arguments.done"
-                yield self._item_event(item, done, name=item.client_tool.name, arguments=item.text)
+                event_type = "response.function_call_arguments.done"
+                yield self._item_event(item, event_type, name=item.client_tool.name, arguments=item.text)
             else:
-                told: Body = {"logprobs": []} if item.kind == "message" else {}
-                yield self._item_event(item, f"response.{_EVENT_NAMES[item.kind]}.done", text=item.text, **told)
+                logprobs_field: Body = {"logprobs": []} if item.kind == "message" else {}
+                yield self._item_event(
+                    item, f"response.{_EVENT_NAMES[item.kind]}.done", text=item.text, **logprobs_field
+                )
                 yield self._item_event(item, "response.content_part.done", part=item.content_part(item.text))
             body = item.body("completed" if item.kind == "function_call" else status)
             if item.kind == "reasoning":
                 body |= encrypted_content_field(item.text, self._details, self._info)
             yield {"type": "response.output_item.done", "output_index": item.output_index, "item": body}
-            item.ended = True
+            item.is_ended = True
 
     def _custom_input_events(self, item: _OutputItem) -> Iterator[Body]:
         """Yield the input of a custom tool's call, in one piece: the model writes it inside JSON."""
@@ -319,25 +331,31 @@ class ResponseEvents:
     def _finish(self, completion: Completion) -> Iterator[Body]:
         """Yield what was not streamed yet, and the whole response."""
         body = finished_body(self._request, completion, self._info)
-        said = {kind: next((i.text for i in self._items.values() if i.kind == kind), "") for kind in _EVENT_NAMES}
-        told = sum(item.kind == "function_call" for item in self._items.values())
-        rest = completion.text[len(said["message"]) :]
+        streamed_texts = {
+            kind: next((i.text for i in self._items.values() if i.kind == kind), "") for kind in _EVENT_NAMES
+        }
+        streamed_call_count = sum(item.kind == "function_call" for item in self._items.values())
+        remaining_text = completion.text[len(streamed_texts["message"]) :]
         yield from self._add_deltas(
-            completion.thinking[len(said["reasoning"]) :], rest, remaining_call_deltas(completion.tool_calls, told)
+            completion.thinking[len(streamed_texts["reasoning"]) :],
+            remaining_text,
+            remaining_call_deltas(completion.tool_calls, streamed_call_count),
         )
         if not self._items or (not completion.tool_calls and f"msg_{self._info.id}" not in self._items):
             yield from self._add_text("message", f"msg_{self._info.id}", "")
-        complete = {f"fc_{self._info.id}_{number}" for number in range(len(completion.tool_calls))}
-        self._items = {id: item for id, item in self._items.items() if item.kind != "function_call" or id in complete}
+        complete_ids = {f"fc_{self._info.id}_{number}" for number in range(len(completion.tool_calls))}
+        self._items = {
+            id: item for id, item in self._items.items() if item.kind != "function_call" or id in complete_ids
+        }
         yield from self._close_items("reasoning", "message", "function_call", status=body["status"])
-        places = {item.id: item.output_index for item in self._items.values()}
-        body["output"].sort(key=lambda item: places.get(item["id"], len(places)))
+        output_indices = {item.id: item.output_index for item in self._items.values()}
+        body["output"].sort(key=lambda item: output_indices.get(item["id"], len(output_indices)))
         store_reply(self._request, body, self._info)
         yield {"type": f"response.{body['status']}", "response": body}
 
-    def _item_event(self, item: _OutputItem, kind: str, **more: Any) -> Body:
-        place = {} if item.kind == "function_call" else {"content_index": 0}
-        return {"type": kind, "item_id": item.id, "output_index": item.output_index, **place, **more}
+    def _item_event(self, item: _OutputItem, kind: str, **extra_fields: Any) -> Body:
+        index_field = {} if item.kind == "function_call" else {"content_index": 0}
+        return {"type": kind, "item_id": item.id, "output_index": item.output_index, **index_field, **extra_fields}
 
     def _add_sequence_number(self, body: Body) -> Body:
         self._number += 1

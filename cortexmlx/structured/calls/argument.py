@@ -54,13 +54,13 @@ class Argument:
 
     schema: Schema
     """Its schema, which is no reference."""
-    whole: Schema
+    root_schema: Schema
     """The schema of all arguments, in which references are looked up."""
 
     @cached_property
     def declared_types(self) -> frozenset[str]:
         """The JSON types that the schema declares; empty if it declares none."""
-        return _SchemaParts(self.schema, self.whole).value_types()
+        return _SchemaParts(self.schema, self.root_schema).value_types()
 
     @property
     def types(self) -> frozenset[str]:
@@ -69,10 +69,8 @@ class Argument:
 
     @cached_property
     def listed_values(self) -> list[str]:
-        """The only values that the schema allows (by `enum`, `const`, or the types null and boolean), as they are
-        written; empty if it lists none.
-        """
-        values = _SchemaParts(self.schema, self.whole).listed_values() or []
+        """The only values that the schema allows (`enum`, `const`, null, boolean), as written; empty if not listed."""
+        values = _SchemaParts(self.schema, self.root_schema).listed_values() or []
         return list(dict.fromkeys(each if isinstance(each, str) else to_json_text(each) for each in values))
 
     @property
@@ -94,89 +92,92 @@ class Argument:
                     return text.strip()
         return to_json_text(text)
 
-    def literal_to_json(self, written: str, literal: str | None) -> str:
+    def literal_to_json(self, raw_text: str, literal: str | None) -> str:
         """Convert a literal to JSON, of a format that quotes strings. `literal` is the value as JSON, or None if it is
         no JSON. Then it becomes the string that was written, as does a value of none of the declared types if a
         string is one of them.
         """
         if literal is None:
-            return to_json_text(written)
+            return to_json_text(raw_text)
         value = parse_strict_json(literal)
         kinds = self.declared_types
         if "string" in kinds and not any(has_json_type(value, kind) for kind in kinds):
-            return to_json_text(written)
+            return to_json_text(raw_text)
         return literal
 
     @cached_property
     def _listed_strings(self) -> frozenset[str]:
         """The strings among the values that the schema lists."""
-        values = _SchemaParts(self.schema, self.whole).listed_values() or []
+        values = _SchemaParts(self.schema, self.root_schema).listed_values() or []
         return frozenset(value for value in values if isinstance(value, str))
 
     @property
     def unenforced_keywords(self) -> list[str]:
         """The schema's keywords about strings that are not enforced where any text is allowed."""
-        found = set(_SchemaParts(self.schema, self.whole).keywords()) if self.is_free_text else set[str]()
-        return [keyword for keyword in _STRING_KEYWORDS if keyword in found]
+        used_keywords = set(_SchemaParts(self.schema, self.root_schema).keywords()) if self.is_free_text else set[str]()
+        return [keyword for keyword in _STRING_KEYWORDS if keyword in used_keywords]
 
 
 class Arguments(dict[str, Argument]):
-    """The arguments of a tool by name. A name that the schema lacks has the schema of `additionalProperties`; without
-    one, it may be any text.
-    """
+    """A tool's arguments by name. Other names have the schema of `additionalProperties`; without it, any text."""
 
     def __init__(self, tool: Tool) -> None:
-        whole = tool.schema
-        own = resolve_reference(whole, whole) or whole
-        properties = own.get("properties")
-        named: dict[str, object] = dict(properties) if isinstance(properties, Mapping) else {}
+        root_schema = tool.schema
+        resolved_schema = resolve_reference(root_schema, root_schema) or root_schema
+        properties = resolved_schema.get("properties")
+        schemas_by_name: dict[str, object] = dict(properties) if isinstance(properties, Mapping) else {}
         for key in required_arguments(tool):
-            named.setdefault(key, {})
-        known = {key: schema for key, schema in named.items() if schema is not False}
+            schemas_by_name.setdefault(key, {})
+        allowed_schemas = {key: schema for key, schema in schemas_by_name.items() if schema is not False}
         super().__init__(
-            {key: Argument(resolve_reference(schema, whole) or {}, whole) for key, schema in known.items()}
+            {
+                key: Argument(resolve_reference(schema, root_schema) or {}, root_schema)
+                for key, schema in allowed_schemas.items()
+            }
         )
-        self._other = Argument(resolve_reference(own.get("additionalProperties"), whole) or {}, whole)
+        self._default_argument = Argument(
+            resolve_reference(resolved_schema.get("additionalProperties"), root_schema) or {}, root_schema
+        )
 
     def __missing__(self, key: str) -> Argument:
-        return self._other
+        return self._default_argument
 
 
 def required_arguments(tool: Tool) -> list[str]:
     """Return the names of the arguments that a call must have."""
-    whole = tool.schema
-    required = (resolve_reference(whole, whole) or whole).get("required")
+    root_schema = tool.schema
+    required = (resolve_reference(root_schema, root_schema) or root_schema).get("required")
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
 
 def unenforced_tool_keywords(tool: Tool) -> list[str]:
     """Return the keywords of a tool's schema that relate arguments to each other, and are not enforced."""
-    whole = tool.schema
-    own = resolve_reference(whole, whole) or whole
-    return [keyword for keyword in _RELATION_KEYWORDS if keyword in own]
+    root_schema = tool.schema
+    resolved_schema = resolve_reference(root_schema, root_schema) or root_schema
+    return [keyword for keyword in _RELATION_KEYWORDS if keyword in resolved_schema]
 
 
 def find_broken_reference(tool: Tool) -> str | None:
     """Return a `$ref` of a tool's schema, or of an argument, that leads nowhere; None if there is none."""
-    whole = tool.schema
-    own = resolve_reference(whole, whole)
-    properties = {} if own is None else own.get("properties")
-    schemas = [whole, *(properties.values() if isinstance(properties, Mapping) else ())]
-    return next((str(each["$ref"]) for each in schemas if resolve_reference(each, whole) is None), None)
+    root_schema = tool.schema
+    resolved_schema = resolve_reference(root_schema, root_schema)
+    properties = {} if resolved_schema is None else resolved_schema.get("properties")
+    schemas = [root_schema, *(properties.values() if isinstance(properties, Mapping) else ())]
+    return next((str(each["$ref"]) for each in schemas if resolve_reference(each, root_schema) is None), None)
 
 
-def resolve_reference(schema: object, whole: Schema) -> Schema | None:
+def resolve_reference(schema: object, root_schema: Schema) -> Schema | None:
     """Follow the `$ref` at the top of a schema. Return the schema without it; None if it leads nowhere."""
     for _ in range(MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
         if "$ref" not in schema:
             return schema
-        found = resolve_pointer(schema["$ref"], whole)
-        if found is None:
+        target = resolve_pointer(schema["$ref"], root_schema)
+        if target is None:
             return None
         rest = {name: value for name, value in schema.items() if name != "$ref"}
-        schema = {**found, **rest} if isinstance(found, Mapping) else rest
+        schema = {**target, **rest} if isinstance(target, Mapping) else rest
     return None
 
 
@@ -198,35 +199,42 @@ def has_json_type(value: object, kind: str) -> bool:
 class _SchemaParts:
     """A schema with the schemas that it combines by `allOf`, `anyOf` and `oneOf`. Each reference is followed once."""
 
-    def __init__(self, schema: Schema, whole: Schema, seen: set[str] | None = None, depth: int = 0) -> None:
+    def __init__(
+        self, schema: Schema, root_schema: Schema, seen_references: set[str] | None = None, depth: int = 0
+    ) -> None:
         self.schema = schema
-        self._whole = whole
-        self._seen = set[str]() if seen is None else seen
+        self._root_schema = root_schema
+        self._seen_references = set[str]() if seen_references is None else seen_references
         self._depth = depth
 
     def listed_under(self, *names: str) -> Iterator[_SchemaParts]:
         """Yield the schemas that are listed under some keywords."""
         for name in names if self._depth < MOST_REFERENCES else ():
-            listed = self.schema.get(name)
-            for each in listed if isinstance(listed, list) else ():
+            entries = self.schema.get(name)
+            for each in entries if isinstance(entries, list) else ():
                 if isinstance(each, Mapping) and "$ref" in each:
-                    if str(each["$ref"]) in self._seen:
+                    if str(each["$ref"]) in self._seen_references:
                         continue
-                    self._seen.add(str(each["$ref"]))
-                yield _SchemaParts(resolve_reference(each, self._whole) or {}, self._whole, self._seen, self._depth + 1)
+                    self._seen_references.add(str(each["$ref"]))
+                yield _SchemaParts(
+                    resolve_reference(each, self._root_schema) or {},
+                    self._root_schema,
+                    self._seen_references,
+                    self._depth + 1,
+                )
 
     def value_types(self) -> frozenset[str]:
         """Return the JSON types that values may have; empty if the schema does not say."""
-        own = self.schema.get("type")
-        if said := [own] if isinstance(own, str) else own if isinstance(own, list) else []:
-            return frozenset(kind for kind in said if isinstance(kind, str))
+        declared = self.schema.get("type")
+        if type_names := [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []:
+            return frozenset(kind for kind in type_names if isinstance(kind, str))
         if (values := self._own_values) is not None:
             return frozenset(kind for value in values for kind in _PYTHON_TYPES if has_json_type(value, kind))
         for part in self.listed_under("allOf"):
             if types := part.value_types():
                 return types
-        ways = [part.value_types() for part in self.listed_under(*_WAYS)]
-        return frozenset[str]().union(*ways) if all(ways) else frozenset()
+        alternatives = [part.value_types() for part in self.listed_under(*_WAYS)]
+        return frozenset[str]().union(*alternatives) if all(alternatives) else frozenset()
 
     def listed_values(self) -> list[Any] | None:
         """Return all values that are allowed; None if the schema does not list them."""
@@ -235,13 +243,13 @@ class _SchemaParts:
         kind = self.schema.get("type")
         if isinstance(kind, str) and kind in _VALUES:
             return _VALUES[kind]
-        listed: list[Any] = []
+        all_values: list[Any] = []
         for part in self.listed_under(*_WAYS):
-            more = part.listed_values()
-            if more is None:
+            part_values = part.listed_values()
+            if part_values is None:
                 return None
-            listed += more
-        return listed or None
+            all_values += part_values
+        return all_values or None
 
     def keywords(self) -> Iterator[str]:
         """Yield the keywords of the schema and of those that it combines."""

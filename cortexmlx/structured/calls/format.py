@@ -59,7 +59,7 @@ class AllowedCalls:
     def is_enforced(self) -> bool:
         """Whether a grammar makes the calls fit their schemas."""
         strict = self.is_required or not self.parallel or any(tool.strict for tool in self.callable_tools)
-        return self.format.enforced and (self.format.always_enforced or strict)
+        return self.format.has_grammar and (self.format.always_enforced or strict)
 
     def tool(self, name: str) -> Tool:
         """Return the tool of this name. Raises NotACall if the answer may not call it."""
@@ -78,8 +78,8 @@ class AllowedCalls:
         """Return a note why a call does not fit the schema of its tool; empty if it fits."""
         if call.name not in self._schemas_by_tool:
             self._schemas_by_tool[call.name] = close_arguments(self.tool(call.name).schema)
-        why = find_misfit(call.values, self._schemas_by_tool[call.name])
-        return f"the call of {call.name!r} does not fit its schema: {why}" if why else ""
+        reason = find_misfit(call.values, self._schemas_by_tool[call.name])
+        return f"the call of {call.name!r} does not fit its schema: {reason}" if reason else ""
 
     @cached_property
     def _arguments_by_tool(self) -> dict[str, Arguments]:
@@ -91,11 +91,11 @@ class AllowedCalls:
         """The schemas of tools, closed, as far as they were used."""
         return {}
 
-    def make_parser(self, key: str, streamed: bool) -> CallParser | None:
+    def make_parser(self, key: str, streaming: bool) -> CallParser | None:
         """Return a parser for one answer; None if it may call nothing. `key` differs for each answer: the ids of its
-        calls are made of it. See `AnswerReader` for `streamed`.
+        calls are made of it. See `AnswerReader` for `streaming`.
         """
-        return CallParser(self, key, streamed) if self.callable_tools else None
+        return CallParser(self, key, streaming) if self.callable_tools else None
 
 
 class CallFormat(ABC):
@@ -104,7 +104,7 @@ class CallFormat(ABC):
     """
 
     name: str
-    enforced: bool = True
+    has_grammar: bool = True
     """Whether there is a grammar, so that calls can be held to their schemas."""
     always_enforced: bool = True
     """Whether calls are held to their schemas also where the model may choose. Otherwise they are read as it writes
@@ -113,9 +113,9 @@ class CallFormat(ABC):
     trigger: str = ""
     opener: int | None = None
     """The token that is the trigger; None: it is written with several."""
-    opening: str = ""
+    calls_opening: str = ""
     """What stands between the trigger and the first call, as a part of a rule."""
-    between: str = ""
+    call_separator: str = ""
     """What stands between two calls."""
     close: str = ""
     """What stands after all calls."""
@@ -133,56 +133,59 @@ class CallFormat(ABC):
         return f"call_{blake2b(key.encode(), digest_size=12).hexdigest()}"
 
     def grammar(
-        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of an answer that may have calls, and the named grammars that they use. `text` is the rule
         of an answer without calls, if it must have a form; empty: it is free. A free answer does not begin with the
-        tag `opens`: after it are thoughts, in which a trigger begins no call.
+        tag `thoughts_tag`: after it are thoughts, in which a trigger begins no call.
         """
-        begin = lark.tag_rule(self.trigger, specials)
+        trigger_rule = lark.tag_rule(self.trigger, specials)
         free = text or "free_text"
         rules = [f"answer: {free}"]
         if calls.callable_tools:
             rest = self._call_rules(calls, specials)
             if calls.is_required:
-                rules = [f"answer: {begin} calls"]
+                rules = [f"answer: {trigger_rule} calls"]
             elif text:
-                rules = [f"answer: {text} | {begin} calls"]
+                rules = [f"answer: {text} | {trigger_rule} calls"]
             else:
-                rules = ["answer: free_text | lead calls", *self._lead_rules(specials, opens)]
+                rules = ["answer: free_text | lead calls", *self._lead_rules(specials, thoughts_tag)]
             rules += rest
         if not text and not calls.is_required:
-            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.text_without(self.trigger, opens)}"]
+            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.text_without(self.trigger, thoughts_tag)}"]
         return rules, [
             each
             for number, tool in enumerate(calls.callable_tools)
             for each in self.argument_grammars(number, tool, specials)
         ]
 
-    def _lead_rules(self, specials: Specials, opens: str) -> list[str]:
+    def _lead_rules(self, specials: Specials, thoughts_tag: str) -> list[str]:
         """Return the rules of free text that ends with the trigger."""
         if isinstance(lark.split_specials(self.trigger, specials)[0], int):
             return [f"lead: free_text? {lark.tag_rule(self.trigger, specials)}"]
-        return lark.text_up_to_rules("lead", self.trigger, specials, opens)
+        return lark.text_up_to_rules("lead", self.trigger, specials, thoughts_tag)
 
     def _call_rules(self, calls: AllowedCalls, specials: Specials) -> list[str]:
         """Return the rules of all calls after the trigger."""
-        more = f"({self._between_calls(specials)} call)*"
+        more_calls = f"({self._between_calls(specials)} call)*"
         several = self.parallel and calls.allows_several
         end = self._after_calls(specials)
-        ways = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
-        return [f"calls: {self.opening} call {more if several else ''} {end}", *_choice_rules("call", ways)]
+        alternatives = [self.call_rule(number, tool, specials) for number, tool in enumerate(calls.callable_tools)]
+        return [
+            f"calls: {self.calls_opening} call {more_calls if several else ''} {end}",
+            *_choice_rules("call", alternatives),
+        ]
 
     def _between_calls(self, specials: Specials) -> str:
         """Return the part of a rule for what separates two calls."""
-        return lark.tag_rule(self.between, specials) if self.between else ""
+        return lark.tag_rule(self.call_separator, specials) if self.call_separator else ""
 
     def _after_calls(self, specials: Specials) -> str:
         """Return the part of a rule for what follows all calls."""
         return lark.tag_rule(self.close, specials) if self.close else ""
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a grammar rule for one call of a tool. A format that is not `enforced` has none."""
+        """Return the part of a grammar rule for one call of a tool. Without `has_grammar` there is none."""
         raise NotImplementedError
 
     def notes(self, tool: Tool) -> Iterator[str]:
@@ -190,9 +193,7 @@ class CallFormat(ABC):
         yield from ()
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """Yield the named grammars of a tool's arguments, which the rule of its call uses. Raises InvalidRequest for a
-        schema that this format cannot write.
-        """
+        """Yield the named argument grammars for a call's rule. Raises InvalidRequest for an unwritable schema."""
         yield json_grammar(f"tool_{number}", close_arguments(tool.schema), tool.strict, self.separators)
 
     @abstractmethod
@@ -201,18 +202,16 @@ class CallFormat(ABC):
 
 
 class CallParser:
-    """Splits the text of one answer into text and tool calls as it arrives. The result does not depend on how the text
-    was cut into pieces.
-    """
+    """Splits one answer's text into text and tool calls as it arrives, no matter how it was cut into pieces."""
 
-    def __init__(self, calls: AllowedCalls, key: str, streamed: bool) -> None:
+    def __init__(self, calls: AllowedCalls, key: str, streaming: bool) -> None:
         ids = _call_ids(key, calls.format.make_call_id)
-        self._reader = AnswerReader(ids, streamed)
-        self._begin: Callable[[], Reading[None]] = lambda: calls.format.parse(self._reader, calls)
-        self._parse = self._begin()
-        self._over = False
+        self._reader = AnswerReader(ids, streaming)
+        self._start_parsing: Callable[[], Reading[None]] = lambda: calls.format.parse(self._reader, calls)
+        self._parse = self._start_parsing()
+        self._is_finished = False
         self._calls = calls
-        self._checked = 0
+        self._num_checked = 0
         self.notes: list[str] = []
         """What of the complete calls does not fit the schemas of their tools."""
 
@@ -234,28 +233,28 @@ class CallParser:
 
     def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
         """End the answer. Return the text and the pieces of calls that were held back."""
-        self._reader.ended = True
+        self._reader.is_ended = True
         return self._run_parser()
 
     def _run_parser(self) -> tuple[str, tuple[CallDelta, ...]]:
         """Run the parser as far as the text reaches, and take what it has found."""
         reader = self._reader
-        while not self._over:
+        while not self._is_finished:
             try:
                 next(self._parse)
                 break
             except StopIteration:
-                self._over = True
+                self._is_finished = True
             except TruncatedCall:
-                reader.drop_call(cut=True)
-                self._over = True
+                reader.drop_call(is_truncated=True)
+                self._is_finished = True
             except NotACall:
                 reader.drop_call()
-                self._parse = self._begin()
-        while self._checked < len(reader.calls):
-            if note := self._calls.misfit_note(reader.calls[self._checked]):
+                self._parse = self._start_parsing()
+        while self._num_checked < len(reader.calls):
+            if note := self._calls.misfit_note(reader.calls[self._num_checked]):
                 self.notes.append(note)
-            self._checked += 1
+            self._num_checked += 1
         if not reader.text and not reader.deltas:
             return "", ()
         text, deltas = "".join(reader.text), tuple(reader.deltas)
@@ -265,8 +264,8 @@ class CallParser:
 
 def json_grammar(name: str, schema: Mapping[str, Any], strict: bool, separators: Sequence[str]) -> JsonGrammar:
     """Return the named grammar of JSON that fits a schema."""
-    own = schema.get("x-guidance")
-    options: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
+    schema_options = schema.get("x-guidance")
+    options: dict[str, Any] = dict(schema_options) if isinstance(schema_options, dict) else {}
     options |= {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}
     if not strict:
         options |= {"lenient": True, "coerce_one_of": True}
@@ -281,9 +280,7 @@ _COMPOSED = ("additionalProperties", "unevaluatedProperties", "patternProperties
 
 
 def close_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Forbid arguments that a tool's schema does not name, unless the schema says more about them. Models would invent
-    some.
-    """
+    """Forbid arguments that a tool's schema does not name, unless it says more about them: models would invent some."""
     if schema.keys().isdisjoint(_COMPOSED):
         return {**schema, "properties": schema.get("properties", {}), "additionalProperties": False}
     return schema
@@ -339,10 +336,10 @@ def _skip_sign(reader: AnswerReader, sign: str) -> Reading[None]:
     yield from reader.skip_blanks()
 
 
-def _choice_rules(name: str, ways: Sequence[str]) -> list[str]:
+def _choice_rules(name: str, alternatives: Sequence[str]) -> list[str]:
     """Return the rules of a choice between several ways, each with a rule of its own."""
-    numbered = [f"{name}_{number}: {way}" for number, way in enumerate(ways)]
-    return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(ways)))}", *numbered]
+    rules = [f"{name}_{number}: {alternative}" for number, alternative in enumerate(alternatives)]
+    return [f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(alternatives)))}", *rules]
 
 
 def _call_ids(key: str, make: Callable[[str], str]) -> Iterator[str]:
@@ -387,91 +384,95 @@ def find_misfit(value: object, schema: Schema) -> str:
 class _SchemaCheck:
     """The check of one value against a schema, in which references are looked up, in a bounded number of steps."""
 
-    def __init__(self, whole: Schema) -> None:
-        self._whole = whole
+    def __init__(self, root_schema: Schema) -> None:
+        self._root_schema = root_schema
         self._steps = 0
 
-    def find_misfit(self, value: object, schema: object, place: str) -> str:
-        """Return why a value at `place` does not fit a part of the schema; empty if it fits."""
+    def find_misfit(self, value: object, schema: object, location: str) -> str:
+        """Return why a value at `location` does not fit a part of the schema; empty if it fits."""
         self._steps += 1
         if self._steps > MOST_STEPS or schema is True:
             return ""
         if schema is False:
-            return f"{place} must not be there"
-        own = resolve_reference(schema, self._whole)
-        if not own:
+            return f"{location} must not be there"
+        resolved_schema = resolve_reference(schema, self._root_schema)
+        if not resolved_schema:
             return ""
         return (
-            self._type_misfit(value, own, place)
-            or self._limit_misfit(value, own, place)
-            or self._parts_misfit(value, own, place)
-            or self._combined_misfit(value, own, place)
+            self._type_misfit(value, resolved_schema, location)
+            or self._limit_misfit(value, resolved_schema, location)
+            or self._parts_misfit(value, resolved_schema, location)
+            or self._combined_misfit(value, resolved_schema, location)
         )
 
-    def _type_misfit(self, value: object, schema: Schema, place: str) -> str:
+    def _type_misfit(self, value: object, schema: Schema, location: str) -> str:
         """Check `type`, `const` and `enum`."""
-        said = schema.get("type")
-        kinds = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+        declared = schema.get("type")
+        kinds = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
         if kinds and not any(isinstance(kind, str) and _has_type(value, kind) for kind in kinds):
-            return f"{place} is {_short_text(value)}, but must be of the type {' or '.join(map(str, kinds))}"
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(listed, list):
-            self._steps += len(listed)
-            if not any(_equal_values(value, each) for each in listed):
-                return f"{place} is {_short_text(value)}, which is none of the values that are listed"
+            return f"{location} is {_short_text(value)}, but must be of the type {' or '.join(map(str, kinds))}"
+        allowed_values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(allowed_values, list):
+            self._steps += len(allowed_values)
+            if not any(_equal_values(value, each) for each in allowed_values):
+                return f"{location} is {_short_text(value)}, which is none of the values that are listed"
         return ""
 
-    def _limit_misfit(self, value: object, schema: Schema, place: str) -> str:
+    def _limit_misfit(self, value: object, schema: Schema, location: str) -> str:
         """Check limits, such as `minimum` and `maxLength`."""
-        for keyword, holds, kinds in _LIMITS:
+        for keyword, is_within, kinds in _LIMITS:
             limit = schema.get(keyword)
-            limited = _has_type(limit, "number") and isinstance(value, kinds) and not isinstance(value, bool)
-            if limited and not holds(value, limit):
-                return f"{place} is {_short_text(value)}, against {keyword} {limit}"
+            is_limited = _has_type(limit, "number") and isinstance(value, kinds) and not isinstance(value, bool)
+            if is_limited and not is_within(value, limit):
+                return f"{location} is {_short_text(value)}, against {keyword} {limit}"
         return ""
 
-    def _parts_misfit(self, value: object, schema: Schema, place: str) -> str:
+    def _parts_misfit(self, value: object, schema: Schema, location: str) -> str:
         """Check the items of an array, or the properties of an object."""
         if isinstance(value, dict):
-            return self._object_misfit(value, schema, place)
+            return self._object_misfit(value, schema, location)
         items = schema.get("items", True)
-        before = schema.get("prefixItems")
-        before = before if isinstance(before, list) else []
+        prefix_items = schema.get("prefixItems")
+        prefix_items = prefix_items if isinstance(prefix_items, list) else []
         for number, item in enumerate(value if isinstance(value, list) else ()):
-            part = before[number] if number < len(before) else items
-            if self._steps > MOST_STEPS or (part is True and number >= len(before)):
+            part = prefix_items[number] if number < len(prefix_items) else items
+            if self._steps > MOST_STEPS or (part is True and number >= len(prefix_items)):
                 break
-            if why := self.find_misfit(item, part, f"{place}[{number}]"):
-                return why
+            if reason := self.find_misfit(item, part, f"{location}[{number}]"):
+                return reason
         return ""
 
-    def _object_misfit(self, value: dict[str, Any], schema: Schema, place: str) -> str:
+    def _object_misfit(self, value: dict[str, Any], schema: Schema, location: str) -> str:
         """Check `required`, `properties` and `additionalProperties`."""
         required = schema.get("required")
         for name in required if isinstance(required, list) else ():
             if isinstance(name, str) and name not in value:
-                return f"{name!r:.80} of {place} is missing"
-        known = schema.get("properties")
-        known = known if isinstance(known, Mapping) else {}
-        others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
-        for name, inner in value.items():
-            part = known.get(name, others)
-            if part is False and name not in known:
-                return f"{name!r:.80} is not a part of {place}"
-            if why := self.find_misfit(inner, part, f"{name!r:.80}"):
-                return why
+                return f"{name!r:.80} of {location} is missing"
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        additional = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+        for name, item in value.items():
+            part = properties.get(name, additional)
+            if part is False and name not in properties:
+                return f"{name!r:.80} is not a part of {location}"
+            if reason := self.find_misfit(item, part, f"{name!r:.80}"):
+                return reason
         return ""
 
-    def _combined_misfit(self, value: object, schema: Schema, place: str) -> str:
+    def _combined_misfit(self, value: object, schema: Schema, location: str) -> str:
         """Check `allOf`, `anyOf` and `oneOf`."""
         parts = schema.get("allOf")
         for part in parts if isinstance(parts, list) else ():
-            if why := self.find_misfit(value, part, place):
-                return why
+            if reason := self.find_misfit(value, part, location):
+                return reason
         for keyword in ("anyOf", "oneOf"):
-            ways = schema.get(keyword)
-            if isinstance(ways, list) and ways and all(self.find_misfit(value, way, place) for way in ways):
-                return f"{place} is {_short_text(value)}, which is none of what {keyword} allows"
+            alternatives = schema.get(keyword)
+            if (
+                isinstance(alternatives, list)
+                and alternatives
+                and all(self.find_misfit(value, alternative, location) for alternative in alternatives)
+            ):
+                return f"{location} is {_short_text(value)}, which is none of what {keyword} allows"
         return ""
 
 
@@ -480,14 +481,12 @@ def _has_type(value: object, kind: str) -> bool:
     return has_json_type(value, kind) or (kind == "integer" and isinstance(value, float) and value.is_integer())
 
 
-def _equal_values(one: object, other: object) -> bool:
+def _equal_values(first: object, second: object) -> bool:
     """Return whether two values are equal as JSON, where true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _short_text(value: object) -> str:
-    """Return a value for a message: its JSON, cut after 80 characters; of a list or an object, the name of its Python
-    type.
-    """
+    """Return a value for a message: its JSON, cut after 80 characters; of a list or object, its Python type's name."""
     text = to_json_text(value) if not isinstance(value, dict | list) else repr(type(value).__name__)
     return text if len(text) <= 80 else f"{text[:80]}..."

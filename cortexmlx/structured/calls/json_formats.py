@@ -23,7 +23,7 @@ class Hermes(CallFormat):
 
     name = "Hermes"
     trigger = OPEN
-    between = f"\n{OPEN}"
+    call_separator = f"\n{OPEN}"
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
         """Return the part of a rule for one call in this format."""
@@ -55,25 +55,25 @@ class JsonSection(CallFormat):
     def __init__(self, name: str, section: tuple[str, str], call: tuple[str, str], after_name: str) -> None:
         self.name = name
         self.trigger, self.close = section
-        self._begin, self._end = call
+        self._call_begin, self._call_end = call
         self._after_name = after_name
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
         """Return the part of a rule for one call in this format."""
-        return f"{self._head_rule(tool, specials)} @tool_{number} {lark.tag_rule(self._end, specials)}"
+        return f"{self._head_rule(tool, specials)} @tool_{number} {lark.tag_rule(self._call_end, specials)}"
 
     def _head_rule(self, tool: Tool, specials: Specials) -> str:
         """Return the part of a rule for what precedes the arguments of a call."""
-        return lark.tag_rule(f"{self._begin}{tool.name}{self._after_name}", specials)
+        return lark.tag_rule(f"{self._call_begin}{tool.name}{self._after_name}", specials)
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
-        while (yield from reader.find_next_call(self.trigger, self._begin, self.close)):
+        while (yield from reader.find_next_call(self.trigger, self._call_begin, self.close)):
             self._begin_call(reader, calls, (yield from reader.read_up_to(self._after_name)).strip())
             yield from reader.skip_blanks()
             yield from reader.read_json_arguments()
             yield from reader.skip_blanks()
-            yield from reader.skip_text(self._end.lstrip())
+            yield from reader.skip_text(self._call_end.lstrip())
             reader.end_call()
 
     def _begin_call(self, reader: AnswerReader, calls: AllowedCalls, name: str) -> None:
@@ -94,8 +94,8 @@ class Kimi(JsonSection):
 
     def _head_rule(self, tool: Tool, specials: Specials) -> str:
         """As for `JsonSection`, with the number of the call."""
-        begin = lark.tag_rule(f"{self._begin}{_FUNCTIONS}{tool.name}:", specials)
-        return f"{begin} /[0-9]{{1,5}}/ {lark.tag_rule(self._after_name, specials)}"
+        prefix_rule = lark.tag_rule(f"{self._call_begin}{_FUNCTIONS}{tool.name}:", specials)
+        return f"{prefix_rule} /[0-9]{{1,5}}/ {lark.tag_rule(self._after_name, specials)}"
 
     def _begin_call(self, reader: AnswerReader, calls: AllowedCalls, name: str) -> None:
         """Begin the call whose tag has this id. Raises NotACall if it is none."""
@@ -106,19 +106,17 @@ class Kimi(JsonSection):
 
 
 def deepseek_format(fenced: bool) -> JsonSection:
-    """Return the format of DeepSeek V3.1, or with `fenced` that of V3 and R1, which write a type and a Markdown
-    fence.
-    """
+    """Return the format of DeepSeek V3.1, or with `fenced` of V3 and R1, which write a type and a Markdown fence."""
     separator = "<｜tool▁sep｜>"
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-    found = JsonSection(
+    call_format = JsonSection(
         "DeepSeek",
         (DEEPSEEK, "<｜tool▁calls▁end｜>"),
         (f"{begin}function{separator}", f"\n```{end}") if fenced else (begin, end),
         "\n```json\n" if fenced else separator,
     )
-    found.between = "\n" if fenced else ""
-    return found
+    call_format.call_separator = "\n" if fenced else ""
+    return call_format
 
 
 # Llama 3.1 to 3.3: a JSON object that is the whole answer.
@@ -135,14 +133,12 @@ class Llama(CallFormat):
     """
 
     name = "Llama 3"
-    between = "; "
+    call_separator = "; "
 
     def grammar(
-        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
-        """See `CallFormat.grammar`. Raises InvalidRequest for an answer that is to have a form or calls: both are
-        JSON.
-        """
+        """See `CallFormat.grammar`. Raises InvalidRequest for an answer that may be a form or calls: both are JSON."""
         if text and calls.callable_tools:
             raise InvalidRequest(
                 "this model writes calls as JSON without a tag, so `structured` and `tools` cannot be told apart: ask "
@@ -157,7 +153,7 @@ class Llama(CallFormat):
                 *self._call_rules(calls, specials),
             ]
         if not text and not calls.is_required:
-            begins = lark.exclude_beginning(opens)
+            begins = lark.exclude_beginning(thoughts_tag)
             rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{LIKE_A_CALL}{lark.ANY}/{begins}"]
         return rules, [
             each
@@ -171,7 +167,7 @@ class Llama(CallFormat):
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
-        if reader.untouched and (yield from reader.peek_one_of(LLAMA_PYTHON, "{")):
+        if reader.is_untouched and (yield from reader.peek_one_of(LLAMA_PYTHON, "{")):
             reader.begin_calls()
             if (yield from reader.peek_one_of(LLAMA_PYTHON)):
                 yield from reader.skip_text(LLAMA_PYTHON)
@@ -208,8 +204,8 @@ class MistralList(_Mistral):
     """The older format of Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
 
     name = "Mistral list"
-    opening = '" "? "["'
-    between = ", "
+    calls_opening = '" "? "["'
+    call_separator = ", "
     close = "]"
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
@@ -231,28 +227,26 @@ class MistralList(_Mistral):
 
 
 class MistralTags(_Mistral):
-    """The newer format of Mistral: `[TOOL_CALLS]name[ARGS]{...}`, again for each call; some write an id after
-    `[CALL_ID]`.
-    """
+    """The newer format of Mistral: `[TOOL_CALLS]name[ARGS]{...}` for each call; some write an id after `[CALL_ID]`."""
 
     name = "Mistral"
-    between = MISTRAL_CALLS
+    call_separator = MISTRAL_CALLS
 
     def __init__(self, with_id: bool) -> None:
         self._with_id = with_id
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
         """Return the part of a rule for one call in this format."""
-        known = f"{lark.tag_rule(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
-        return f"{lark.quote(tool.name)} {known}{lark.tag_rule(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
+        id_rule = f"{lark.tag_rule(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
+        return f"{lark.quote(tool.name)} {id_rule}{lark.tag_rule(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
         while (yield from reader.read_text_up_to(MISTRAL_CALLS)):
-            name, by_tag, known = (yield from reader.read_up_to(MISTRAL_ARGUMENTS)).partition(MISTRAL_CALL_ID)
-            if by_tag and not (len(known) == 9 and known.isalnum() and known.isascii()):
+            name, id_tag, call_id = (yield from reader.read_up_to(MISTRAL_ARGUMENTS)).partition(MISTRAL_CALL_ID)
+            if id_tag and not (len(call_id) == 9 and call_id.isalnum() and call_id.isascii()):
                 raise NotACall("the id of a call has nine letters and digits")
-            reader.begin_call(calls.tool(name.strip()).name, known)
+            reader.begin_call(calls.tool(name.strip()).name, call_id)
             yield from reader.skip_blanks()
             yield from reader.read_json_arguments()
             reader.end_call()
@@ -268,9 +262,7 @@ FUNCTION = " to=functions."
 
 
 class Harmony(CallFormat):
-    """The format of gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`, once in an
-    answer. A text for the user may come before it.
-    """
+    """gpt-oss: perhaps a text, then one `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`."""
 
     name = "harmony"
     trigger = HARMONY_CHANNEL
@@ -279,18 +271,18 @@ class Harmony(CallFormat):
 
     def adapt_thoughts(self, thoughts: Thoughts | None) -> Thoughts | None:
         """Return marks by which thoughts end with their message, since any message may follow."""
-        return None if thoughts is None else replace(thoughts, close=f"{END}{START}", skipped="")
+        return None if thoughts is None else replace(thoughts, close=f"{END}{START}", skip_text="")
 
     def grammar(
-        self, calls: AllowedCalls, text: str, specials: Specials, opens: str = ""
+        self, calls: AllowedCalls, text: str, specials: Specials, thoughts_tag: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of an answer in this format. See `CallFormat.grammar`."""
         final = f"{lark.tag_rule(f'{HARMONY_CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
         preamble = lark.tag_rule(f"{HARMONY_CHANNEL}commentary{MESSAGE}", specials)
-        ways = [] if calls.is_required else [final]
+        alternatives = [] if calls.is_required else [final]
         rules = []
         if calls.callable_tools:
-            ways.append(f"({preamble} preamble)? calls")
+            alternatives.append(f"({preamble} preamble)? calls")
             rules = [*self._call_rules(calls, specials), *lark.text_up_to_rules("preamble", f"{END}{START}", specials)]
         rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {_free_text_terminal()}"]
         schemas = [
@@ -298,7 +290,7 @@ class Harmony(CallFormat):
             for number, tool in enumerate(calls.callable_tools)
             for each in self.argument_grammars(number, tool, specials)
         ]
-        return [f"answer: {' | '.join(ways)}", *rules], schemas
+        return [f"answer: {' | '.join(alternatives)}", *rules], schemas
 
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
         """Return the part of a rule for one call in this format. The function is named before or after the channel."""

@@ -21,7 +21,7 @@ _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 class _LiteralFormat(CallFormat):
     """A format whose arguments are literals: strings in quotes, and other values as in JSON or Python."""
 
-    enforced = False
+    has_grammar = False
     _quotes: tuple[str, ...]
     _escapes = False
     _token: re.Pattern[str]
@@ -31,7 +31,7 @@ class _LiteralFormat(CallFormat):
         self, reader: AnswerReader, calls: AllowedCalls, name: str, key_end: str, end: str
     ) -> Reading[None]:
         """Parse the arguments of a call up to the sign `end`, which is consumed."""
-        known, said = calls.arguments(name), set[str]()
+        arguments, seen_keys = calls.arguments(name), set[str]()
         reader.begin_call(name)
         yield from reader.skip_blanks()
         sign = yield from reader.peek_one_of(end)
@@ -40,23 +40,23 @@ class _LiteralFormat(CallFormat):
             key = (yield from reader.read_up_to(key_end)).strip()
             if quote := next((q for q in self._quotes if len(q) > 1 and key.startswith(q)), ""):
                 key = key.removeprefix(quote).removesuffix(quote)
-            if key in said or not key or any(bracket in key for bracket in "{}[]()<>\n"):
+            if key in seen_keys or not key or any(bracket in key for bracket in "{}[]()<>\n"):
                 raise NotACall(f"{key!r:.80} comes twice, or is no name")
-            written = (yield from reader.read_literal(self._quotes, f",{end}", self._escapes)).strip()
-            value = known[key].literal_to_json(written, self._literal_to_json(written))
-            reader.add_arguments(f"{', ' if said else '{'}{to_json_text(key)}: {value}")
-            said.add(key)
+            raw_text = (yield from reader.read_literal(self._quotes, f",{end}", self._escapes)).strip()
+            value = arguments[key].literal_to_json(raw_text, self._literal_to_json(raw_text))
+            reader.add_arguments(f"{', ' if seen_keys else '{'}{to_json_text(key)}: {value}")
+            seen_keys.add(key)
             sign = yield from reader.read_one_of(",", end)
             yield from reader.skip_blanks()
             if sign == "," and (yield from reader.peek_one_of(end)):
                 sign = yield from reader.read_one_of(end)
-        reader.add_arguments("}" if said else "{}")
+        reader.add_arguments("}" if seen_keys else "{}")
 
-    def _literal_to_json(self, written: str) -> str | None:
+    def _literal_to_json(self, raw_text: str) -> str | None:
         """Convert a literal to JSON; None if it is a plain word. Raises NotACall if it has quotes and is no literal."""
-        tokens = self._token.findall(written)
+        tokens = self._token.findall(raw_text)
         parts: list[str] = []
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             quote = next((q for q in self._quotes if token.startswith(q) and len(token) > len(q)), "")
             if quote:
                 parts.append(self._quoted_to_json(token[len(quote) : -len(quote)]))
@@ -64,14 +64,14 @@ class _LiteralFormat(CallFormat):
                 parts[-1] = token
             elif token[0] in "[]{}:,":
                 parts.append(token)
-            elif tokens[place + 1 : place + 2] == [":"]:
+            elif tokens[index + 1 : index + 2] == [":"]:
                 parts.append(to_json_text(token))
             else:
                 parts.append(_PYTHON_CONSTANTS.get(token, token))
         try:
             parse_strict_json(" ".join(parts))  # `1 2` is not 12
         except NotACall:
-            if any(quote in written for quote in self._quotes):
+            if any(quote in raw_text for quote in self._quotes):
                 raise
             return None
         return "".join(parts)
@@ -81,9 +81,9 @@ class _LiteralFormat(CallFormat):
         return to_json_text(text)
 
 
-def _token_pattern(*texts: str, words: str) -> re.Pattern[str]:
+def _token_pattern(*texts: str, word_pattern: str) -> re.Pattern[str]:
     """Return the expression of one token of a literal: a string, a sign or a word."""
-    return re.compile("|".join([*texts, r"[\[\]{}:,]", words]), re.DOTALL)
+    return re.compile("|".join([*texts, r"[\[\]{}:,]", word_pattern]), re.DOTALL)
 
 
 class Braces(_LiteralFormat):
@@ -94,8 +94,10 @@ class Braces(_LiteralFormat):
         self.trigger = begin
         self._end = end
         self._quotes = (quote,)
-        own = re.escape(quote)
-        self._token = _token_pattern(f"{own}.*?{own}", words=rf"(?:(?!{own})[^\s\[\]{{}}:,])+")
+        quote_pattern = re.escape(quote)
+        self._token = _token_pattern(
+            f"{quote_pattern}.*?{quote_pattern}", word_pattern=rf"(?:(?!{quote_pattern})[^\s\[\]{{}}:,])+"
+        )
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
@@ -122,7 +124,7 @@ class Pythonic(_LiteralFormat):
     trigger = PYTHONIC
     _quotes = "'", '"'
     _escapes = True
-    _token = _token_pattern(r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"', words=r"[^\s\[\]{}:,'\"]+")
+    _token = _token_pattern(r"'(?:[^'\\]|\\.)*'", r'"(?:[^"\\]|\\.)*"', word_pattern=r"[^\s\[\]{}:,'\"]+")
 
     def parse(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a whole answer in this format. See `CallFormat.parse`."""
@@ -148,9 +150,9 @@ class Pythonic(_LiteralFormat):
 
     def _quoted_to_json(self, text: str) -> str:
         """Convert the inside of a Python string literal to JSON, with its escapes resolved."""
-        found = _ESCAPE.sub(_unescape, text)
+        unescaped = _ESCAPE.sub(_unescape, text)
         try:  # the halves of a surrogate pair are one character
-            return to_json_text(found.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
+            return to_json_text(unescaped.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
         except UnicodeDecodeError:
             raise NotACall("half of a surrogate pair is no text") from None
 
@@ -161,9 +163,9 @@ _ESCAPE = re.compile(
 _SIGNS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 
 
-def _unescape(found: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     """Return the character of an escape in a Python string literal."""
-    octal, short, middle, long, sign = found.groups()
-    if sign is not None:
-        return _SIGNS.get(sign, sign if sign in "\\'\"" else f"\\{sign}")
-    return chr(int(octal, 8) if octal else int(short or middle or long, 16))
+    octal, hex2, hex4, hex8, char = match.groups()
+    if char is not None:
+        return _SIGNS.get(char, char if char in "\\'\"" else f"\\{char}")
+    return chr(int(octal, 8) if octal else int(hex2 or hex4 or hex8, 16))

@@ -33,24 +33,24 @@ class AnswerReader:
     """Reads the text of one answer as it arrives, and collects the text and the calls that a parser finds in it.
 
     The text that belongs to no call is in `text`, the pieces of calls are in `deltas`, and complete calls in `calls`.
-    Whoever feeds the reader takes the first two away. With `streamed`, pieces of a call are told as they come;
+    Whoever feeds the reader takes the first two away. With `streaming`, pieces of a call are told as they come;
     otherwise when the call is complete.
     """
 
-    def __init__(self, ids: Iterator[str], streamed: bool) -> None:
+    def __init__(self, ids: Iterator[str], streaming: bool) -> None:
         self.text: list[str] = []
         self.deltas: list[CallDelta] = []
         self.calls: list[ToolCall] = []
-        self.ended = False
+        self.is_ended = False
         self._ids = ids
-        self._streamed = streamed
+        self._streaming = streaming
         # What was read of `_held` stays there until more text comes: to cut it off each time takes quadratic time.
-        self._held = ""
-        self._at = 0
+        self._buffer = ""
+        self._position = 0
         self._call: _OpenCall | None = None
-        self._since: list[str] | None = None
-        self._said = False
-        self.untouched = True
+        self._pending_pieces: list[str] | None = None
+        self._has_text = False
+        self.is_untouched = True
         """Whether nothing was said or taken yet."""
         self._before_section = 0
         self.in_section = False
@@ -63,20 +63,18 @@ class AnswerReader:
     @property
     def is_in_call(self) -> bool:
         """Whether a call has begun and is not complete."""
-        return bool(self._since and "".join(self._since).strip())
+        return bool(self._pending_pieces and "".join(self._pending_pieces).strip())
 
     def add(self, text: str) -> None:
         """Append the next text of the answer."""
-        self._held = self._held[self._at :] + text if self._at < len(self._held) else text
-        self._at = 0
+        self._buffer = self._buffer[self._position :] + text if self._position < len(self._buffer) else text
+        self._position = 0
 
-    def drop_call(self, cut: bool = False) -> None:
-        """Give up the call that is being read. Its characters become text, unless the answer was `cut` within it and
-        its pieces were streamed already.
-        """
-        if self._since is not None and not (cut and self._streamed):
-            self._add_text("".join(self._since) + (self._consume_rest() if cut else ""))
-        self._call = self._since = None
+    def drop_call(self, is_truncated: bool = False) -> None:
+        """Give up the call being read: it becomes text, unless it was cut off (`is_truncated`) and streamed already."""
+        if self._pending_pieces is not None and not (is_truncated and self._streaming):
+            self._add_text("".join(self._pending_pieces) + (self._consume_rest() if is_truncated else ""))
+        self._call = self._pending_pieces = None
 
     # -- for parsers: text --------------------------------------------------------------------------------------------
 
@@ -86,136 +84,132 @@ class AnswerReader:
         cut.
         """
         search = _tag_pattern(tags).search
-        clear = 0  # how many unread characters begin no tag
+        num_clear = 0  # how many unread characters begin no tag
         while True:
-            found = search(self._held, self._at + clear)
-            if found is not None and found[1]:
-                self._add_text(strip_blanks(self._held[self._at : found.start()]), consumed=True)
+            match = search(self._buffer, self._position + num_clear)
+            if match is not None and match[1]:
+                self._add_text(strip_blanks(self._buffer[self._position : match.start()]), consume=True)
                 self.begin_calls()
-                self._consume(found.end())
-                return found[1]
-            if self.ended:
+                self._consume(match.end())
+                return match[1]
+            if self.is_ended:
                 rest = self._consume_rest()
-                cut = self.calls and any(tag.startswith(rest.strip()) for tag in ("", *tags))
-                self._add_text("" if cut else rest)
+                is_partial_tag = self.calls and any(tag.startswith(rest.strip()) for tag in ("", *tags))
+                self._add_text("" if is_partial_tag else rest)
                 return ""
-            end = len(self._held) if found is None else found.start()
-            self._add_text(strip_blanks(self._held[self._at : end]), consumed=True)
-            clear = end - self._at
+            end = len(self._buffer) if match is None else match.start()
+            self._add_text(strip_blanks(self._buffer[self._position : end]), consume=True)
+            num_clear = end - self._position
             yield
 
     def peek_one_of(self, *beginnings: str) -> Reading[str]:
-        """Return which of some texts comes next, without consuming it; empty if none does. Of several that fit, the
-        longest counts.
-        """
-        longest = max(map(len, beginnings))
+        """Return which of some texts comes next, the longest that fits, without consuming it; empty if none does."""
+        max_length = max(map(len, beginnings))
         while True:
-            held = self._held[self._at : self._at + longest]
-            fits = [text for text in beginnings if held.startswith(text)]
-            open_ = [text for text in beginnings if text.startswith(held) and text not in fits]
-            if self.ended or not open_:
-                return max(fits, key=len, default="")
+            next_text = self._buffer[self._position : self._position + max_length]
+            matches = [text for text in beginnings if next_text.startswith(text)]
+            candidates = [text for text in beginnings if text.startswith(next_text) and text not in matches]
+            if self.is_ended or not candidates:
+                return max(matches, key=len, default="")
             yield
 
     def peek_char(self) -> Reading[str]:
         """Return the next character, without consuming it; empty at the end of the answer."""
-        while self._at == len(self._held) and not self.ended:
+        while self._position == len(self._buffer) and not self.is_ended:
             yield
-        return self._held[self._at : self._at + 1]
+        return self._buffer[self._position : self._position + 1]
 
     # -- for parsers: within a call -----------------------------------------------------------------------------------
 
     def skip_blanks(self) -> Reading[None]:
         """Skip blanks."""
         while (yield from self.peek_char()).isspace():
-            found = _NOT_BLANK.search(self._held, self._at)
-            self._consume(len(self._held) if found is None else found.start())
+            match = _NOT_BLANK.search(self._buffer, self._position)
+            self._consume(len(self._buffer) if match is None else match.start())
 
     def skip_text(self, text: str) -> Reading[None]:
         """Skip a text that must come next. Raises NotACall if another one comes."""
-        while len(self._held) - self._at < len(text) and text.startswith(self._held[self._at :]):
+        while len(self._buffer) - self._position < len(text) and text.startswith(self._buffer[self._position :]):
             self._raise_if_ended()
             yield
-        if not self._held.startswith(text, self._at):
+        if not self._buffer.startswith(text, self._position):
             raise NotACall(f"{text!r} is missing")
-        self._consume(self._at + len(text))
+        self._consume(self._position + len(text))
 
     def read_one_of(self, *texts: str) -> Reading[str]:
         """Read one of some texts, and return it. Raises NotACall if another one comes."""
         text = yield from self.peek_one_of(*texts)
         if not text:
-            held = self._held[self._at : self._at + max(map(len, texts))]
-            if any(each.startswith(held) for each in texts):
+            next_text = self._buffer[self._position : self._position + max(map(len, texts))]
+            if any(each.startswith(next_text) for each in texts):
                 self._raise_if_ended()
             raise NotACall(f"none of {texts} follows")
-        self._consume(self._at + len(text))
+        self._consume(self._position + len(text))
         return text
 
     def read_up_to(self, tag: str) -> Reading[str]:
         """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MOST_HEADER`."""
-        most = MOST_HEADER + len(tag)
-        while (place := self._held.find(tag, self._at, self._at + most)) < 0:
-            if len(self._held) - self._at >= most:
+        max_length = MOST_HEADER + len(tag)
+        while (index := self._buffer.find(tag, self._position, self._position + max_length)) < 0:
+            if len(self._buffer) - self._position >= max_length:
                 raise NotACall(f"{tag!r} is missing")
             self._raise_if_ended()
             yield
-        return self._consume(place + len(tag))[: -len(tag)]
+        return self._consume(index + len(tag))[: -len(tag)]
 
-    def read_run(self, pattern: re.Pattern[str], most: int = MOST_HEADER) -> Reading[str]:
+    def read_run(self, pattern: re.Pattern[str], max_length: int = MOST_HEADER) -> Reading[str]:
         """Read the longest run of characters of a class, which the pattern must match in any number, also none: it may
-        arrive in pieces. Raises NotACall if there are more than `most`.
+        arrive in pieces. Raises NotACall if there are more than `max_length`.
         """
         run = ""
         while True:
-            run += self._consume(pattern.match(self._held, self._at).end())  # type: ignore[union-attr]
-            if len(run) > most:
-                raise NotACall(f"a name has more than {most} characters")
-            if self._at < len(self._held):
+            run += self._consume(pattern.match(self._buffer, self._position).end())  # type: ignore[union-attr]
+            if len(run) > max_length:
+                raise NotACall(f"a name has more than {max_length} characters")
+            if self._position < len(self._buffer):
                 return run
             self._raise_if_ended()
             yield
 
     def read_value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
-        """Read a text of any length before a tag, which is consumed. With `tell`, its pieces are given to it as they
-        come, and the text is not returned.
-        """
+        """Read text of any length and the tag after it. With `tell`, pass it each piece as it comes; return no text."""
         pieces: list[str] = []
         tell = tell or pieces.append
         search = _tag_pattern((tag,)).search
-        while (found := search(self._held, self._at)) is None or not found[1]:
-            end = len(self._held) if found is None else found.start()
-            if end > self._at:
+        while (match := search(self._buffer, self._position)) is None or not match[1]:
+            end = len(self._buffer) if match is None else match.start()
+            if end > self._position:
                 tell(self._consume(end))
             self._raise_if_ended()
             yield
-        tell(self._consume(found.end())[: -len(tag)])
+        tell(self._consume(match.end())[: -len(tag)])
         return "".join(pieces)
 
-    def read_literal(self, quotes: tuple[str, ...], ends: str, escapes: bool = False) -> Reading[str]:
-        """Read a literal up to one of the signs `ends` outside of its strings and brackets. The sign is not consumed.
-        Strings are between two of the same `quotes`; with `escapes`, a quote after a backslash ends none.
+    def read_literal(self, quotes: tuple[str, ...], end_signs: str, escapes: bool = False) -> Reading[str]:
+        """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
+        consumed. Strings are between two of the same `quotes`; with `escapes`, a quote after a backslash ends none.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
         outside = _tag_pattern((*quotes, *"[](){},"))
         inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each in quotes}
         while True:
-            found = (inside[quote] if quote else outside).search(self._held, self._at)
-            if found is None or not found[1]:
-                pieces.append(self._consume(len(self._held) if found is None else found.start()))
+            match = (inside[quote] if quote else outside).search(self._buffer, self._position)
+            if match is None or not match[1]:
+                pieces.append(self._consume(len(self._buffer) if match is None else match.start()))
                 self._raise_if_ended()
                 yield
                 continue
-            sign = found[1]
-            if not quote and depth == 0 and sign in ends:
-                pieces.append(self._consume(found.start()))
+            sign = match[1]
+            if not quote and depth == 0 and sign in end_signs:
+                pieces.append(self._consume(match.start()))
                 return "".join(pieces)
-            pieces.append(self._consume(found.end()))
+            pieces.append(self._consume(match.end()))
             if sign == "\\":
-                while self._at == len(self._held):
+                while self._position == len(self._buffer):
                     self._raise_if_ended()
                     yield
-                pieces.append(self._consume(self._at + 1))
+                pieces.append(self._consume(self._position + 1))
             elif sign in quotes:
                 quote = "" if quote else sign
             else:
@@ -255,7 +249,7 @@ class AnswerReader:
     def read_json_string(self) -> Reading[str]:
         """Read a JSON string, and return its value. Raises NotACall if there is none."""
         if (yield from self.peek_char()) != '"':
-            if self._at == len(self._held):
+            if self._position == len(self._buffer):
                 self._raise_if_ended()
             raise NotACall("there is no JSON string")
         return str(parse_strict_json((yield from self.read_json())))
@@ -264,17 +258,17 @@ class AnswerReader:
 
     def begin_calls(self) -> None:
         """Note that a call may begin here. If it turns out to be none, its characters become text."""
-        self._since = []
+        self._pending_pieces = []
 
     def begin_paragraph(self) -> None:
         """Separate the following text from the text before it by an empty line."""
-        if self._said:
+        if self._has_text:
             self.text.append("\n\n")
 
     def begin_call(self, name: str, id: str = "") -> None:
         """Begin a call of the tool `name`, with the id that the model gave it, if any."""
         self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
-        if self._streamed:
+        if self._streaming:
             self.deltas.append(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
@@ -282,14 +276,14 @@ class AnswerReader:
         call = self._call
         assert call is not None
         if piece:
-            call.pieces.append(piece)
-            if self._streamed:
+            call.argument_pieces.append(piece)
+            if self._streaming:
                 self.deltas.append(CallDelta(call.index, arguments=piece))
 
     def read_json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
         if (yield from self.peek_char()) != "{":
-            if self._at == len(self._held):
+            if self._position == len(self._buffer):
                 self._raise_if_ended()
             raise NotACall("the arguments are no JSON object")
         yield from self._read_json_pieces(self.add_arguments)
@@ -298,73 +292,73 @@ class AnswerReader:
         """Complete the call. Raises NotACall if its arguments are no JSON object."""
         call = self._call
         assert call is not None
-        arguments = "".join(call.pieces)
+        arguments = "".join(call.argument_pieces)
         if not isinstance(parse_strict_json(arguments), dict):
             raise NotACall("the arguments are no JSON object")
-        if not self._streamed:
+        if not self._streaming:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
         self.calls.append(ToolCall(call.id, call.name, arguments))
         self.said_after_calls = False
         self._call = None
-        self._since = []
+        self._pending_pieces = []
 
     def end_calls(self) -> None:
         """Note that the following text is no part of a call."""
-        self._since = None
+        self._pending_pieces = None
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _add_text(self, text: str, consumed: bool = False) -> None:
+    def _add_text(self, text: str, consume: bool = False) -> None:
         """Add a text to the answer's `text`, and consume it if it is the next unread one."""
         if text:
-            self._said = True
-            self.untouched = False
+            self._has_text = True
+            self.is_untouched = False
             self.said_after_calls = self.said_after_calls or not text.isspace()
             self.text.append(text)
-        if consumed:
-            self._at += len(text)
+        if consume:
+            self._position += len(text)
 
     def _consume(self, end: int) -> str:
         """Consume the characters before the place `end`, and return them."""
-        self.untouched = False
-        taken = self._held[self._at : end]
-        self._at = end
-        if self._since is not None:
-            self._since.append(taken)
-        return taken
+        self.is_untouched = False
+        consumed_text = self._buffer[self._position : end]
+        self._position = end
+        if self._pending_pieces is not None:
+            self._pending_pieces.append(consumed_text)
+        return consumed_text
 
     def _consume_rest(self) -> str:
         """Consume all that is left, and return it."""
-        rest, self._held, self._at = self._held[self._at :], "", 0
+        rest, self._buffer, self._position = self._buffer[self._position :], "", 0
         return rest
 
     def _raise_if_ended(self) -> None:
         """Raise TruncatedCall if no more text comes."""
-        if self.ended:
+        if self.is_ended:
             raise TruncatedCall
 
     def _read_json_pieces(self, tell: Callable[[str], None]) -> Reading[None]:
         """Read one JSON text, and give its pieces to `tell` as they come."""
-        depth, quoted, escaped, whole = 0, False, False, False
-        while not whole:
-            end = self._at
-            while end < len(self._held) and not whole:
-                char = self._held[end]
+        depth, in_string, is_escaped, is_complete = 0, False, False, False
+        while not is_complete:
+            end = self._position
+            while end < len(self._buffer) and not is_complete:
+                char = self._buffer[end]
                 end += 1
-                if escaped:
-                    escaped = False
-                elif quoted:
-                    quoted, escaped = char != '"', char == "\\"
+                if is_escaped:
+                    is_escaped = False
+                elif in_string:
+                    in_string, is_escaped = char != '"', char == "\\"
                 elif char == '"':
-                    quoted = True
+                    in_string = True
                 elif char in "{[":
                     depth += 1
                 elif char in "}]":
                     depth -= 1
-                whole = depth <= 0 and not quoted and not escaped
-            if end > self._at:
+                is_complete = depth <= 0 and not in_string and not is_escaped
+            if end > self._position:
                 tell(self._consume(end))
-            if not whole:
+            if not is_complete:
                 self._raise_if_ended()
                 yield
 
@@ -376,13 +370,11 @@ class _OpenCall:
         self.index = index
         self.id = id
         self.name = name
-        self.pieces: list[str] = []
+        self.argument_pieces: list[str] = []
 
 
 def parse_strict_json(text: str) -> object:
-    """Parse a JSON text. Raises NotACall, also for NaN, infinities, and keys that come twice: readers of JSON differ
-    in which of them counts.
-    """
+    """Parse JSON. Raises NotACall, also for NaN, infinities and repeated keys: readers disagree about which counts."""
     try:
         return load_json(text, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
@@ -396,10 +388,10 @@ def _reject_constant(name: str) -> None:
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs. Raises ValueError if a key comes twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return result
 
 
 _NOT_BLANK = re.compile(r"\S")
@@ -408,15 +400,17 @@ _NOT_BLANK = re.compile(r"\S")
 @cache
 def _tag_pattern(tags: tuple[str, ...]) -> re.Pattern[str]:
     """Return an expression that finds the first of some tags, as its group 1, or the beginning of one at the end."""
-    ordered = sorted(tags, key=len, reverse=True)
-    whole = "|".join(map(re.escape, ordered)) or "(?!)"
-    return re.compile("|".join([f"({whole})", *(f"{_prefix_pattern(tag[:-1])}\\Z" for tag in ordered if len(tag) > 1)]))
+    sorted_tags = sorted(tags, key=len, reverse=True)
+    any_tag = "|".join(map(re.escape, sorted_tags)) or "(?!)"
+    return re.compile(
+        "|".join([f"({any_tag})", *(f"{_prefix_pattern(tag[:-1])}\\Z" for tag in sorted_tags if len(tag) > 1)])
+    )
 
 
 def _prefix_pattern(text: str) -> str:
     """Return an expression that matches a text, or any beginning of it."""
-    inner = f"(?:{_prefix_pattern(text[1:])})?" if len(text) > 1 else ""
-    return f"{re.escape(text[0])}{inner}"
+    rest_pattern = f"(?:{_prefix_pattern(text[1:])})?" if len(text) > 1 else ""
+    return f"{re.escape(text[0])}{rest_pattern}"
 
 
 def strip_blanks(text: str) -> str:
@@ -427,9 +421,9 @@ def strip_blanks(text: str) -> str:
 
 def partial_tag_length(tag: str, text: str, start: int = 0) -> int:
     """Return how many characters at the end of `text`, after the place `start`, could begin `tag`."""
-    place = text.find(tag[0], max(start, len(text) - len(tag) + 1))
-    while place >= 0:
-        if tag.startswith(text[place:]):
-            return len(text) - place
-        place = text.find(tag[0], place + 1)
+    index = text.find(tag[0], max(start, len(text) - len(tag) + 1))
+    while index >= 0:
+        if tag.startswith(text[index:]):
+            return len(text) - index
+        index = text.find(tag[0], index + 1)
     return 0

@@ -36,9 +36,7 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags of one format of tool calls, in the order in which they are written. Line breaks may stand between
-    them.
-    """
+    """The tags of one format of tool calls, in the order in which they are written. Line breaks may separate them."""
 
     name: str
     call: str
@@ -54,7 +52,7 @@ class Tags:
     name_end: str = ""
     value: str = ""
     """Opens the value of an argument; empty: the value begins after `key_end`."""
-    tail: str = ""
+    suffix: str = ""
     """What stands after `end`."""
     section: str = ""
     """Opens all calls; empty: each call stands alone."""
@@ -80,7 +78,7 @@ QWEN_CODER = Tags(
     key_end=">",
     value_end="\n</parameter>",
     end="</function>",
-    tail=CLOSE,
+    suffix=CLOSE,
     always_enforced=True,
     lines=True,
 )
@@ -170,18 +168,16 @@ class Tagged(CallFormat):
         required = required_arguments(tool)
         parts = [line, tag(tags.call)] if tags.section else []
         parts += [*([line] if tags.head else []), tag(tags.head + tool.name + tags.name_end), line]
-        for place, (key, argument) in enumerate(Arguments(tool).items()):
+        for index, (key, argument) in enumerate(Arguments(tool).items()):
             head = [tag(tags.key + key + tags.key_end)]
             head += [line] if tags.lines else [line, tag(tags.value)] if tags.value else []
             end = "" if argument.is_free_text else tag(tags.value_end)
-            part = f"{' '.join(head)} @tool_{number}_{place} {end} {line}"
+            part = f"{' '.join(head)} @tool_{number}_{index} {end} {line}"
             parts.append(part if key in required else f"({part})?")
-        return " ".join([*parts, tag(tags.end), *([line, tag(tags.tail)] if tags.tail else [])])
+        return " ".join([*parts, tag(tags.end), *([line, tag(tags.suffix)] if tags.suffix else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """See `CallFormat.notes`. Limits of texts written without quotes, and relations between arguments, are not
-        enforced.
-        """
+        """See `CallFormat.notes`. Limits of unquoted texts, and relations between arguments, are not enforced."""
         for key, argument in Arguments(tool).items():
             for keyword in argument.unenforced_keywords:
                 yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
@@ -190,17 +186,17 @@ class Tagged(CallFormat):
 
     def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
         """As `CallFormat.argument_grammars`, with a grammar for each argument."""
-        known = Arguments(tool)
-        bad = next((key for key in known if not _KEY.fullmatch(key)), None)
-        if bad is not None:
-            raise _schema_error(tool, f"{bad!r:.80} is no name that can stand in a tag")
-        if (nowhere := find_broken_reference(tool)) is not None:
-            raise _schema_error(tool, f"the reference {nowhere!r:.80} leads nowhere in them")
+        arguments = Arguments(tool)
+        invalid_key = next((key for key in arguments if not _KEY.fullmatch(key)), None)
+        if invalid_key is not None:
+            raise _schema_error(tool, f"{invalid_key!r:.80} is no name that can stand in a tag")
+        if (broken_reference := find_broken_reference(tool)) is not None:
+            raise _schema_error(tool, f"the reference {broken_reference!r:.80} leads nowhere in them")
         if tool.strict and (note := next(self.notes(tool), None)):
             raise _schema_error(tool, note)
         shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
-        for place, argument in enumerate(known.values()):
-            name = f"tool_{number}_{place}"
+        for index, argument in enumerate(arguments.values()):
+            name = f"tool_{number}_{index}"
             if any(self.tags.value_end in text for text in argument.listed_values):
                 raise _schema_error(tool, f"a value holds the tag {self.tags.value_end.strip()}")
             if argument.listed_values:
@@ -215,10 +211,10 @@ class Tagged(CallFormat):
         end = self.tags.value_end
         if not self.tags.cdata:
             return lark.text_up_to_rules("start", end, specials)
-        plain = lark.text_up_to_rules("plain", end, specials, not_first=CDATA)
+        plain_rules = lark.text_up_to_rules("plain", end, specials, not_first=CDATA)
         return [
             f"start: {lark.quote(CDATA)} data | plain",
-            *plain,
+            *plain_rules,
             *lark.text_up_to_rules("data", CDATA_END + end, specials),
         ]
 
@@ -254,24 +250,24 @@ class Tagged(CallFormat):
         name = yield from reader.read_run(TOOL_NAME)
         yield from reader.skip_blanks()
         yield from reader.skip_text(tags.name_end)
-        known, said = calls.arguments(name), set[str]()
+        arguments, seen_keys = calls.arguments(name), set[str]()
         reader.begin_call(name)
         yield from reader.skip_blanks()
         while (yield from reader.read_one_of(tags.key, tags.end)) != tags.end:
             key = (yield from reader.read_up_to(tags.key_end)).strip()
-            if key in said or not _KEY.fullmatch(key):
+            if key in seen_keys or not _KEY.fullmatch(key):
                 raise NotACall(f"{key!r:.80} comes twice, or is no name")
-            reader.add_arguments(f"{', ' if said else '{'}{to_json_text(key)}: ")
-            said.add(key)
+            reader.add_arguments(f"{', ' if seen_keys else '{'}{to_json_text(key)}: ")
+            seen_keys.add(key)
             if tags.value:
                 yield from reader.skip_blanks()
                 yield from reader.skip_text(tags.value)
-            yield from self._read_value(reader, known[key])
+            yield from self._read_value(reader, arguments[key])
             yield from reader.skip_blanks()
-        reader.add_arguments("}" if said else "{}")
-        if tags.tail:
+        reader.add_arguments("}" if seen_keys else "{}")
+        if tags.suffix:
             yield from reader.skip_blanks()
-            yield from reader.skip_text(tags.tail)
+            yield from reader.skip_text(tags.suffix)
 
     def _read_value(self, reader: AnswerReader, argument: Argument) -> Reading[None]:
         """Read a value up to its closing tag, and add it to the call's arguments as JSON."""
@@ -296,6 +292,6 @@ class Tagged(CallFormat):
         reader.add_arguments('"' if argument.is_free_text else argument.to_json("".join(pieces)))
 
 
-def _schema_error(tool: Tool, why: str) -> InvalidRequest:
+def _schema_error(tool: Tool, reason: str) -> InvalidRequest:
     """Return the error for a tool whose arguments this format cannot enforce."""
-    return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {why}", field="tools")
+    return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {reason}", field="tools")

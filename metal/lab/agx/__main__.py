@@ -142,9 +142,7 @@ def heading() -> str:
 
 
 def row(result: CompiledWork) -> str:
-    """Return a kernel's line of the table. `spills` are the stores and loads of spilled registers in the whole
-    kernel.
-    """
+    """Return a kernel's line of the table. `spills` are stores and loads of spilled registers in the whole kernel."""
     s, counts = result.statistics, result.per_token_head
     spills = f"{s.spills}:{s.fills}"
     label = f"{result.workload.kernel} {result.workload.name}"
@@ -206,9 +204,7 @@ def _build_if_wanted(agreed: bool) -> MesaCompiler:
 
 
 def _workloads(words: list[str], every: bool) -> Iterator[KernelWork]:
-    """Yield the kernels with all `words` in their line, each text once. They include the kernels of the cost sheet's
-    shapes.
-    """
+    """Yield the kernels with all `words` in their line, each text once, including those of the cost sheet's shapes."""
     seen: set[str] = set()
     compared = (*SHAPES, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))

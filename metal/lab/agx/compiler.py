@@ -65,9 +65,7 @@ class MesaCompiler:
         return CompilerOutput(output, statistics)
 
     def _clang(self, language: str) -> list[str]:
-        """Return clang's command. It optimises nothing: that is Mesa's work, and optimised code would not give Mesa the
-        names of the kernel's arguments.
-        """
+        """Return clang's command. It does not optimise: that is Mesa's work, and would hide the arguments' names."""
         typed = ["-Xclang", "-no-opaque-pointers"] if self.llvm == 15 else []
         target = ["-target", "spir64-unknown-unknown", "-x", language]
         return [f"clang-{self.llvm}", *target, "-Xclang", "-disable-llvm-passes", *typed, "-emit-llvm", "-w"]
@@ -97,9 +95,7 @@ class MesaCompiler:
 
 
 def cache_folder() -> Path:
-    """Return the compiler's folder, in `$CORTEXMLX_AGX_CACHE` or in the user's cache folder. Each version of the build
-    script and its edits has its own.
-    """
+    """Return the compiler's folder, in `$CORTEXMLX_AGX_CACHE` or the user's cache: one per build script and edits."""
     digest = hashlib.sha256()
     for name in ("build.sh", "edits.py"):
         digest.update((files("cortexmlx.metal.lab.agx") / name).read_bytes())

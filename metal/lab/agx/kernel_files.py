@@ -38,9 +38,7 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
 def kernel_texts(variant: Checked) -> Iterator[KernelText]:
-    """Yield the kernels that a variant launches, as MLX generates them. Their inputs have at least `SMALL` elements, as
-    those of the engine have.
-    """
+    """Yield a variant's kernels as MLX generates them, for inputs of at least `SMALL` elements, as in the engine."""
     made: list[KernelText] = []
 
     def recording(**options: Any) -> Any:
@@ -90,7 +88,7 @@ def _decode_inputs(variant: Variant) -> DecodeInputs:
 def _new_tokens(variant: TailWriteVariant) -> NewTokens:
     dtype = getattr(mx, variant.dtype)
     queries, values = (mx.zeros((1, 1, dim), dtype) for dim in (variant.key_dim, variant.value_dim))
-    norm, turning = HeadNorm(mx.zeros(variant.key_dim, dtype), 1e-5), variant.turning
+    norm, turning = HeadNorm(mx.zeros(variant.key_dim, dtype), 1e-5), variant.rope
     return NewTokens(
         queries,
         queries,

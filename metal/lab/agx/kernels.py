@@ -69,9 +69,7 @@ def our_kernels(variant: Variant) -> Iterator[KernelWork]:
 
 
 def prefill_kernel(variant: PrefillVariant) -> KernelWork:
-    """Return the prefill kernel of a variant. Its loops do no fixed share of a token, so their instructions are not
-    counted.
-    """
+    """Return a variant's prefill kernel. Its loops do no fixed share of a token: their instructions are not counted."""
     [text] = kernel_texts(variant)
     return KernelWork(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
 

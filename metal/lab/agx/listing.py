@@ -174,9 +174,7 @@ def _bytes(registers: str) -> int:
 
 
 def find_loops(blocks: tuple[BasicBlock, ...]) -> tuple[Loop, ...]:
-    """Return the loops, outer before inner. A loop goes from a block that a later block, or the block itself, jumps
-    back to, up to the last block that does.
-    """
+    """Return loops, outer first. Each goes from a block to the last block, itself or later, that jumps back to it."""
     at = {block.number: place for place, block in enumerate(blocks)}
     ends: dict[int, int] = {}
     for place, block in enumerate(blocks):

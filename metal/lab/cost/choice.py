@@ -33,21 +33,17 @@ def shapes(*dtypes: str) -> Iterator[Variant]:
 
 def candidates(variant: Variant) -> list[Variant]:
     """Return the variant for every kernel that serves it. The chosen kernel is the first."""
-    others = (replace(variant, forced=kernel) for kernel in GEOMETRIES if kernel is not variant.kernel)
+    others = (replace(variant, forced_kernel=kernel) for kernel in GEOMETRIES if kernel is not variant.kernel)
     return [variant, *(other for other in others if refusal(other) is None)]
 
 
 def compiled(variant: Variant) -> CompiledKernel | None:
-    """Return the record of a variant's decode kernel, which is the same with and without sinks. None if it is not in
-    the record.
-    """
+    """Return the record of a variant's decode kernel, the same with and without sinks; None if there is none."""
     return packaged_record().find(variant.geometry.name, replace(variant, sinks=False).label)
 
 
 def per_token(variant: Variant) -> dict[str, float]:
-    """Return the instructions for one token of a KV head, of all simdgroups together, by the compiler's classes. The
-    variant must be in the record.
-    """
+    """Return instructions per token and KV head, of all simdgroups, by compiler class. The record must have them."""
     geometry, found = variant.geometry, compiled(variant)
     if found is None:
         raise UnusableRecord(f"{variant.label} is not in the record: {RECORD_AGAIN}")
@@ -61,9 +57,7 @@ def issue_cycles(variant: Variant) -> float:
 
 
 def table() -> Iterator[str]:
-    """Yield the lines of the table: issue cycles per token and KV head of the vector and the matrix kernel. A * marks
-    the chosen one.
-    """
+    """Yield the table's lines: issue cycles per token and KV head of vector and matrix kernel. * marks the chosen."""
     yield f"{'':<14}" + "".join(f"{group:>8} per KV head" for group in GROUPS)
     yield f"{'':<14}" + f"{'vector  matrix':>20}" * len(GROUPS)
     for variants in zip(*[shapes("float16", "bfloat16", "float32")] * len(GROUPS), strict=True):

@@ -77,9 +77,7 @@ def two_pass(shape: MlxShape, blocks: int) -> LaunchReport:
 
 
 def two_pass_gqa(shape: MlxShape, blocks: int, held: int) -> LaunchReport:
-    """Run `sdpa_vector_2pass_1_gqa`: every simdgroup holds `held` of the query heads, and takes a run of a block's
-    tokens.
-    """
+    """Run `sdpa_vector_2pass_1_gqa`: each simdgroup holds `held` query heads, and takes a run of a block's tokens."""
     numbers = f"{shape.name}, {shape.dim}, {shape.dim}, {shape.group}, {held}"
     return _first_pass(HostKernel(_HEADERS, "sdpa_vector_2pass_1_gqa", numbers, {}), shape, blocks)
 

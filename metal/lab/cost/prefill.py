@@ -101,9 +101,7 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
 
 @cache
 def fused(dtype: str, dim: int, group: int, window: int | None = None) -> PrefillCost:
-    """Return the cost of MLX's fused attention for one KV head. With a window it runs with a mask, on the keys from the
-    first that the first query sees.
-    """
+    """Return the cost of MLX's fused attention for a KV head; with a window, masked, from the first key seen on."""
     begin = 0 if window is None else max(0, FIRST + 1 - window)
     with sim.recording():
         report = steel(MlxShape(dtype, dim, group, END - begin), FIRST - begin, masked=window is not None)
@@ -132,9 +130,7 @@ def table() -> Iterator[str]:
 
 
 def unfused(dim: int, window: int | None = None) -> float:
-    """Return the products for a square in an attention without a kernel of its own. It multiplies the queries by all
-    keys from the first that the first query sees.
-    """
+    """Return the products per square of attention without its own kernel: queries by all keys from the first seen."""
     keys = END if window is None else min(END, END - FIRST + window - 1)
     return (END - FIRST) * keys / 64 / squares(1, window) * 2 * dim / 8
 

@@ -118,9 +118,7 @@ def _line(
 
 
 def compiler() -> Iterator[str]:
-    """Yield the compiler of the record, and the texts that have changed since. The sheet shows those as not
-    compiled.
-    """
+    """Yield the record's compiler, and the texts that have changed since. The sheet shows those as not compiled."""
     record = packaged_record()
     yield f"instructions and registers: {record.compiler}"
     for text in record.stale():

@@ -48,9 +48,7 @@ def measure(
     kv_heads: int = 1,
     beside: bool = False,
 ) -> DecodeTraffic:
-    """Measure one row of `tokens` tokens, the last `tail_tokens` of them in the tail. With `beside`, measure MLX's
-    kernel too.
-    """
+    """Measure a row of `tokens` tokens, the last `tail_tokens` in the tail. With `beside`, measure MLX's kernel too."""
     decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
     needed = min(tokens, window or tokens) * kv_heads * variant.bytes_per_token
     buffers = [b for name, b in decode.buffers.items() if name in (*SLABS, *SCALES, *BIASES)]

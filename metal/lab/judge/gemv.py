@@ -27,9 +27,7 @@ from cortexmlx.metal.lab.sim.report import Fault
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a threadgroup is divided: simdgroups (b), lanes of a simdgroup (s) and numbers of a lane (t), by rows (m) and
-    columns (n).
-    """
+    """How a threadgroup is divided: simdgroups (b), their lanes (s), a lane's numbers (t), by rows (m), columns (n)."""
 
     bm: int
     bn: int

@@ -34,9 +34,7 @@ def pretend_metal() -> Iterator[None]:
 
 @cache
 def simulated(name: str) -> ModuleType:
-    """Return a fresh copy of an mlx-lm module whose kernels are simulated. The copy that others imported does not
-    change.
-    """
+    """Return a fresh copy of an mlx-lm module with simulated kernels. The copy that others imported does not change."""
     real = importlib.import_module(name)
     parent, _, child = name.rpartition(".")
     there = getattr(sys.modules[parent], child)  # in `kernels`, a function of the module's name

@@ -41,9 +41,7 @@ def unpacked(data: Bytes, bits: int) -> npt.NDArray[np.int64]:
 
 
 class _Weights:
-    """Random weights [rows, columns] in groups along the columns: packed, scales, biases, and `worth`, their float64
-    values.
-    """
+    """Random weights [rows, columns], grouped along columns: packed, scales, biases, and `worth` (float64 values)."""
 
     def __init__(self, dtype: mx.Dtype, rows: int, columns: int, group: int, bits: int) -> None:
         numbers: npt.NDArray[np.int64] = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))

@@ -35,9 +35,7 @@ def _keys(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wide]:
 
 
 def _block(dtype: mx.Dtype, shape: tuple[int, int], indices: bool, column: bool, threads: int) -> tuple[Floats, Floats]:
-    """Sort [rows, size] with one threadgroup per row. `column` takes the kernel for any strides, and sorts down the
-    columns.
-    """
+    """Sort [rows, size], one threadgroup per row. `column` takes the kernel for any strides, and sorts down columns."""
     rows, size = shape
     bits, x = _keys(shape, dtype)
     out = mx.uint32 if indices else dtype
@@ -147,9 +145,7 @@ def _hadamard_matrix(n: int) -> Wide:
 
 
 def _hadamard(dtype: mx.Dtype, n: int, stride: int) -> tuple[Floats, Floats]:
-    """Run a transform of n numbers along rows or, for `stride` above 1, with a stride; MLX then scales in another
-    launch.
-    """
+    """Run a transform of n numbers along rows or, for `stride` above 1, strided; MLX then scales in another launch."""
     batch, radix, width = 2, min(n, 16), 2 if n == 2 else 4
     scale = 0.25 if stride == 1 else 1.0
     bits, x = draw(n, (batch, n, stride), dtype)

@@ -73,9 +73,7 @@ _INTEGER = re.compile(r"(?:unsigned |signed )?(?:char|short|int|long)|u(?:char|s
 
 
 def _becomes(scalar: str, element: str) -> bool:
-    """Whether `scalar` converts implicitly to a vector of `element`. The rule is `__implicit` in
-    dialect/legal/vectors.h.
-    """
+    """Whether `scalar` converts implicitly to a vector of `element`, as in `__implicit` of dialect/legal/vectors.h."""
     if _INTEGER.fullmatch(scalar) or scalar == element:
         return True
     return scalar in _FLOATS and element != "__bf16" and (scalar, element) != ("__bf16", "half")

@@ -88,9 +88,7 @@ def available() -> bool:
 
 
 def template_of(cursor: Any) -> Any | None:
-    """Return the template, or the member of a template, that a function is an instance of. Return None for other
-    functions.
-    """
+    """Return the template, or the member of a template, that a function is an instance of; None for other functions."""
     return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
 
 
@@ -139,9 +137,7 @@ def _arguments(language: Language, includes: Sequence[Path], header: bool = Fals
 
 
 def _virtual_files(preamble: str) -> list[tuple[str, str]]:
-    """Return files that need not be on disk: the swizzles, the library under each name that texts include, the
-    preamble.
-    """
+    """Return files that need not be on disk: swizzles, the library under each name that texts include, the preamble."""
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
         (str(DIALECT / "legal" / "swizzles.h"), swizzle_header()),
@@ -153,9 +149,7 @@ def _virtual_files(preamble: str) -> list[tuple[str, str]]:
 
 @cache
 def _precompile(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
-    """Precompile the library and the preamble, once per process for all texts. Return the header and the complaints
-    about it.
-    """
+    """Precompile library and preamble, once per process for all texts. Return the header and complaints about it."""
     folder = tempfile.mkdtemp(prefix="metal-legal-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     header = Path(folder, "prelude.h")
@@ -187,9 +181,7 @@ def _header(path: Path) -> tuple[str, str]:
 
 
 def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the path of each header that the text includes, directly or not, with its text as the front end reads
-    it.
-    """
+    """Yield the path of each header that the text includes, even indirectly, and its text as the front end reads it."""
     seen: set[Path] = set()
     waiting = [text]
     while waiting:
@@ -212,9 +204,7 @@ def in_metal(message: str) -> str:
 
 
 def _place(diagnostic: Any) -> int | None:
-    """Return the line of the text that a diagnostic is about: its own, or the line that caused the instantiation.
-    Return None if the diagnostic is not about the text.
-    """
+    """Return the text's line that a diagnostic is about, or that caused the instantiation; None if neither."""
     for one in (diagnostic, *diagnostic.children):
         included = one.spelling.startswith("in file included from")
         if not included and one.location.file is not None and one.location.file.name == MAIN:
@@ -292,9 +282,7 @@ def in_text(cursor: Any) -> bool:
 
 
 def kind_of(cursor: Any) -> str:
-    """Return the name of the cursor's kind, or "UNKNOWN" for a kind that the bindings do not know. No rule needs such a
-    kind.
-    """
+    """Return the name of the cursor's kind; "UNKNOWN" if the bindings do not know it. No rule needs such a kind."""
     try:
         return str(cursor.kind.name)
     except ValueError:

@@ -529,9 +529,7 @@ def _kernel(node: TreeNode) -> Iterator[Complaint]:
 def _argument_index(
     parameter: Any, line: int, given: Sequence[str], taken: set[tuple[str, str]]
 ) -> Iterator[Complaint]:
-    """Check the index of a buffer or of threadgroup memory, and whose memory it is. Function constants choose among
-    arguments with one index: those are not compared.
-    """
+    """Check a buffer or threadgroup argument's index and memory. Under function constants, indices may repeat."""
     type_ = parameter.type.get_canonical()
     for mark in given:
         found = _INDEXED.fullmatch(mark)

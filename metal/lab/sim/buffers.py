@@ -64,9 +64,7 @@ def host_view(array: mx.array) -> npt.NDArray[np.generic]:
 
 @cache
 def _allocations() -> tuple[int, int]:
-    """Return (n, r): MLX's allocator starts every array at an address that is r modulo n. On Linux r is 8 and n
-    is 16.
-    """
+    """Return (n, r): MLX's allocator starts arrays at addresses that are r modulo n. On Linux r is 8 and n is 16."""
     kept = [host_view(mx.zeros((size,), dtype=mx.uint8)) for size in range(1, 4096, 16)]
     starts = [view.ctypes.data for view in kept]
     alignment = MAX_ALIGNMENT
@@ -104,9 +102,7 @@ def _middle(slot: int) -> int:
 
 
 class DeviceMemory:
-    """Reserved address space in slots of 64 GiB, with one buffer in the middle of each. Only touched pages take
-    memory.
-    """
+    """Reserved address space in slots of 64 GiB, one buffer in the middle of each. Only touched pages take memory."""
 
     def __init__(self) -> None:
         self._slots: list[tuple[mmap.mmap, int]] = []

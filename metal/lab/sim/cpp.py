@@ -59,9 +59,7 @@ def entry_point(instance: str, arguments: Sequence[str]) -> str:
 
 
 def translation_unit(kernel: KernelText) -> str:
-    """Return the C++ text of a kernel of `mx.fast.metal_kernel`. Line 1 of its file "kernel" is line 1 of the kernel's
-    text.
-    """
+    """Return the C++ text of an `mx.fast.metal_kernel`. Line 1 of its file "kernel" is line 1 of the kernel's text."""
     arguments = []
     for p in kernel.buffers:
         const = "" if p.role is Role.OUTPUT else "const "
@@ -90,9 +88,7 @@ _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\
 
 
 def _literal(match: re.Match[str]) -> str:
-    """Return a floating literal in C++, which does not have Metal's: no suffix is a float, `h` a half, `bf` a
-    bfloat.
-    """
+    """Return a floating literal in C++, which lacks Metal's: no suffix is a float, `h` a half, `bf` a bfloat."""
     number = _FLOATING.fullmatch(match.group())
     if number is None:
         return match.group()

@@ -29,9 +29,7 @@ _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
 
 def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
-    """Return the memory of a view from its lowest to its highest element, and the offset in bytes of the view's
-    first.
-    """
+    """Return a view's memory from its lowest to its highest element, and the offset in bytes of its first."""
     if view.flags.c_contiguous:
         return view.reshape(-1), 0
     spans = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]

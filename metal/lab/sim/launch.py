@@ -168,9 +168,7 @@ def _bits(data: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 def _poison(data: Bytes, item_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return which floats are the NaN whose bits are all ones. Its sign is ignored, because a negation changes the
-    sign.
-    """
+    """Return which floats are the NaN whose bits are all ones. Its sign is ignored, because a negation changes it."""
     bits = _bits(data, item_bytes)
     found: npt.NDArray[np.bool_] = (bits << 1) == np.array(-2).astype(bits.dtype)
     return found
@@ -197,9 +195,7 @@ def _writable(buffers: Sequence[BufferSpec]) -> list[BufferSpec]:
 
 
 def find_poison(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | None:
-    """Return a sentence about the first output that holds the NaN of uninitialised variables; None if an input holds
-    it, too.
-    """
+    """Return a sentence about the first output with the NaN of uninitialised variables; None if an input has it too."""
     for spec, data in zip(_writable(buffers), outputs, strict=True):
         if spec.element in _FLOATS and (found := _poison(data, spec.item_bytes)).any():
             given = (b.data for b in buffers if b.data is not None and b.element in _FLOATS)

@@ -137,9 +137,7 @@ class _Marks:
 
 
 def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
-    """Return the functions that can take the place of the call: each use of the name is a definition, or a call in a
-    function.
-    """
+    """Return the functions that can take the call's place: their names are only defined or, in functions, called."""
     definitions = {f.at for f in functions}
     bodies = [(f.body, tokens.match[f.body]) for f in functions]
     called = set(calls.at)
@@ -176,9 +174,7 @@ def _mark_start(tokens: KernelTokens, marks: _Marks, i: int) -> None:
 
 
 def _mark_condition(tokens: KernelTokens, marks: _Marks, before: int, after: int, body: int) -> None:
-    """Start each iteration at the condition, which is between two tokens; at the body if the condition declares a
-    variable.
-    """
+    """Start each iteration at the condition, between two tokens; at the body if the condition declares a variable."""
     if tokens.is_word(before + 1) and tokens.is_word(before + 2):
         _mark_body(tokens, marks, body)
     elif after == before + 1:
@@ -271,9 +267,7 @@ class KernelTokens:
 
     @cached_property
     def match(self) -> dict[int, int]:
-        """The index of each bracket's partner. A bracket that conditional compilation leaves without a partner is not
-        in it.
-        """
+        """The index of each bracket's partner. Brackets that conditional compilation leaves unpaired are not in it."""
         out: dict[int, int] = {}
         open_ones: list[int] = []
         for i in range(len(self)):
@@ -289,9 +283,7 @@ class KernelTokens:
         return out
 
     def call_opens(self, i: int) -> int | None:
-        """Return the index of the parenthesis that opens a call of the name at i; None if there is no call. Template
-        arguments may come between.
-        """
+        """Return the index of the parenthesis that opens a call of the name at i, after template arguments; or None."""
         at = i + 1
         if self[at] == "<":
             depth = 0

@@ -91,9 +91,7 @@ _HOOKS: dict[str, int | str] = {
 
 
 class Build(Enum):
-    """The ways to compile a kernel. Uninitialised variables hold a pattern (NaN in floats); with ZEROED, they hold
-    zeros.
-    """
+    """The ways to compile a kernel. Uninitialised variables hold a pattern (NaN in floats), or with ZEROED zeros."""
 
     CHECKED = "every access calls a hook"
     FAST = "nothing is watched"
@@ -102,9 +100,7 @@ class Build(Enum):
 
 @dataclass(frozen=True)
 class Clang:
-    """A clang: the command that compiles, the command that links a shared library, and a text that identifies the
-    compiler.
-    """
+    """A clang: the commands that compile and that link a shared library, and a text that identifies the compiler."""
 
     compile: tuple[str, ...]
     link: tuple[str, ...]
@@ -118,9 +114,7 @@ float4 f(float4 a, _Float16 h, __bf16 b) { a.xy = a.zw * (float)h; return a + (f
 
 
 def _is_recent_enough(command: tuple[str, ...]) -> bool:
-    """Whether the compiler accepts the flags above, and vector swizzles, `_Float16` and `__bf16` in C++: clang of 2024
-    or later.
-    """
+    """Whether the compiler accepts the flags above, vector swizzles, `_Float16`, `__bf16`: clang of 2024 or later."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text(_PROBE)
@@ -233,9 +227,7 @@ def cache_folder() -> Path:
 
 
 def content_key(*parts: str) -> str:
-    """Return a cache name: a hash of `parts`, compiler, processor, MLX's version, and the simulator's shim and
-    runtime.
-    """
+    """Return a cache name: a hash of `parts`, compiler, processor, MLX's version, the simulator's shim and runtime."""
     compiler = find_compiler()
     everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
@@ -294,9 +286,7 @@ def _preamble(flags: tuple[str, ...]) -> Path:
 
 
 def _runtime_object() -> Path:
-    """Return the compiled runtime. Look for it at every call: another process that prunes the cache may have deleted
-    it.
-    """
+    """Return the compiled runtime. Look for it at every call: another process that prunes the cache may delete it."""
     compiler = find_compiler()
     sources = sorted(RUNTIME.glob("*.cpp"))
     target = cache_folder() / f"runtime-{content_key('runtime')}.o"

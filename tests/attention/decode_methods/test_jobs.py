@@ -83,7 +83,7 @@ def test_the_fastest_way_serves_its_class(clock: Clock) -> None:
         ("2 to 4 rows, up to 512 tokens", "reference path"),
         ("1 row in pieces, up to 512 tokens", "reference path"),
     ]
-    assert backend.choices._ways == {
+    assert backend.choices._methods == {
         ("layer", BatchClass(1, 512, True)): DecodeMethod.VIEW,
         ("layer", BatchClass(4, 512)): DecodeMethod.REFERENCE,
         ("layer", BatchClass(1, 512)): DecodeMethod.REFERENCE,
@@ -101,7 +101,7 @@ def test_the_rules_choose_where_the_usual_way_is_the_fastest(clock: Clock) -> No
     }
     backend = Scripted(clock, times)
     assert {choice.chosen for choice in decided(backend).choices()} == {"vector kernel"}
-    assert backend.choices._ways == {}
+    assert backend.choices._methods == {}
 
 
 def test_a_way_with_another_result_cannot_serve_however_fast(clock: Clock) -> None:

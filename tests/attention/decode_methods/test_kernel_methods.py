@@ -71,7 +71,7 @@ def test_every_kernel_is_a_way() -> None:
 
 
 def test_each_way_computes_the_same() -> None:
-    backend = choose_backend("sim").choosing
+    backend = choose_backend("sim").selectable
     assert backend is not None
     problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, TimedArena())
     for method in (

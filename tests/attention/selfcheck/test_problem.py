@@ -67,8 +67,8 @@ def test_the_answer_is_attention_over_what_tables_and_plan_name(v: Variant, wind
     slopes = np.array(given.slopes)[: queries.shape[1]] if v.alibi else None
     scale, softcap = np.array(given.factors)
     wanted = answer(v, rows, Options(window, float(scale), float(softcap) if v.softcap else None, sinks, slopes))
-    assert problem.wanted.dtype == np.float64 and np.isfinite(wanted).all()
-    np.testing.assert_allclose(problem.wanted[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
+    assert problem.expected.dtype == np.float64 and np.isfinite(wanted).all()
+    np.testing.assert_allclose(problem.expected[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_what_no_row_holds_is_poison() -> None:
@@ -106,7 +106,7 @@ def test_the_answer_of_prefill_is_attention_over_what_plan_and_tables_name(v: Va
             seen = np.arange(max(0, token + 1 - item["reach"]), token + 1)
             slots = (tables[item["blocks"] + seen // v.block_size] * v.block_size + seen % v.block_size).astype(int)
             row = Row(queries[item["origin"] + token, :, 0], keys[:, slots], values[:, slots])
-            wanted = problem.wanted[item["origin"] + token, :, 0]
+            wanted = problem.expected[item["origin"] + token, :, 0]
             assert np.abs(answer(v, [row], options)[0] - wanted).max() < 1e-12
             answered += 1
     assert answered == sum(end - first for first, end in PIECES) == len(queries)

@@ -21,8 +21,8 @@ from cortexmlx.metal.tail_write import HeadNorm, RopeParameters, TailWriteVarian
 )
 def test_the_answer_is_that_of_mlx(variant: TailWriteVariant) -> None:
     problem = make_tail_problem(variant)
-    new, turning = problem.new, variant.turning
-    [_, column, _, *positions] = problem.places[:6].tolist()
+    new, turning = problem.new, variant.rope
+    [_, column, _, *positions] = problem.packed_positions[:6].tolist()
 
     def by_mlx(given: mx.array, norm: HeadNorm | None) -> mx.array:
         x = given if norm is None else mx.fast.rms_norm(given, norm.weight, norm.eps)
@@ -30,7 +30,7 @@ def test_the_answer_is_that_of_mlx(variant: TailWriteVariant) -> None:
         offset = mx.array(positions)
         return mx.fast.rope(x[:, :, None], turning.dims, traditional=turning.traditional, offset=offset, **rest)
 
-    queries, keys, values = problem.wanted
+    queries, keys, values = problem.expected
     assert np.abs(queries - np.array(by_mlx(new.queries, new.query_norm))).max() < 2e-5
     assert np.abs(keys[:, :, [column]] - np.array(by_mlx(new.keys, new.key_norm))).max() < 2e-5
     assert np.array_equal(values[:, :, column], np.array(new.values))

@@ -11,12 +11,12 @@ from cortexmlx.bench.measure.trace import BenchRequest
 
 def test_a_late_request_arrives_when_the_first_has_its_tokens(engine: Engine) -> None:
     prompts = PromptStream(512, 1)
-    work = [BenchRequest(prompts.next_prompt(8), 30), BenchRequest(prompts.next_prompt(8), 4, after=10)]
+    work = [BenchRequest(prompts.next_prompt(8), 30), BenchRequest(prompts.next_prompt(8), 4, after_tokens=10)]
     for side in (CortexContestant(engine), MlxLmContestant(engine.inspect(lambda core: core.loaded))):
         trace = side.run(work)
         first, late = trace.requests
         assert len(late.tokens) == 4
-        assert late.submitted.wall >= first.stamps[9].wall
+        assert late.submit_time.wall >= first.stamps[9].wall
         assert late.stamps[0].wall < first.stamps[-1].wall
 
 

@@ -61,5 +61,5 @@ def test_the_fastest_is_first_and_the_one_that_serves_is_marked() -> None:
         "| 1 row | matrix kernel | 12 | |",
         "| 1 row | vector kernel | 12 | serves |",
     ]
-    assert "wide kernel cannot serve: it spills" in part.below
+    assert "wide kernel cannot serve: it spills" in part.notes
     assert part.records[0]["seconds"] == {"vector kernel": 12.4e-6, "matrix kernel": 12e-6} and len(part.records) == 2

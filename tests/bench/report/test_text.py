@@ -60,7 +60,7 @@ def test_nothing_is_drawn_of_nothing() -> None:
 
 def test_a_part_needs_no_more_than_a_title_and_does_not_change() -> None:
     part = ReportSection("rows", "Speed", ())
-    assert not (part.records or part.bars or part.series or part.below)
+    assert not (part.records or part.bars or part.series or part.notes)
     with pytest.raises(FrozenInstanceError):
         part.key = "other"  # type: ignore[misc]
 

@@ -66,10 +66,10 @@ def test_a_prompt_behind_a_depth_is_computed_alone_on_both_sides(model: str) -> 
     with Engine(model, kv_memory="8MB") as engine:
         (case,) = prefill_cases(Contest(lambda: engine, 0), ComparisonSizes(rows=(SpeedTest(16, 0, 1, 200),)))
         before = engine.stats()
-        ours = case.ours(0)
+        ours = case.run_ours(0)
         found = engine.stats()
         assert found.cached_tokens - before.cached_tokens >= 199
         assert ours.requests[0].prompt_tokens == 200 + 1 + 16
-        theirs = case.theirs(0)
+        theirs = case.run_theirs(0)
         assert theirs.requests[0].prompt_tokens == 16  # mlx-lm has computed the answer's token ahead
         assert ours.tokens == theirs.tokens

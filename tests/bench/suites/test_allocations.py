@@ -35,18 +35,18 @@ class Counting:
 
 def test_recorded_traces_replay_on_all_allocators() -> None:
     found = record_traces(0, 32, 24)
-    assert all(sum(call.what == "allocate" for call in calls) >= 24 for calls in found.values())
+    assert all(sum(call.kind == "allocate" for call in calls) >= 24 for calls in found.values())
     replays = measure_allocators(found, 2, lambda what: None)
     assert {(r.trace, r.allocator) for r in replays} == {(trace, name) for trace in found for name in ALLOCATORS}
-    assert all(len(r.microseconds) == 2 and min(r.microseconds) > 0 and r.runs >= r.asked for r in replays)
+    assert all(len(r.microseconds) == 2 and min(r.microseconds) > 0 and r.runs >= r.request_count for r in replays)
     ours = [r for r in replays if r.allocator == OURS]
-    assert all(r.runs == r.asked for r in ours)  # the same history gives the same runs
+    assert all(r.runs == r.request_count for r in ours)  # the same history gives the same runs
 
 
 def test_a_run_that_is_not_there_is_cut_and_the_parts_are_freed() -> None:
     calls = [
         AllocatorCall("allocate", KVHandle(0, 5)),
-        AllocatorCall("allocate", KVHandle(5, 3), longer=True),
+        AllocatorCall("allocate", KVHandle(5, 3), is_extension=True),
         AllocatorCall("free", KVHandle(2, 6)),
         AllocatorCall("free", KVHandle(0, 2)),
     ]

@@ -18,7 +18,7 @@ SMALL = Traffic(8, 100.0, (4, 40), (4, 12), systems=1, system=16)
 def test_arrivals_are_a_seeded_poisson_process_with_shared_beginnings() -> None:
     traffic = Traffic(2_000, 4.0)
     work = traffic.draw_requests(PromptStream(50_000, 1), 1)
-    gaps = np.diff([w.at for w in work])
+    gaps = np.diff([w.arrival_seconds for w in work])
     assert abs(gaps.mean() - 0.25) < 0.02 and abs(gaps.std() - 0.25) < 0.03  # exponential: as wide as long
     starts = [w.prompt[:256] for w in work]
     often = sorted((starts.count(start) for start in set(starts)), reverse=True)
@@ -36,7 +36,7 @@ def test_both_sides_produce_the_same_tokens_and_all_are_counted(engine: Engine) 
     assert ours.tokens + warm_up == engine.stats().generated_tokens - before.generated_tokens
     assert [r.tokens for r in ours.requests] == [r.tokens for r in theirs.requests]
     for request in (*ours.requests, *theirs.requests):
-        assert request.stamps[0].wall > request.submitted.wall
+        assert request.stamps[0].wall > request.submit_time.wall
     text = section_markdown(report.traffic_section(sides, SMALL))
     assert max(map(len, text.splitlines())) <= 80
     assert "same tokens on both sides in 16 of 16 requests" in " ".join(text.split())

@@ -15,7 +15,7 @@ def test_all_ways_are_measured_and_the_pool_takes_no_memory_on_the_way() -> None
     found = pool.measure_writers(SMALL, 2, lambda what: None)
     assert [w.name for w in found] == list(pool.WRITERS)
     assert all(len(w.rates) == 2 and min(w.rates) > 0 for w in found)
-    grown = {w.name: w.grown for w in found}
+    grown = {w.name: w.bytes_added for w in found}
     written = 2 * 2 * 3 * 2 * 4 * 37 * 2  # keys and values, layers, rows, heads, dim, tokens, bytes
     assert grown[pool.POOL] == 0 and grown[pool.NAIVE] >= written
 

@@ -41,7 +41,7 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
     monkeypatch.setattr(status_line, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
     run = run_of(engine, ["a", "!fail", "!slow", "!slow"])
-    with BatchStatusLine(engine, run, total=total, live=True, before=3):
+    with BatchStatusLine(engine, run, total=total, live=True, done_before=3):
         run.run()
     out, err = capsys.readouterr()
     assert out == "" and err, "nothing of it goes to the results"
@@ -58,9 +58,9 @@ def test_a_log_is_told_what_is_done_runs_and_is_left(
 class Run:
     """What is counted of one, which does nothing."""
 
-    done: int
-    failed: int
-    last: float
+    done_count: int
+    failed_count: int
+    last_answer_seconds: float
     seconds: float
 
 
@@ -72,7 +72,7 @@ def progress_of(run: Any, total: int, rows: int) -> BatchStatusLine:
 def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
     """Four of eight were done after three seconds, as many as run at once: the others take three more."""
 
-    run = Run(done=4, failed=0, last=3.0, seconds=3.0)
+    run = Run(done_count=4, failed_count=0, last_answer_seconds=3.0, seconds=3.0)
     progress = progress_of(run, total=8, rows=4)
     told = []
     for run.seconds in (3.0, 5.0, 9.0):
@@ -83,10 +83,10 @@ def test_the_time_that_is_left_counts_down_until_the_next_one_is_done() -> None:
 def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
     """Three lines of thirty were no requests, and nothing was answered yet: that is no reason to say 0 s."""
 
-    run = Run(done=3, failed=3, last=0.0, seconds=10.0)
+    run = Run(done_count=3, failed_count=3, last_answer_seconds=0.0, seconds=10.0)
     progress = progress_of(run, total=30, rows=16)
     assert "left" not in progress._status_text()
-    run.done, run.last, run.seconds = 12, 9.0, 9.0
+    run.done_count, run.last_answer_seconds, run.seconds = 12, 9.0, 9.0
     assert progress._status_text().endswith(" · 18 s left")
 
 

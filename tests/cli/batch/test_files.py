@@ -32,10 +32,10 @@ def test_a_file_without_records_is_as_good_as_none(tmp_path: Path) -> None:
     with files(tmp_path / "out", mode=ExistingFileMode.RESUME) as again:
         again.check(IDENTITY, {})
         again.open(IDENTITY, {})
-        assert again.done == {"1"}
+        assert again.done_keys == {"1"}
     with files(tmp_path / "out", mode=ExistingFileMode.FORCE) as anew:
         anew.open(IDENTITY, {})
-        assert anew.done == set()
+        assert anew.done_keys == set()
     assert (tmp_path / "out").read_bytes() == b""
 
 
@@ -57,7 +57,7 @@ def test_errors_beside_answers_to_stdout_are_begun_again_too(tmp_path: Path) -> 
     (tmp_path / "errors").write_text('{"id": 1, "error": {}}\n')
     with files(STDOUT, tmp_path / "errors", ExistingFileMode.FORCE) as anew:
         anew.open(IDENTITY, {})
-        assert anew.done == set()  # else the request was not asked
+        assert anew.done_keys == set()  # else the request was not asked
     assert (tmp_path / "errors").read_bytes() == b""
 
 
@@ -106,7 +106,7 @@ def test_somebody_elses_file_beside_the_output_is_not_written_over(
 def test_a_device_is_only_written(tmp_path: Path) -> None:
     with files(Path("/dev/null")) as made:
         made.open(IDENTITY, {}).write({"id": 1})
-        assert not made.kept
+        assert not made.is_regular_file
         made.sort_records({})
     assert not Path("/dev/null.run").exists()
 
@@ -154,7 +154,7 @@ def test_what_this_process_was_given_open_is_gone_on_with_not_begun_again(tmp_pa
         log.write("before\n")
         log.flush()
         with files(Path(f"/dev/fd/{log.fileno()}"), tmp_path / "errors") as made:
-            assert not made.kept
+            assert not made.is_regular_file
             made.open(IDENTITY, {}).write({"id": 1})
         log.write("after\n")
     assert (tmp_path / "log").read_text() == 'before\n{"id": 1}\nafter\n'

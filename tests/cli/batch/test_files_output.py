@@ -47,7 +47,7 @@ def test_a_record_is_in_the_file_at_once_and_on_the_disk_when_it_is_synced(
     assert "né" in path.read_text(encoding="utf-8")
     file.close()
     again = opened(path)
-    assert (again.keys, again.failed) == (["1", "2", "3"], {"2"})
+    assert (again.keys, again.failed_keys) == (["1", "2", "3"], {"2"})
     again.append({"id": 4})
     again.close()
     assert [record["id"] for record in lines_of(path)] == [1, 2, 3, 4]
@@ -101,7 +101,7 @@ def test_errors_may_be_left_out_and_a_link_stays_a_link(tmp_path: Path) -> None:
         file.append(record)
     file.close()
     kept = opened(link, lambda record: not record.get("error"))
-    assert kept.keys == ["1", "3"] and kept.failed == set() and lines_of(real) == [{"id": 1}, {"id": 3}]
+    assert kept.keys == ["1", "3"] and kept.failed_keys == set() and lines_of(real) == [{"id": 1}, {"id": 3}]
     kept.sort_records({"3": 1, "1": 2})
     kept.close()
     assert link.is_symlink() and lines_of(link) == [{"id": 3}, {"id": 1}]

@@ -95,7 +95,7 @@ def test_what_has_finished_is_counted_whether_it_may_be_written_or_not() -> None
     run = batch_run(
         engine,
         [simple(1, "last"), simple(2, "b"), simple(3, "!fail")],
-        lambda record: counted.append((run.done, run.failed)),
+        lambda record: counted.append((run.done_count, run.failed_count)),
     )
     run.run()
     assert counted[0] == (3, 1) and len(counted) == 3
@@ -108,7 +108,7 @@ def test_a_request_of_several_prompts_has_one_record_when_the_last_has_finished(
     run = batch_run(engine, items, written.append, rows=4, in_order=False)
     run.run()
     records = {record.get("custom_id", record.get("id")): record for record in written}
-    assert len(written) == 3 and (run.done, run.failed) == (3, 1)
+    assert len(written) == 3 and (run.done_count, run.failed_count) == (3, 1)
     texts = [choice["text"] for choice in records[1]["response"]["body"]["choices"]]
     assert texts == [" ".join(f"word{i}" for i in range(9)), "You said: b"]
     assert records[2]["error"]["code"] == "KVCacheFull" and records[3]["text"] == "You said: d"

@@ -43,7 +43,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(
     stops = []
 
     class Stopping(PlainTextView):
-        def feed(self, text: str, thought: bool = False) -> None:
+        def feed(self, text: str, is_thought: bool = False) -> None:
             super().feed(text)
             if "word3" in text:
                 stops[0]()
@@ -64,7 +64,7 @@ def test_what_the_model_does_not_see_any_more_is_told_to_the_view() -> None:
     told: list[object] = []
 
     class Told(PlainTextView):
-        def feed(self, text: str, thought: bool = False) -> None:
+        def feed(self, text: str, is_thought: bool = False) -> None:
             told.append(text)
 
         def update_status(self, event: TokenEvent) -> None:

@@ -92,7 +92,7 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
     arena = ArenaView(ask)
     with AnswerStatus(Written(range(3)), 100, arena) as status:
         status.update(TokenEvent("a", 1))
-        while arena.newest is None:
+        while arena.newest_map is None:
             time.sleep(0.005)
         assert status.line().endswith("KV 1 block")
         while len(looks) < 2:
@@ -104,7 +104,7 @@ def test_the_arena_is_looked_at_while_an_answer_is_written_and_no_longer() -> No
 def test_an_engine_that_has_gone_is_not_looked_at() -> None:
     arena = ArenaView(closed)
     arena.watch(threading.Event())
-    assert arena.newest is None and arena.rows(80, 24) == []
+    assert arena.newest_map is None and arena.rows(80, 24) == []
     with pytest.raises(EngineClosed):
         closed()
 
@@ -112,7 +112,7 @@ def test_an_engine_that_has_gone_is_not_looked_at() -> None:
 @pytest.mark.parametrize(("height", "rows"), [(8, 2), (24, 3), (60, 3)])
 def test_the_picture_takes_a_third_of_the_window_at_most_and_only_if_it_is_wanted(height: int, rows: int) -> None:
     arena = ArenaView(lambda: picture(2))
-    arena.newest = picture(2)
+    arena.newest_map = picture(2)
     assert arena.rows(80, height) == []
     arena.toggle()
     drawn = arena.rows(80, height)
@@ -133,7 +133,7 @@ def test_its_figures_are_those_of_the_answer_in_the_end(engine: Engine) -> None:
         cached = f" · {done.usage.cached_tokens} cached" if done.usage.cached_tokens else ""
         share = (done.usage.prompt_tokens + done.usage.completion_tokens) / 512
         assert status._tokens == done.usage.completion_tokens == 30
-        assert status._first - status._started == pytest.approx(done.timings.ttft, abs=0.3)
+        assert status._first_token_time - status._started == pytest.approx(done.timings.ttft, abs=0.3)
         reply._handle._cancelling = False
         assert f"context {share:.0%}{cached}" in status.line()
     assert cached

@@ -91,9 +91,9 @@ def test_always_asks_no_more_in_this_chat(session: ChatSession, screen: Console)
     offered(session, ask_again)
     question = '!call ask_again {"again": 3}'
     said = talk(session, screen, question, "a", question)
-    assert said.count("The result is done") == 2 and session.allowed == {"ask_again"}
+    assert said.count("The result is done") == 2 and session.allowed_functions == {"ask_again"}
     session.set_tools(read_tools([ask_again]))
-    assert not session.allowed, "other functions may have the same names"
+    assert not session.allowed_functions, "other functions may have the same names"
 
 
 def test_a_turn_that_is_stopped_at_the_question_is_taken_back(session: ChatSession, screen: Console) -> None:

@@ -29,8 +29,8 @@ def viewed(pieces: list[str], *, thinking: bool = False, folded: bool = False) -
     """The screen after an answer."""
     written = io.StringIO()
     console = Console(file=written, width=60, height=20, force_terminal=True, color_system="256")
-    with MarkdownView(console, status_of(3, 100), thinking=thinking, folded=folded) as view:
-        splitter = ThoughtSplitter(Thoughts("<think>", "</think>", begun=thinking))
+    with MarkdownView(console, status_of(3, 100), thinking=thinking, is_folded=folded) as view:
+        splitter = ThoughtSplitter(Thoughts("<think>", "</think>", opened_by_prompt=thinking))
         for part in [*(part for piece in pieces for part in splitter.feed(piece)), *splitter.rest()]:
             if part.kind is not TextKind.MARKUP:
                 view.feed(part.text, part.kind is TextKind.THOUGHT)
@@ -53,9 +53,9 @@ def test_plain_text_comes_as_it_is_and_ends_its_line(capsys: pytest.CaptureFixtu
 
 def test_thoughts_are_not_in_the_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     with PlainTextView() as view:
-        view.feed("so", thought=True)
+        view.feed("so", is_thought=True)
         view.feed("")
-        view.feed(" be it", thought=True)
+        view.feed(" be it", is_thought=True)
         view.feed("Hello")
     assert capsys.readouterr() == ("Hello\n", "so be it\n\n")
 
@@ -124,7 +124,7 @@ def test_what_is_pending_the_figures_and_the_arena_stand_below_as_far_as_there_i
         assert len(below()) == 1 and re.search(r"6 tokens · TTFT [^·]+ · context 12%$", below()[0])
         assert status.arena is not None
         status.arena.toggle()
-        status.arena.newest = BlockMap(32, (GroupBlocks(30, None, 1024, 8, bytes([1, 1, 0, 0, 0, 0, 0, 0])),))
+        status.arena.newest_map = BlockMap(32, (GroupBlocks(30, None, 1024, 8, bytes([1, 1, 0, 0, 0, 0, 0, 0])),))
         assert below()[-1] == "██······"
         screen.width = 20
         assert below()[0].endswith(" 6 tokens")

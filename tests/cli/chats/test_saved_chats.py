@@ -81,7 +81,7 @@ def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: C
 
 def test_a_chat_that_begins_with_a_file_is_named_by_what_was_typed(session: ChatSession) -> None:
     session.saver = ChatSaver()
-    session.ask(Question("a.txt:\n```\nx\n```\n\n@a.txt what?", typed="@a.txt what?"))
+    session.ask(Question("a.txt:\n```\nx\n```\n\n@a.txt what?", typed_text="@a.txt what?"))
     assert session.saver.path is not None and session.saver.path.stem[11:] == "a-txt-what"
 
 

@@ -58,4 +58,4 @@ def test_the_work_for_a_line_does_not_grow() -> None:
     highlighter = Highlighter("python")
     for number in range(120):
         highlighter.highlight_line(f"x = {number} + y_{number}")
-        assert len(highlighter._before) < MAX_LINE_LENGTH + 100
+        assert len(highlighter._preceding_code) < MAX_LINE_LENGTH + 100

@@ -227,14 +227,14 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
         engine.generate("the state", SamplingParams(max_tokens=3))
         stats, snapshots = engine.stats(), engine._worker.core.cache.states.snapshots
     assert plan.model.refusal is None and snapshots is not None
-    assert plan.here.snapshots == snapshots.most
-    each = plan.here.snapshot_bytes // snapshots.most
+    assert plan.here.snapshots == snapshots.max_snapshots
+    each = plan.here.snapshot_bytes // snapshots.max_snapshots
     assert plan.here.states_bytes == 2 * 3 * each
     assert stats.state_bytes == stats.state_snapshots * each > 0
     assert (each == plan.model.state_bytes_per_sequence) == (dtype == "float32")
     assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
     text = plan_text(plan)
-    assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text
+    assert f"{snapshots.max_snapshots} states of beginnings" in text and "of the rows, in recurrent layers" in text
 
 
 def test_several_machines_are_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

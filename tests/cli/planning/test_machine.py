@@ -19,12 +19,12 @@ def test_a_mac_lets_models_use_what_was_reported_of_it(memory: int, reported: fl
     """GiB that Metal recommended on Macs of these sizes, as llama.cpp prints it."""
     machine = mac_with_memory(memory * GIB)
     assert machine.memory == memory * GIB and machine.working_set / GIB == pytest.approx(reported, abs=0.01)
-    assert not machine.on_cpu and not machine.here and machine_phrase(machine.here) == "such a Mac"
+    assert not machine.on_cpu and not machine.is_local and machine_phrase(machine.is_local) == "such a Mac"
 
 
 def test_this_machine_is_asked() -> None:
     here = this_machine()
-    assert (here.memory, here.working_set, here.here) == (memory_bytes(), working_set_bytes(), True)
+    assert (here.memory, here.working_set, here.is_local) == (memory_bytes(), working_set_bytes(), True)
 
 
 @pytest.mark.parametrize("text", ["64GB", "64gb", " 64 GB ", "64GiB", "64G", "0.0625TB", str(64 * GIB)])

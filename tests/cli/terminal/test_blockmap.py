@@ -34,14 +34,14 @@ def cells(lines: list[str]) -> list[str]:
 
 
 def shown(picture: BlockMap, width: int, lines: int, plain: bool = False) -> list[str]:
-    drawn = [line.plain for line in draw_blocks(picture, width, lines, plain=plain)]
+    drawn = [line.plain for line in draw_blocks(picture, width, lines, ascii_only=plain)]
     assert all(line.startswith(INDENT) for line in drawn)
     return [line.removeprefix(INDENT) for line in drawn]
 
 
 @given(st.lists(states, min_size=1, max_size=3), st.integers(8, 220), st.integers(1, 60), st.booleans())
 def test_it_fits_every_window_and_every_arena(contents: list[bytes], width: int, lines: int, plain: bool) -> None:
-    drawn = draw_blocks(arena(*contents), width, lines, plain=plain)
+    drawn = draw_blocks(arena(*contents), width, lines, ascii_only=plain)
     assert len(drawn) <= lines and all(line.cell_len <= width for line in drawn)
     assert not plain or all(line.plain.isascii() for line in drawn)
 

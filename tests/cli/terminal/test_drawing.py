@@ -89,7 +89,7 @@ def test_who_stops_the_program_waits_for_the_lock_while_it_is_drawn() -> None:
         held.remove(lock)
 
     shown = Shown()
-    shown.drawing._away = away
+    shown.drawing._suspension_guard = away
     with shown.drawing, held[0]:
         waiting = threading.Thread(target=shown.drawing.request_redraw)
         waiting.start()

@@ -63,7 +63,7 @@ def test_vectors_come_in_order_and_some_are_computed_ahead() -> None:
     assert desk.groups[1:] == [1] * 15 and not desk.cancelled
     request = desk.submissions[0].request
     assert request.client == "a client" and request.background and not request.cache
-    assert request.pooled == PoolingSpec(4) and request.prompt == (1,) * 5
+    assert request.pooling == PoolingSpec(4) and request.prompt == (1,) * 5
 
 
 def test_a_text_longer_than_what_is_computed_ahead_is_computed_alone() -> None:

@@ -35,7 +35,7 @@ def test_prompt_and_text_are_one_text_without_blanks_around_it(tmp_path: Path) -
     write_embedding(tmp_path, prompts={"p": "  read: "})
     one = reader(tmp_path, "p").tokenize(0, "  a hat \n")
     assert list(one.tokens) == [*plain(tmp_path, "read:   a hat"), END]
-    assert one.pooled.shared == len(plain(tmp_path, "read: "))
+    assert one.pooling_spec.shared == len(plain(tmp_path, "read: "))
     assert reader(tmp_path, "p").tokenize(0, "").tokens == (*plain(tmp_path, "read:"), END)
 
 
@@ -62,17 +62,17 @@ def test_which_states_count(
 ) -> None:
     write_embedding(tmp_path, prompts={"p": "123456"}, pooling=pooling, include_prompt=include)
     one = reader(tmp_path, "p").tokenize(0, "xyz")
-    assert one.pooled == pooled and one.divisor == divisor
-    assert len(one.tokens) == computed and one.count == 10 and not one.truncated
+    assert one.pooling_spec == pooled and one.divisor == divisor
+    assert len(one.tokens) == computed and one.count == 10 and not one.is_truncated
 
 
 def test_a_cut_text_keeps_its_special_tokens(tmp_path: Path) -> None:
     write_embedding(tmp_path)
     read = reader(tmp_path, truncate=True, most=4)
     one = read.tokenize(0, "12345678")
-    assert one.tokens == (*plain(tmp_path, "123"), END) and one.truncated and one.count == 4
+    assert one.tokens == (*plain(tmp_path, "123"), END) and one.is_truncated and one.count == 4
     assert read.tokenize(0, [1, 2, 3, 4, 5]).tokens == (1, 2, 3, 4)
-    assert not read.tokenize(0, "123").truncated
+    assert not read.tokenize(0, "123").is_truncated
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -90,7 +90,7 @@ def test_of_a_long_text_only_the_beginning_is_tokenized(
     cut, refusing = reader(tmp_path, "p", truncate=True, most=90), reader(tmp_path, "p", most=90)
     wanted = cut.tokenize(0, short)
     monkeypatch.setattr(SharedTokenizer, "encode", noted)
-    assert cut.tokenize(0, text) == wanted and wanted.truncated and wanted.count == 90
+    assert cut.tokenize(0, text) == wanted and wanted.is_truncated and wanted.count == 90
     with pytest.raises(EmbeddingRefused, match=r"text 5 has at least 9\d tokens, and no: shorten it"):
         refusing.tokenize(5, text)
     assert max(lengths) <= LONG
@@ -140,17 +140,17 @@ def test_unknown_prompts_are_refused_with_those_that_there_are(tmp_path: Path) -
 def test_what_texts_share_is_the_instruction(tmp_path: Path) -> None:
     write_embedding(tmp_path)
     texts: list[str | Sequence[int]] = ["a hat", "b", "Instruct", [1, 2, 3]]
-    shared = [reader(tmp_path, "query").tokenize(0, text).pooled.shared for text in texts[:3]]
+    shared = [reader(tmp_path, "query").tokenize(0, text).pooling_spec.shared for text in texts[:3]]
     assert shared == [len(plain(tmp_path, INSTRUCTION))] * 3
-    assert [reader(tmp_path).tokenize(0, text).pooled.shared for text in texts] == [0] * 4
+    assert [reader(tmp_path).tokenize(0, text).pooling_spec.shared for text in texts] == [0] * 4
 
 
 def test_token_ids_have_no_prompt_that_could_be_left_out(tmp_path: Path) -> None:
     write_embedding(tmp_path, prompts={"p": "123456"}, default_prompt="p", pooling="mean", include_prompt=False)
     ids = list(range(10, 18))
     one = reader(tmp_path).tokenize(0, ids)
-    assert (list(one.tokens), one.pooled, one.divisor) == (ids, PoolingSpec(0), 8)
-    assert reader(tmp_path).tokenize(0, [5]).pooled == PoolingSpec(0)
+    assert (list(one.tokens), one.pooling_spec, one.divisor) == (ids, PoolingSpec(0), 8)
+    assert reader(tmp_path).tokenize(0, [5]).pooling_spec == PoolingSpec(0)
 
 
 def test_blanks_at_the_end_of_a_prompt_belong_to_the_text(tmp_path: Path) -> None:
@@ -158,4 +158,4 @@ def test_blanks_at_the_end_of_a_prompt_belong_to_the_text(tmp_path: Path) -> Non
     write_embedding(tmp_path, prompts={"p": " query: "}, pooling="mean", include_prompt=False)
     one = reader(tmp_path, "p").tokenize(0, "xyz")
     assert list(one.tokens) == [*plain(tmp_path, "query: xyz"), END]
-    assert one.pooled == PoolingSpec(6, shared=6) and one.divisor == 5
+    assert one.pooling_spec == PoolingSpec(6, shared=6) and one.divisor == 5

@@ -14,7 +14,7 @@ from cortexmlx.core.text import Encode, StopConditions, TextStream, ThinkingBudg
 from cortexmlx.structured.output import Thoughts
 from support.cli.cli_fakes import Words
 
-BEGUN = Thoughts("<t>", "</t>", begun=True)
+BEGUN = Thoughts("<t>", "</t>", opened_by_prompt=True)
 OWN = Thoughts("<t>", "</t>")
 
 

@@ -29,7 +29,7 @@ def test_a_text_ends_where_the_first_stop_string_is_complete(text: str, stops: l
     assert stream.stopped is bool(ends)
     end, length = min(ends, default=(len(text), 0))
     assert shown == text[: end + length]
-    assert stream.found == (text[end + length : end] if ends else "")
+    assert stream.matched_string == (text[end + length : end] if ends else "")
     assert not ends or stream.feed("more") == ""
 
 

@@ -239,7 +239,7 @@ def test_calls_at_the_end_of_thoughts_count(said: list[str | int], runs: int, th
     format = Hermes()
     format.opener = OPENER
     calls = AllowedCalls(format, TOOLS)
-    parser, in_thoughts = calls.make_parser("key", streamed=True), ThoughtCallReader(calls, "key")
+    parser, in_thoughts = calls.make_parser("key", streaming=True), ThoughtCallReader(calls, "key")
     text = TextStream(
         ByteDetokenizer(WITH_OPENER), StopConditions(), Thoughts("<think>", "</think>"), parser, in_thoughts
     )

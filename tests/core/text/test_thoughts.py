@@ -14,9 +14,11 @@ from cortexmlx.core.text import MOST_TAG_BLANKS, TextKind, TextPart, ThinkingTok
 from cortexmlx.structured.output import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")
-HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skipped="<|a|>final<|m|>")
+HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skip_text="<|a|>final<|m|>")
 """Tags of several tokens, one of which another begins with."""
-KINDS = st.sampled_from([PLAIN, replace(PLAIN, begun=True), HARMONY, replace(HARMONY, begun=True)])
+KINDS = st.sampled_from(
+    [PLAIN, replace(PLAIN, opened_by_prompt=True), HARMONY, replace(HARMONY, opened_by_prompt=True)]
+)
 BITS = ["<think>", "</think>", "<|a|>think<|m|>", "<|a|>final<|m|>", "<|e|>", "</thi", "<", "a", "é", " ", "\n", "```"]
 TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=3), max_size=12).map("".join)
 
@@ -42,8 +44,8 @@ def only(kind: TextKind, parts: list[TextPart]) -> str:
 def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
     """Thoughts and answer by a pattern over the whole text, which is no stream."""
     tag, close = map(re.escape, (thoughts.open, thoughts.close))
-    skipped = re.escape(thoughts.skipped) if thoughts.skipped else "(?!)"
-    begins = rf"\s*(?:{tag})?\s*" if thoughts.begun else rf"\s{{0,{MOST_TAG_BLANKS}}}{tag}\s*"
+    skipped = re.escape(thoughts.skip_text) if thoughts.skip_text else "(?!)"
+    begins = rf"\s*(?:{tag})?\s*" if thoughts.opened_by_prompt else rf"\s{{0,{MOST_TAG_BLANKS}}}{tag}\s*"
     if found := re.match(
         rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{MOST_TAG_BLANKS}}}{close}\s*(.*))?\Z", text, re.DOTALL
     ):
@@ -56,7 +58,7 @@ def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
 @example("<think>a</think>b", PLAIN, list(range(20)))
 @example("\0", PLAIN, [])
 @example(" " * 70 + "<think>a" + " " * 70 + "</think>b", PLAIN, list(range(200)))
-@example("a" + " " * 70 + "</think>b", replace(PLAIN, begun=True), list(range(100)))
+@example("a" + " " * 70 + "</think>b", replace(PLAIN, opened_by_prompt=True), list(range(100)))
 def test_any_cutting_gives_the_parts_of_the_definition_and_loses_nothing(
     text: str, thoughts: Thoughts, cuts: list[int]
 ) -> None:
@@ -68,7 +70,7 @@ def test_any_cutting_gives_the_parts_of_the_definition_and_loses_nothing(
 
 @given(TEXTS, KINDS, st.lists(st.integers(0, 200), max_size=12))
 @example("<think>\nab </think>c", PLAIN, [7, 8, 8, 9, 9, 10, 11, 15])
-@example("ab</think>c", replace(PLAIN, begun=True), [0, 0, 1, 2])
+@example("ab</think>c", replace(PLAIN, opened_by_prompt=True), [0, 0, 1, 2])
 @example("<think>ab", PLAIN, [3, 8, 9, 9])
 def test_a_token_is_the_thoughts_that_has_a_part_of_them_or_none_yet_where_they_go_on(
     text: str, thoughts: Thoughts, cuts: list[int]
@@ -95,10 +97,10 @@ def test_a_token_is_the_thoughts_that_has_a_part_of_them_or_none_yet_where_they_
         (PLAIN, "<think>half a thou", "half a thou", ""),
         (PLAIN, "<think>half </thi", "half </thi", ""),
         (PLAIN, "<thi", "", "<thi"),
-        (replace(PLAIN, begun=True), "\nso\n</think>\n\nYes.", "so", "Yes."),
-        (replace(PLAIN, begun=True), "<think>\nso</think>Yes.", "so", "Yes."),
-        (replace(PLAIN, begun=True), "</think>Yes.", "", "Yes."),
-        (replace(PLAIN, begun=True), "a < b <think> c</think>d", "a < b <think> c", "d"),
+        (replace(PLAIN, opened_by_prompt=True), "\nso\n</think>\n\nYes.", "so", "Yes."),
+        (replace(PLAIN, opened_by_prompt=True), "<think>\nso</think>Yes.", "so", "Yes."),
+        (replace(PLAIN, opened_by_prompt=True), "</think>Yes.", "", "Yes."),
+        (replace(PLAIN, opened_by_prompt=True), "a < b <think> c</think>d", "a < b <think> c", "d"),
         (HARMONY, "<|a|>think<|m|>so<|e|><|a|>final<|m|>Yes.", "so", "Yes."),
         (HARMONY, "<|a|>final<|m|>Yes.", "", "Yes."),
     ],

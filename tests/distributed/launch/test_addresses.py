@@ -31,13 +31,13 @@ def ssh(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_here_come_from_here_only() -> None:
     found = find_addresses(Hosts.parse("3"))
-    assert found.own == found.workers == ("127.0.0.1",)
+    assert found.controller == found.workers == ("127.0.0.1",)
 
 
 def test_a_name_of_ssh_leads_to_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh(tmp_path, "127.0.0.3", monkeypatch)
     found = find_addresses(Hosts((Host("me@studio"),), "mpi"))
-    assert found.own == ("127.0.0.1",) and set(found.workers) == {"127.0.0.3", "127.0.0.1"}
+    assert found.controller == ("127.0.0.1",) and set(found.workers) == {"127.0.0.3", "127.0.0.1"}
 
 
 def test_the_host_files_addresses_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_the_host_files_addresses_count_too(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: exec("raise OSError"))
     monkeypatch.setattr(module, "_local_address_for", {"10.0.0.2": "10.0.0.9", "10.0.1.2": "10.0.1.9"}.get)
     found = find_addresses(Hosts((Host("studio", ("10.0.0.2", "10.0.1.2", "10.0.2.2")),), "ring"))
-    assert found.own == ("10.0.0.9", "10.0.1.9")
+    assert found.controller == ("10.0.0.9", "10.0.1.9")
     assert found.workers == ("10.0.0.2", "10.0.1.2", "10.0.2.2", "10.0.0.9", "10.0.1.9")
 
 

@@ -98,7 +98,7 @@ def test_a_signal_that_ended_the_command_is_told_as_a_shell_tells_it(folder: Pat
 
 def test_what_ps_lists_is_read_without_the_dead_and_itself() -> None:
     listed = "    1     0     1 Ss\n  501     1   500 S+\n  502   501   500 Z+\n  503   500   500 R+\n"
-    assert supervisor.parse_ps(listed, without=503) == {1: (0, 1), 501: (1, 500)}
+    assert supervisor.parse_ps(listed, excluded_pid=503) == {1: (0, 1), 501: (1, 500)}
     mine = supervisor._process_table()[os.getpid()]
     assert mine == (os.getppid(), os.getpgrp())
     assert soon(lambda: os.getpid() in commands(os.getpgrp()))

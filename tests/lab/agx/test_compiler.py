@@ -133,7 +133,7 @@ def test_a_matrix_product_is_one_instruction_on_pairs_of_registers() -> None:
 def test_no_decode_kernel_spills_and_a_core_holds_384_threads(dtype: str) -> None:
     shapes = [Variant(dtype, dtype, dim, dim, 32, group) for dim in (64, 96, 128, 192, 256) for group in (1, 2, 8)]
     chosen = [*(v for v in VARIANTS if v.dtype == dtype), *shapes]
-    vector = [replace(v, forced=Kernel.VECTOR) for v in chosen if VectorGeometry.refusal(v) is None]
+    vector = [replace(v, forced_kernel=Kernel.VECTOR) for v in chosen if VectorGeometry.refusal(v) is None]
     for variant in {*chosen, *vector}:
         statistics = decode(variant).statistics
         assert (statistics.spills, statistics.fills) == (0, 0), variant.label

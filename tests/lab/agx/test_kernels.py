@@ -8,7 +8,7 @@ from cortexmlx.metal.shape import Kernel
 
 
 def test_a_variant_has_a_decode_and_a_reduce_kernel_with_the_text_that_runs() -> None:
-    v = Variant("float16", "bfloat16", 192, 128, 16, 6, sinks=True, forced=Kernel.VECTOR)
+    v = Variant("float16", "bfloat16", 192, 128, 16, 6, sinks=True, forced_kernel=Kernel.VECTOR)
     decode, reduce = our_kernels(v)
     assert (decode.kernel, decode.name, decode.threads) == ("paged_decode", v.label, v.geometry.threads)
     assert (decode.heads, decode.slice_tokens) == (v.geometry.tile, 32)

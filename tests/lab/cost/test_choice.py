@@ -43,7 +43,7 @@ def test_the_wide_kernel_is_estimated_as_the_others_are(v: Variant) -> None:
 
 def test_instructions_are_those_of_all_simdgroups_weighed_by_their_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 9 heads in two tiles and values in two parts four simdgroups do a token's work, each for 8 columns."""
-    v = Variant("float16", "float16", 192, 192, 32, 9, sinks=True, forced=Kernel.MATRIX)
+    v = Variant("float16", "float16", 192, 192, 32, 9, sinks=True, forced_kernel=Kernel.MATRIX)
     name = replace(v, sinks=False).label
     kernel = CompiledKernel("paged_matrix", name, 200, 448, 0, {"matrix": 0.5, "integer": 2.0, "shuffle": 0.25})
     record = CompilerRecord("a compiler", {}, (kernel,))
@@ -51,6 +51,6 @@ def test_instructions_are_those_of_all_simdgroups_weighed_by_their_cycles(monkey
     assert per_token(v) == {"matrix": 4 * 8 * 0.5, "integer": 4 * 8 * 2.0, "shuffle": 4 * 8 * 0.25}
     assert issue_cycles(v) == pytest.approx(16 * 20.9 + 64 + 8 * 2)
     with pytest.raises(UnusableRecord, match="not in the record"):
-        per_token(replace(v, forced=Kernel.VECTOR))
+        per_token(replace(v, forced_kernel=Kernel.VECTOR))
     cells = [line for line in table() if line.startswith("float16")]
     assert len(cells) == len(DIMS) and all(line.split()[2:] == ["-"] * 10 for line in cells)

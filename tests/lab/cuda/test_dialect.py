@@ -46,8 +46,8 @@ NVCC = shutil.which("nvcc")
 BLOCK_REGISTERS = 65536
 """Registers of a thread block at most, on every NVIDIA GPU since 2012."""
 
-VECTOR = Variant("float16", "float16", 128, 128, 32, 3, forced=Kernel.VECTOR)
-MATRIX = Variant("bfloat16", "float32", 72, 80, 16, 4, query_tokens=3, forced=Kernel.MATRIX)
+VECTOR = Variant("float16", "float16", 128, 128, 32, 3, forced_kernel=Kernel.VECTOR)
+MATRIX = Variant("bfloat16", "float32", 72, 80, 16, 4, query_tokens=3, forced_kernel=Kernel.MATRIX)
 WIDE = Variant("float16", "bfloat16", 96, 32, 16, 4, query_tokens=3, latent=True)
 LEFT, RIGHT = np.float32(np.random.default_rng(0).standard_normal((2, 8, 8)))
 
@@ -117,7 +117,7 @@ def test_a_product_of_matrices_is_that_of_float64(tmp_path: Path) -> None:
         MATRIX,
         WIDE,
         *(
-            pytest.param(Variant(t, t, d, d, 32, g, forced=k), marks=pytest.mark.slow)
+            pytest.param(Variant(t, t, d, d, 32, g, forced_kernel=k), marks=pytest.mark.slow)
             for t, d, g in (("float16", 64, 8), ("bfloat16", 128, 5), ("float32", 192, 4), ("float16", 256, 12))
             for k in (Kernel.VECTOR, Kernel.MATRIX)
         ),
@@ -191,7 +191,7 @@ def test_the_text_of_products_gives_them_on_a_cpu(product: ProductVariant, tmp_p
     problem = make_product(product.shape, product.rows)
     with cuda_on_host(tmp_path):
         got = multiplied(problem)
-    assert error(np.array(got.astype(mx.float32)), problem.wanted) < TOLERANCE[product.shape.dtype]
+    assert error(np.array(got.astype(mx.float32)), problem.expected) < TOLERANCE[product.shape.dtype]
 
 
 @pytest.mark.slow

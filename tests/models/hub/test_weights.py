@@ -109,7 +109,7 @@ def test_a_header_that_is_no_number_says_nothing(stated: str) -> None:
     """`str.isdigit` takes the first two, and `int` neither."""
     response = SimpleNamespace(headers={"Retry-After": stated, "Content-Length": stated})
     assert weights._retry_after(cast(Any, SimpleNamespace(response=response))) == 0
-    assert weights._stated_file_size(response.headers, whole=True) is None
+    assert weights._stated_file_size(response.headers, is_full_response=True) is None
 
 
 def test_other_bytes_than_the_hub_promised_are_not_kept(hub: Hub, empty_cache: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_bytes_of_single_tokens_are_those_of_the_text(pieces: list[bytes]) -
 
 def test_a_piece_is_its_text_or_its_byte() -> None:
     detokenizer = PieceDetokenizer(
-        [TokenPiece(" a", marked=True), TokenPiece("", byte=0xE2), TokenPiece("<s>", special=True)],
+        [TokenPiece(" a", has_marker=True), TokenPiece("", byte=0xE2), TokenPiece("<s>", special=True)],
         LeadingSpace.DROP_ONE,
     )
     assert [detokenizer.token_bytes(token) for token in (0, 1, 2, 3, -1)] == [b" a", b"\xe2", b"<s>", b"", b""]
@@ -114,9 +114,9 @@ def test_an_unfinished_character_ends_as_replacement_characters() -> None:
 def test_spaces_at_the_beginning_are_dropped_as_they_were_added(leading: LeadingSpace, text: str) -> None:
     pieces = [
         TokenPiece("<s>", special=True),
-        TokenPiece(" ", marked=True),
-        TokenPiece(" a", marked=True),
-        TokenPiece(" b", marked=True),
+        TokenPiece(" ", has_marker=True),
+        TokenPiece(" a", has_marker=True),
+        TokenPiece(" b", has_marker=True),
     ]
     detokenizer = PieceDetokenizer(pieces, leading)
     assert "".join(shown(detokenizer, [0, 1, 2, 3])) == text

@@ -38,7 +38,7 @@ def lists_of(pieces: Sequence[bytes], text: str, told: Sequence[TokenLogprob | N
     lists = CompletionLogprobs(pieces.__getitem__)
     lists.add_tokens(range(len(pieces)), told or [None] * len(pieces))
     lists.add_text(text)
-    return lists.pop_lists(whole=True)
+    return lists.pop_lists(is_complete=True)
 
 
 def test_of_two_tokens_with_one_text_the_likelier_has_the_name() -> None:
@@ -67,19 +67,19 @@ def test_tokens_of_whole_characters_begin_where_their_text_does(pieces: list[str
 def test_a_token_is_told_when_the_text_has_reached_it_and_only_once() -> None:
     lists = CompletionLogprobs([b"ab", b"cd", b"ef"].__getitem__)
     lists.add_tokens([0, 1], [None, None])
-    assert lists.pop_lists(whole=False)["tokens"] == ["ab"]
+    assert lists.pop_lists(is_complete=False)["tokens"] == ["ab"]
     lists.add_text("a")
-    assert lists.pop_lists(whole=False)["tokens"] == []
+    assert lists.pop_lists(is_complete=False)["tokens"] == []
     lists.add_text("b")
-    assert lists.pop_lists(whole=False) == {
+    assert lists.pop_lists(is_complete=False) == {
         "text_offset": [2],
         "tokens": ["cd"],
         "token_logprobs": [None],
         "top_logprobs": [None],
     }
     lists.add_tokens([2], [None])
-    assert lists.pop_lists(whole=False)["tokens"] == []
-    assert lists.pop_lists(whole=True)["text_offset"] == [2], "a stop string cut off all after `ab`"
+    assert lists.pop_lists(is_complete=False)["tokens"] == []
+    assert lists.pop_lists(is_complete=True)["text_offset"] == [2], "a stop string cut off all after `ab`"
 
 
 def test_a_space_that_marks_the_first_token_has_no_place_if_the_text_goes_without() -> None:
@@ -92,6 +92,6 @@ def test_a_space_that_marks_the_first_token_has_no_place_if_the_text_goes_withou
     ):
         lists = CompletionLogprobs(pieces.__getitem__)
         lists.add_tokens([0, 1], [None, None])
-        taken = lists.pop_lists(whole=False)["text_offset"]
+        taken = lists.pop_lists(is_complete=False)["text_offset"]
         lists.add_text(text)
-        assert taken + lists.pop_lists(whole=False)["text_offset"] == places
+        assert taken + lists.pop_lists(is_complete=False)["text_offset"] == places

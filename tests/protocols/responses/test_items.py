@@ -124,7 +124,7 @@ class OneEarlier:
 
 
 def test_a_reference_stands_for_the_item() -> None:
-    defaults = RequestDefaults(SamplingParams(), earlier=OneEarlier())
+    defaults = RequestDefaults(SamplingParams(), earlier_responses=OneEarlier())
     asked = {"input": [USER, {"type": "item_reference", "id": "msg_1"}, USER]}
     assert responses.read(asked, defaults).prompts == (read(USER, ANSWER, USER),)
 

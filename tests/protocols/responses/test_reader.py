@@ -91,4 +91,6 @@ def test_an_effort_is_left_out_where_the_template_knows_none(known: Any, effort:
 
 def test_sealed_thoughts_are_asked_for_where_there_is_a_seal() -> None:
     asked = {"input": "hi", "include": [responses.ENCRYPTED]}
-    assert response_details(responses.read(asked, RequestDefaults(SamplingParams(), seal=Seal(b"s", "a")))).sealed
+    assert response_details(
+        responses.read(asked, RequestDefaults(SamplingParams(), seal=Seal(b"s", "a")))
+    ).seal_thoughts

@@ -68,7 +68,7 @@ def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) 
             assert not jsonschema.Draft202012Validator(calls.tools[0].schema).is_valid({"a": value})
             continue
         taken += 1
-        parser = calls.make_parser("key", streamed=True)
+        parser = calls.make_parser("key", streaming=True)
         assert parser is not None
         parser.feed(text)
         [call] = parser.calls

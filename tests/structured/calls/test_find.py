@@ -76,7 +76,7 @@ def test_each_family_is_recognised_and_reads_what_its_template_writes(
         cases = [case for case in cases if "</parameter>" not in str(case)]
     assert len(cases) >= 28
     for case in cases:
-        result = read(found, [written(template, case)], streamed=found.enforced)
+        result = read(found, [written(template, case)], streamed=found.has_grammar)
         assert result.calls == case.calls, written(template, case)
         assert result.text == said(case)
 
@@ -135,5 +135,5 @@ def test_a_template_for_tools_goes_before_the_default() -> None:
 def test_a_vocabulary_alone_tells_gpt_oss() -> None:
     found = find_call_format(Tokenizer(templates.UNKNOWN, "<|channel|>", "<|call|>"))
     assert found is not None and found.name == "harmony"
-    thoughts = found.adapt_thoughts(Thoughts("<|channel|>analysis<|message|>", "long", skipped="other"))
-    assert thoughts is not None and (thoughts.close, thoughts.skipped) == ("<|end|><|start|>assistant", "")
+    thoughts = found.adapt_thoughts(Thoughts("<|channel|>analysis<|message|>", "long", skip_text="other"))
+    assert thoughts is not None and (thoughts.close, thoughts.skip_text) == ("<|end|><|start|>assistant", "")

@@ -27,13 +27,13 @@ def test_a_choice_says_what_may_be_called() -> None:
     assert AllowedCalls(Hermes(), TOOLS).tool("now").name == "now"
     with pytest.raises(NotACall):
         AllowedCalls(Hermes(), TOOLS, "now").tool("weather")
-    assert AllowedCalls(Hermes(), TOOLS, "none").make_parser("key", streamed=True) is None
+    assert AllowedCalls(Hermes(), TOOLS, "none").make_parser("key", streaming=True) is None
 
 
 def test_ids_are_those_of_the_key_and_the_number() -> None:
     answers = []
     for key in ("1", "1", "2"):
-        parser = AllowedCalls(Hermes(), TOOLS).make_parser(key, streamed=True)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser(key, streaming=True)
         assert parser is not None
         parser.feed(hermes([NOW, NOW]))
         answers.append([call.id for call in parser.calls])
@@ -49,7 +49,7 @@ def test_mistrals_ids_have_nine_letters_and_digits() -> None:
 
 @pytest.mark.parametrize("id", ["abc", "abcdefghij", "abcdefg-1", ""])
 def test_an_id_of_another_form_is_no_call(id: str) -> None:
-    parser = AllowedCalls(MistralTags(True), TOOLS).make_parser("key", streamed=False)
+    parser = AllowedCalls(MistralTags(True), TOOLS).make_parser("key", streaming=False)
     assert parser is not None
     text = f"[TOOL_CALLS]now[CALL_ID]{id}[ARGS]{{}}"
     said = [parser.feed(text)[0], parser.finish()[0]]
@@ -69,7 +69,7 @@ def test_an_id_of_another_form_is_no_call(id: str) -> None:
 def test_a_call_that_is_written_otherwise_is_read(call: str) -> None:
     """By models that no grammar holds."""
     for text in (f"<tool_call>{call}</tool_call>", f"<tool_call>\n{call}\n</tool_call>"):
-        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streamed=False)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streaming=False)
         assert parser is not None
         deltas = [*parser.feed(text)[1], *parser.finish()[1]]
         assert [(each.name, each.values) for each in parser.calls] == [("weather", {"city": "x"})]
@@ -106,7 +106,7 @@ def test_a_call_that_is_written_otherwise_is_read(call: str) -> None:
 def test_what_is_no_call_is_text_and_a_call_after_it_is_read(call: str) -> None:
     bad, good = f"<tool_call>{call}</tool_call>", hermes([NOW])
     for pieces in ([bad + good], list(bad + good)):
-        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streamed=False)
+        parser = AllowedCalls(Hermes(), TOOLS).make_parser("key", streaming=False)
         assert parser is not None
         text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.finish()[0]])
         assert [each.name for each in parser.calls] == ["now"]
@@ -115,11 +115,11 @@ def test_what_is_no_call_is_text_and_a_call_after_it_is_read(call: str) -> None:
 
 def test_llamas_json_that_is_no_call_is_text() -> None:
     for text in ('{"x": 1}', '{"name": "Bob", "age": 3}', "{", '{"', "{}", 'Text {"name": "now", "parameters": {}}'):
-        parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streamed=False)
+        parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streaming=False)
         assert parser is not None
         said = parser.feed(text)[0] + parser.finish()[0]
         assert parser.calls == () and (said == text or text in ("{", '{"'))
-    parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streamed=False)
+    parser = AllowedCalls(Llama(), TOOLS).make_parser("key", streaming=False)
     assert parser is not None
     parser.feed("<|python_tag|>" + llama([NOW]))
     parser.finish()

@@ -130,7 +130,7 @@ MISFITS: tuple[dict[str, Any], ...] = ({"count": "three"}, {"count": 1.5}, {"cou
 
 def read(form: Written, answer: str, pieces: Sequence[str] | None = None) -> tuple[str, tuple[Call, ...], list[str]]:
     """The text, the calls and the notes of an answer in pieces, or byte by byte through the stream of answers."""
-    parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=False)
+    parser = AllowedCalls(form.format, TOOLS).make_parser("key", streaming=False)
     assert parser is not None
     if pieces is not None:
         text = "".join([*(parser.feed(piece)[0] for piece in pieces), parser.finish()[0]])
@@ -326,7 +326,7 @@ def test_variants_that_models_write_are_read() -> None:
         ("MiniCPM", '<function name="edit">\n<param name="text">x</param>\n<param name="count">3</param>\n</function>'),
     ):
         assert both(FORMATS[name], answer) == ("", said, []), answer
-    parser = AllowedCalls(FORMATS["Kimi"].format, TOOLS).make_parser("key", streamed=False)
+    parser = AllowedCalls(FORMATS["Kimi"].format, TOOLS).make_parser("key", streaming=False)
     assert parser is not None
     parser.feed(write.kimi([("now", {}), ("now", {})]))
     assert [call.name for call in parser.calls] == ["now", "now"] and len({call.id for call in parser.calls}) == 2
@@ -358,11 +358,11 @@ def huge(form: Written, size: int) -> Iterator[str]:
 def test_what_waits_to_be_read_is_short(form: Written) -> None:
     """So each character that comes costs the same, however long the answer is."""
     for answer in huge(form, 2000):
-        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=False)
+        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streaming=False)
         assert parser is not None
         for char in answer:
             parser.feed(char)
-            assert len(parser._reader._held) - parser._reader._at <= MOST_HEADER + 100
+            assert len(parser._reader._buffer) - parser._reader._position <= MOST_HEADER + 100
 
 
 @each_format
@@ -377,7 +377,7 @@ def test_a_character_costs_few_calls(form: Written) -> None:
         calls += event in ("call", "c_call")
 
     for text in (*texts, *(answer[:1500] for answer in huge(form, 1500))):
-        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streamed=True)
+        parser = AllowedCalls(form.format, TOOLS).make_parser("key", streaming=True)
         assert parser is not None
         calls = 0
         sys.setprofile(count)

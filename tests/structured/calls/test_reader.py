@@ -23,14 +23,14 @@ from cortexmlx.structured.calls.reader import (
 
 def run(make: Callable[[AnswerReader], Reading[Any]], pieces: list[str]) -> tuple[Any, AnswerReader]:
     """What a parser returns for an answer in pieces."""
-    reader = AnswerReader(iter(["a", "b", "c"]), streamed=True)
+    reader = AnswerReader(iter(["a", "b", "c"]), streaming=True)
     parser = make(reader)
     try:
         next(parser)
         for piece in pieces:
             reader.add(piece)
             next(parser)
-        reader.ended = True
+        reader.is_ended = True
         next(parser)
     except StopIteration as end:
         return end.value, reader
@@ -78,7 +78,7 @@ def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places
         pieces = cut(text + "}]rest", places)
         read, reader = run(lambda r: r.read_json(), pieces)
         assert read == text
-        rest = reader._held[reader._at :]  # what is left for the next parser
+        rest = reader._buffer[reader._position :]  # what is left for the next parser
         assert "}]rest".startswith(rest) and len(rest) >= len(pieces[-1]) - len(text)
 
 

@@ -18,7 +18,7 @@ SHARED = {"$defs": {"Size": {"enum": ["small", "large"]}, "Point": {"type": "obj
 
 def called(schema: dict[str, Any], value: str, **more: Any) -> tuple[Call, ...]:
     tool = Tool.of(mapping("f", {"a": schema}, ["a"], **more))
-    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streamed=True)
+    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streaming=True)
     assert parser is not None
     parser.feed(f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>")
     parser.finish()
@@ -92,7 +92,7 @@ def test_a_name_that_cannot_stand_in_a_tag_is_refused(key: str) -> None:
 @pytest.mark.parametrize("key", ["a", "a b", 'we"ird', "é-1", "a/b.c"])
 def test_other_names_come_back_as_they_are(key: str) -> None:
     tool = Tool.of(mapping("f", {}, [key]))
-    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streamed=True)
+    parser = AllowedCalls(Tagged(QWEN_CODER), (tool,)).make_parser("key", streaming=True)
     assert parser is not None and len(list(Tagged(QWEN_CODER).argument_grammars(0, tool, {}))) == 1
     parser.feed(f"<tool_call>\n<function=f>\n<parameter={key}>\nx\n</parameter>\n</function>\n</tool_call>")
     assert [call.values for call in parser.calls] == [{key: "x"}]

@@ -145,7 +145,7 @@ class AnchoredDriver(Driver):
         add = self.core.add
 
         def anchored(request: QueuedRequest, *rest: Any) -> None:
-            add(replace(request, tail=tail, anchor=anchor), *rest)
+            add(replace(request, tail_length=tail, anchor_length=anchor), *rest)
 
         self.core.add = anchored  # type: ignore[method-assign]
         try:

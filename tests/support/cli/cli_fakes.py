@@ -270,10 +270,10 @@ class FakeEngine(FakeAdapters):
         limit = len(words) if params.max_tokens is None else params.max_tokens
         said: list[str] = []
         begun = self.template_end.strip() == THOUGHTS.open
-        thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun)
+        thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, opened_by_prompt=begun)
         calls = getattr(prompt, "calls", None)
         told = TextStream(
-            Words(), StopConditions(), thoughts, calls and calls.make_parser(str(handle.id), streamed=True)
+            Words(), StopConditions(), thoughts, calls and calls.make_parser(str(handle.id), streaming=True)
         )
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0

@@ -26,7 +26,7 @@ def draft_model(folder: Path, blocks: int = 64, **config: Any) -> DraftModel:
 def guesses(model: DraftModel, jobs: Sequence[Job], count: int = 4) -> list[list[int] | None]:
     """What it guesses, after which its books are looked at."""
     drafts = model.propose(jobs, count)
-    assert not model.failed
+    assert not model.has_failed
     model.rows.check_invariants()
     return [None if draft is None else list(draft.tokens) for draft in drafts]
 
@@ -68,9 +68,9 @@ class Eager(Speculation):
             if draft is not None:
                 self._scheduler.set_drafts(job.id, draft.tokens)
 
-    def learn(self, plan: object, seconds: float, verified: Sequence[RowTokens]) -> None:
-        self.drafted += sum(row.drafted for row in verified)
-        self.accepted += sum(row.accepted for row in verified)
+    def learn(self, plan: object, seconds: float, verified_rows: Sequence[RowTokens]) -> None:
+        self.drafted += sum(row.num_drafted for row in verified_rows)
+        self.accepted += sum(row.num_accepted for row in verified_rows)
 
 
 def make_eager(core: EngineCore) -> Eager:

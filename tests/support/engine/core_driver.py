@@ -44,6 +44,13 @@ class Driver:
         self.grammars = GrammarCompiler(self.tokenizer, self.core.info.vocab_size)
         self._requests = 0
 
+    def limit_blocks(self, tokens: int) -> None:
+        """Allow no more blocks than `tokens` need, if blocks take no bytes, as without attention layers."""
+        cache = self.core.cache
+        if not any(group.layers for group in cache.groups):
+            cache.pools.max_blocks = cache.pools.configured_blocks = (tokens // cache.block_size,)
+            cache.pools.shrink(1)
+
     def add(
         self,
         prompt: Sequence[int],
@@ -134,7 +141,7 @@ def _sizes(
 ) -> tuple[int, int, bool]:
     """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
     chosen = execution_modes.choose_execution_mode(load_model(model).model, kv_bits, kv_group_size)
-    return bytes_per_token(chosen.groups), row_state_bytes(chosen.groups), chosen.most_rows is not None
+    return bytes_per_token(chosen.groups), row_state_bytes(chosen.groups), chosen.max_rows is not None
 
 
 def assert_nothing_lost(stats: Any) -> None:

@@ -77,4 +77,4 @@ def text_of(
     """A request for the states of a text: of its last token, unless `first` says from which on."""
     pooled = PoolingSpec(len(prompt) - 1 if first is None else first, shared=shared, **asked)
     params = SamplingParams(max_tokens=1)
-    return QueuedRequest(tuple(prompt), params, client=client, background=True, cache=shared > 0, pooled=pooled)
+    return QueuedRequest(tuple(prompt), params, client=client, background=True, cache=shared > 0, pooling=pooled)

@@ -269,7 +269,7 @@ class Shadow:
                     results.append(0)
                     continue
                 job = self.stories[segment.job].job
-                wanted = position + 1 + len(job.dropped) - job.prompt_length
+                wanted = position + 1 + len(job.dropped_tokens) - job.prompt_length
                 assert place == wanted, "the token index must not depend on the schedule"
                 drafted = position - segment.logits.start
                 if job.needs_history and plan.groups is not None:

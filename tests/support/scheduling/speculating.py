@@ -152,7 +152,7 @@ class Figures:
             if row.finish_reason is not None:
                 self.speculation.end(row.job)
         seconds, self._collected = self.now - self._collected, self.now
-        self.speculation.learn(plan, seconds, [row for row in rows if row.drafted])
+        self.speculation.learn(plan, seconds, [row for row in rows if row.num_drafted])
         self.times.append((self.now, self._tokens))
 
     @property
@@ -169,7 +169,7 @@ class Figures:
     @property
     def verified(self) -> int:
         """How many steps verified drafts."""
-        return self.scheduler.gate.steps[DrainReason.VERIFY]
+        return self.scheduler.pipeline_gate.steps[DrainReason.VERIFY]
 
     @property
     def rate(self) -> float:

@@ -80,7 +80,7 @@ class KeptStory(Story):
         self._told.append(self.tokens[-1])
 
     def up_to(self, length: int) -> None:
-        texts = len(self.job.dropped) // self.last + 1
+        texts = len(self.job.dropped_tokens) // self.last + 1
         while len(self._texts) < texts or len(self._texts[texts - 1][0]) < length:
             assert len(self._texts) <= texts, f"job {self.job.id} goes on with what it should have dropped"
             self._tell()

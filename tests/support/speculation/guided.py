@@ -74,4 +74,4 @@ def right(whole: Sequence[int], most: int = 15) -> Guess:
 
 
 def verified(driver: Driver) -> int:
-    return driver.core.scheduler.gate.steps[DrainReason.VERIFY]
+    return driver.core.scheduler.pipeline_gate.steps[DrainReason.VERIFY]

@@ -15,7 +15,7 @@ from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.models.tiny import VOCAB, tokens_of
 
-THOUGHTS = Thoughts("<think>", "</think>", begun=True)
+THOUGHTS = Thoughts("<think>", "</think>", opened_by_prompt=True)
 FORMS: tuple[Any, ...] = (
     {
         "x-guidance": {"whitespace_flexible": False},

@@ -74,15 +74,16 @@ class Trial:
         driver = roomy(self.kind.folder, tuple(self._settings().items()))
         handles = [asked.add(driver, every=True) for asked in self.asked]
         driver.finish()
-        assert not driver.core.scheduler.gate.steps[DrainReason.VERIFY]
+        assert not driver.core.scheduler.pipeline_gate.steps[DrainReason.VERIFY]
         return [driver.result(handle) for handle in handles]
 
     def _driver(self) -> Driver:
         dice = self.dice
         tight, states = dice.random() < 0.5, 0 if self.kind.speculates else 80
-        return Driver(
+        tokens = dice.choice([104, 120, 144]) + states if tight else 2048
+        driver = Driver(
             self.kind.folder,
-            tokens=dice.choice([104, 120, 144]) + states if tight else 2048,
+            tokens=tokens,
             block_size=8 if tight else dice.choice([8, 16]),
             max_rows=dice.randint(3, 8) if tight else dice.randint(1, 6),
             prefill_budget=dice.choice([8, 16, 64]),
@@ -92,6 +93,8 @@ class Trial:
             **self._settings(),
             **({} if self.store is None else {"kv_store": self.store}),
         )
+        driver.limit_blocks(tokens)
+        return driver
 
     # -- on the way ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class Trial:
     def _count(self, driver: Driver, counts: Counts) -> None:
         stats = driver.core.stats()
         assert_nothing_lost(stats)
-        verified = driver.core.scheduler.gate.steps[DrainReason.VERIFY]
+        verified = driver.core.scheduler.pipeline_gate.steps[DrainReason.VERIFY]
         assert self.kind.speculates or not verified, f"{self.where} must not speculate"
         counts.trials += 1
         counts.verifying_steps += verified

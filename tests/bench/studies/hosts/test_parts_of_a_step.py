@@ -17,14 +17,14 @@ from cortexmlx.bench.studies.hosts.parts_of_a_step import (
 from support.hosts.environment import with_mpi
 from support.models.tiny import tokens_of, write_tiny
 
-REAL = StepParts(whole=20.0, plan=1.0, send=2.0, wait=15.0, commit=0.5, ranks=(12.0, 14.0))
+REAL = StepParts(total=20.0, plan=1.0, send=2.0, wait=15.0, commit=0.5, ranks=(12.0, 14.0))
 
 
 def test_a_step_is_the_average_between_two_readings() -> None:
     before = EngineClocks(10, 100.0, 1.0, 2.0, 3.0, 4.0, (5.0, 6.0))
     after = EngineClocks(20, 101.0, 1.1, 2.2, 3.3, 4.4, (5.5, 6.6))
     step = StepParts.mean_between(before, after)
-    assert (step.whole, step.plan, step.send) == pytest.approx((100.0, 10.0, 20.0))
+    assert (step.total, step.plan, step.send) == pytest.approx((100.0, 10.0, 20.0))
     assert (step.wait, step.commit) == pytest.approx((30.0, 40.0))
     assert step.ranks == pytest.approx((50.0, 60.0))
 

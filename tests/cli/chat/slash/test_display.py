@@ -106,11 +106,11 @@ def test_blocks_live_goes_on_until_it_is_asked_again(session: ChatSession, scree
     session.arena = ArenaView(nothing)
     for again in ("live", ""):
         show_blocks(session, "live", screen)
-        assert session.arena.shown and "drawn below answers" in str(printed(screen))
+        assert session.arena.is_shown and "drawn below answers" in str(printed(screen))
         show_blocks(session, again, screen)
-        assert not session.arena.shown and "not drawn any more" in str(printed(screen))
+        assert not session.arena.is_shown and "not drawn any more" in str(printed(screen))
     show_blocks(session, "", screen)
-    assert not session.arena.shown
+    assert not session.arena.is_shown
     with pytest.raises(InvalidRequest, match="takes nothing, or live: not 'off'"):
         show_blocks(session, "off", screen)
 
@@ -129,9 +129,9 @@ def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(sess
     run_command("/thoughts", session, screen)
     assert screen.file.getvalue() == "So it is.\n"  # type: ignore[attr-defined]
     run_command("/thoughts fold", session, screen)
-    assert session.thought_display.folded
+    assert session.thought_display.is_folded
     run_command("/thoughts show", session, screen)
-    assert not session.thought_display.folded
+    assert not session.thought_display.is_folded
     with pytest.raises(InvalidRequest, match="takes nothing, fold or show: not 'off'"):
         run_command("/thoughts off", session, screen)
     session.ask(Question("without"))

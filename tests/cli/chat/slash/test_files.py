@@ -123,15 +123,15 @@ def test_a_file_goes_with_the_next_message_or_with_its_question(
     path.write_text("alpha\nbeta\n")
     blank.write_text("pass\n")
     assert run_command(f"/file {blank}", session, screen) is None
-    assert [each.path for each in session.attached] == [blank]
+    assert [each.path for each in session.attached_files] == [blank]
     with pytest.raises(InvalidRequest, match=r"files that wait for the next message: .*my notes.py"):
         run_command("/file", session, screen)
     asked = run_command(f"/file {path} What is it?", session, screen)
     text = f"{blank}:\n```py\npass\n```\n\n{path}:\n```txt\nalpha\nbeta\n```\n\nWhat is it?"
-    assert asked == Question(text, typed=f"@{path} What is it?", attached=(AttachedFile(blank, "pass\n"),))
-    assert session.attached == [] and f"+ {path}: 2 lines, 11 B, 11 tokens" in printed(screen)
+    assert asked == Question(text, typed_text=f"@{path} What is it?", attached_files=(AttachedFile(blank, "pass\n"),))
+    assert session.attached_files == [] and f"+ {path}: 2 lines, 11 B, 11 tokens" in printed(screen)
     quoted = run_command(f'/file "{blank}" And this?', session, screen)
-    assert isinstance(quoted, Question) and quoted.typed == f'@"{blank}" And this?'
+    assert isinstance(quoted, Question) and quoted.typed_text == f'@"{blank}" And this?'
 
 
 def test_a_file_that_never_fits_is_refused_with_its_numbers(
@@ -140,7 +140,7 @@ def test_a_file_that_never_fits_is_refused_with_its_numbers(
     (tmp_path / "long.txt").write_text("x" * 9000)
     with pytest.raises(InvalidRequest, match=r"long.txt has 9,000 tokens, more than the context of 8,192 tokens"):
         run_command(f"/file {tmp_path / 'long.txt'}", session, screen)
-    assert session.attached == []
+    assert session.attached_files == []
 
 
 def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:

@@ -39,7 +39,7 @@ def test_what_comes_after_undo_replaces_no_older_turn(session: ChatSession, scre
         session.ask(Question(text))
     run_command("/undo", session, screen)
     assert run_command("/edit", session, screen) == QuestionDraft("three", replaces_last=False)
-    assert run_command("/edit drei", session, screen) == Question("drei", typed="drei")
+    assert run_command("/edit drei", session, screen) == Question("drei", typed_text="drei")
     assert run_command("/regen", session, screen) == Question("three")
     assert run_command("/n 2", session, screen) == Question("three", answers=2)
     run_command("/undo", session, screen)
@@ -51,14 +51,16 @@ def test_what_comes_after_undo_replaces_no_older_turn(session: ChatSession, scre
 def test_the_last_question_is_asked_in_other_words(session: ChatSession, screen: Console) -> None:
     session.ask(Question("one"))
     assert run_command("/edit", session, screen) == QuestionDraft("one")
-    assert run_command("/edit uno\ndue", session, screen) == Question("uno\ndue", replaces_last=True, typed="uno\ndue")
-    session.ask(Question("notes.txt:\n```\na\n```\n\n@notes.txt what?", typed="@notes.txt what?"))
+    assert run_command("/edit uno\ndue", session, screen) == Question(
+        "uno\ndue", replaces_last=True, typed_text="uno\ndue"
+    )
+    session.ask(Question("notes.txt:\n```\na\n```\n\n@notes.txt what?", typed_text="@notes.txt what?"))
     assert run_command("/edit", session, screen) == QuestionDraft("@notes.txt what?"), "not the text of the file"
 
 
 def test_several_answers_are_asked_for(session: ChatSession, screen: Console) -> None:
     session.params = replace(session.params, temperature=0.5)
-    assert run_command("/n 4 What now?", session, screen) == Question("What now?", answers=4, typed="What now?")
+    assert run_command("/n 4 What now?", session, screen) == Question("What now?", answers=4, typed_text="What now?")
     session.ask(Question("one"))
     assert run_command("/n", session, screen) == Question("one", replaces_last=True, answers=3)
     assert printed(screen) == ""
