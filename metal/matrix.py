@@ -81,9 +81,10 @@ class MatrixGeometry(KernelGeometry):
 
     @property
     def cycles(self) -> float:
-        """Estimated cycles per token, as in the base class. A simdgroup spends 13 cycles of each token on slots and
-        the softmax, whether its columns are used or not. Each number of a key, and of the simdgroup's part of a
-        value, takes a 64th of a product (20.9 cycles) and its share of the loads. Codes take a conversion too.
+        """Estimated cycles per token, as in the base class. A simdgroup spends 13 cycles on a token's softmax and on
+        reading its slot, whether its columns are used or not. A matrix product takes 20.9 cycles for 64 numbers, so
+        each number of a key, and of the simdgroup's part of a value, takes a 64th of that, and its load. Codes are
+        also converted.
         """
         shape = self.shape
         numbers = shape.key_dim + shape.value_dim / self.parts

@@ -35,7 +35,7 @@ class InlineLine:
     """
 
     def append(self, text: str, style: Style, *, signs: bool = False) -> None:
-        """Append `text`. `signs` says whether they may be markup."""
+        """Append `text`. `signs`: its characters may be markup."""
         self.text.append(text, style)
         self.shape += text if signs else "x" * len(text)
 

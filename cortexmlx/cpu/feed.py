@@ -16,8 +16,8 @@ import mlx.core as mx
 
 
 class EarlyEvaluator:
-    """Starts to compute a step's arrays on a CPU while the step is still being built. `wait_seconds` counts the seconds
-    that its calls took; `hand_over` is what computes the arrays.
+    """Starts to compute a step's arrays on a CPU while the step is still being built. `hand_over` starts computing
+    them; `wait_seconds` adds up how long the calls of that took.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ class _FileSource:
 
     @property
     def size(self) -> int:
-        """The bytes of the file, from its stamp."""
+        """The file's size in bytes, when its `FileStamp` was taken."""
         return self._stamp.size
 
     def hash_range(self, digest: Any, begin: int, end: int) -> None:

@@ -76,6 +76,11 @@ class SegmentStore:
         """Wait until `open` is done, or until the store can be used meanwhile."""
         self._opened_once.wait()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` is done, or the store can be used meanwhile."""
+        return self._opened_once.is_set()
+
     def stop_opening(self) -> bool:
         """Abort `open` if it is still running; the next process does the rest. Return whether it was running."""
         self._closed = self._closed or self._is_opening

@@ -301,7 +301,7 @@ class RecordReader:
             raise
 
     def submit(self, request: ReadRequest) -> None:
-        """Queue a request, without waiting. Its `done` is called whatever happens, unless the reader is stopped."""
+        """Queue a request, without waiting. Its `on_records` is called in any case, unless the reader is stopped."""
         deadline = time.monotonic() + request.seconds
         with self._condition:
             if self._stopping:
@@ -317,7 +317,9 @@ class RecordReader:
         return time.monotonic() < self._paused_until
 
     def _watch_timeouts(self) -> None:
-        """Answer every request that takes too long with no records: the target of the second thread."""
+        """Answer every request that takes too long with no records: the target of the second thread. A store that is
+        still opened, as its index is made anew after a crash, is not slow for that.
+        """
         while True:
             with self._condition:
                 if self._stopping:
@@ -327,7 +329,8 @@ class RecordReader:
                 if not late_requests:
                     self._condition.wait(min(self._answer_deadlines.values()) - now if self._answer_deadlines else None)
             for reading in late_requests:
-                self._pause(reading)
+                if self._segments.is_open:
+                    self._pause(reading)
                 self._answer(reading, {})
 
     def _pause(self, request: ReadRequest) -> None:
@@ -336,7 +339,7 @@ class RecordReader:
         self._segments.warn_once("is slow", f"{request.seconds:.1f} s were not enough for a reading")
 
     def _answer(self, request: ReadRequest, records: dict[bytes, Record]) -> None:
-        """Call `done` with the records that were found, unless the request is answered already."""
+        """Call the request's `on_records` with the records that were found, unless it is answered already."""
         with self._condition:
             is_open = self._answer_deadlines.pop(request, None) is not None
         if is_open:

@@ -176,8 +176,8 @@ class DiskTier:
     """The disk tier of a `KVCache`: it collects cached entries to be stored, and makes the disk loads of prompts.
 
     With `states`, a text can begin only where its recurrent state is stored. `start` begins to read a load, which is
-    answered later. `on_dropped` is called with the number of pieces that left memory before they were stored. Pieces
-    for which `may_have` returns False are not requested.
+    answered later. `on_dropped` is called with the number of pieces that left memory before they were stored. If
+    `may_have` returns False for all pieces of the first block that is missing, nothing is requested.
 
     `identity` names the model, in at most 64 bytes. No other model has the same. While it is None, no piece has a key:
     nothing is requested, and entries wait to be stored.

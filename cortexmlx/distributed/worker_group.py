@@ -212,8 +212,8 @@ def explain_loss(
     names: Sequence[str],
     ended_there: Callable[[int], bool] = lambda rank: True,
 ) -> HostLost:
-    """Return a HostLost that also says which worker ended first, how, and the last lines of output. `ended_there` says
-    whether the worker of a rank ended its link.
+    """Return a HostLost that also says which worker ended first, how, and the last lines of output. `ended_there`
+    returns whether it was the worker of a rank that ended its link, not this process.
 
     The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
     of another. The launcher's order tells less: it looks at each worker ten times a second.

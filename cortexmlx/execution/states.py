@@ -49,7 +49,7 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where a row's recurrent state after `tokens` tokens is: in row `row` of a batch."""
+    """Where a sequence's recurrent state after `tokens` tokens lies: row `row` of `batch`."""
 
     batch: StateBatch
     row: int

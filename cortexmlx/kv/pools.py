@@ -542,12 +542,11 @@ class BlockPool:
             table_end = table.end
 
     def drop_owner(self, blocks: list[int], evict_first: bool = False) -> int:
-        """Take one owner from each of `blocks`, which are a sequence's blocks in its order. Return how many blocks
-        became free.
+        """Take one owner from each of a sequence's `blocks`, in its order. Return how many blocks became free.
 
-        A block without owners is free, or waits to be evicted if it is cached. The last block waits first, so that ends
-        of texts are evicted before beginnings. `evict_first` says that the sequence continues without these blocks;
-        then the first one waits first.
+        A block without owners is free, or waits to be evicted if it is cached: ends of texts are evicted before
+        beginnings, so the last block waits first. With `evict_first`, the blocks wait before all others, in the order
+        of `blocks`: the caller has reversed them.
         """
         if not blocks:
             return 0

@@ -74,7 +74,7 @@ class Job:
     reserved_tokens: int = 0
     """Tokens for which room is promised to it."""
     cached: int = 0
-    """Tokens of the prompt that were found in the prefix cache."""
+    """Tokens of the prompt that were found in the prefix cache, in memory or on disk."""
     preemptions: int = 0
     """How often this job, one answer of its request, lost its row to other jobs."""
     row: Row = (-1, -1)
@@ -202,7 +202,7 @@ class Job:
         return self.num_planned_outputs < self.max_new_tokens and self.num_plannable <= 0
 
     def preempt(self) -> int:
-        """Reset it, as it loses its row and blocks, and drop tokens that `keep` does not keep. Return their number."""
+        """Give up the row and blocks, for whatever reason; drop what `keep` drops, and return how many tokens."""
         self.state = RequestState.PREEMPTED
         self.generation += 1
         self.num_computed_tokens = self.num_stored_tokens = 0

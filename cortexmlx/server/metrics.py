@@ -57,7 +57,11 @@ _ENGINE_METRICS = (
     _Metric("prefilled_tokens_total", "Tokens of prompts that steps have computed.", attrgetter("prefilled_tokens")),
     _Metric("generated_tokens_total", "Tokens of answers.", attrgetter("generated_tokens")),
     _Metric("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", attrgetter("prompt_tokens")),
-    _Metric("prefix_cache_hits_total", "Tokens found in the prefix cache.", attrgetter("cached_tokens")),
+    _Metric(
+        "prefix_cache_hits_total",
+        "Tokens found in the prefix cache, in memory or on disk.",
+        attrgetter("cached_tokens"),
+    ),
     _Metric("preemptions_total", "Answers that lost their row and blocks to others.", attrgetter("preemptions")),
     _Metric("restarts_total", "Answers begun again since memory was refused.", attrgetter("restarts")),
     _Metric("dropped_tokens_total", "Tokens dropped from texts longer than a row.", attrgetter("dropped_tokens")),

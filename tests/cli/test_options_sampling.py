@@ -73,8 +73,8 @@ def test_each_option_takes_a_usual_value_everywhere(fakes: Fakes, session: ChatS
 
 def test_a_new_parameter_is_sent_to_hosts_unless_it_is_said_not_to_be() -> None:
     """What no bytes are known for, or what is no parameter any more, is an error at once."""
-    more = make_dataclass("More", [("typical_p", "float", 1.0)], bases=(SamplingParams,), frozen=True)
-    assert sent_param_types(more)["typical_p"] is float
+    more = make_dataclass("More", [("invented", "float", 1.0)], bases=(SamplingParams,), frozen=True)
+    assert sent_param_types(more)["invented"] is float
     strange = make_dataclass("Strange", [("guide", "object", None)], bases=(SamplingParams,), frozen=True)
     with pytest.raises(TypeError, match="guide"):
         sent_param_types(strange)

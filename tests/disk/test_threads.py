@@ -196,6 +196,17 @@ def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_w
     reader.stop(PATIENCE)
 
 
+def test_a_store_that_is_still_opened_keeps_nobody_waiting_and_is_not_slow(segment_store: SegmentStore) -> None:
+    """After a crash its index is made anew from all segments."""
+    reader = RecordReader(segment_store)
+    tokens = {r.key: r.tokens for r in RECORDS}
+    assert ask(reader, tokens, list(tokens), 0.05)[1] == set() and not reader.is_paused
+    segment_store.open()
+    segment_store.write("model", RECORDS)
+    assert len(ask(reader, tokens, list(tokens), PATIENCE)[1]) == len(RECORDS)
+    reader.stop(PATIENCE)
+
+
 def test_a_disk_that_stands_still_keeps_nobody_waiting(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ TOKENS = 36
 
 def force(driver: Driver, way: DecodeMethod) -> int:
     """Let a way serve every class that it can serve. Returns how many."""
-    choosing = driver.core.backend.choosing
+    choosing = driver.core.backend.selectable
     assert choosing is not None
     layers = probe_layer_shapes(driver.core.loaded.model, driver.core.runner.arena)
     jobs = attention_jobs(layers, choosing, 4, 512)

@@ -40,7 +40,7 @@ def test_a_text_ends_with_its_prompt_and_has_no_token() -> None:
 
 def test_states_are_weighted_by_their_positions() -> None:
     stage = Stage(16, prefill_budget=4)
-    add_text(stage, list(range(10)), 3, weighted=True)
+    add_text(stage, list(range(10)), 3, position_weighted=True)
     seen = []
     while (plan := stage.shadow.plan()) is not None:
         assert plan.pooling is None or len(plan.pooling.weights) == plan.pooling.counts.sum()

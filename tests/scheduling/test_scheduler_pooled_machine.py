@@ -218,7 +218,7 @@ class PooledMachine(RuleBasedStateMachine):
     @invariant()
     def each_state_counts_once(self) -> None:
         for job in getattr(self, "texts", ()):
-            first = job.request.pooled.first if job.request.pooled else 0
+            first = job.request.pooling.first if job.request.pooling else 0
             assert self.counted[job.id] == Counter(range(first, job.num_pooled_tokens))
             if job.state is RequestState.FINISHED:
                 assert job.num_pooled_tokens == job.prompt_length and job.finish_reason is FinishReason.STOP

@@ -197,7 +197,7 @@ def _encode_identity(identity: Identity) -> bytes:
 
 
 def _decode_identity(packed: bytes) -> dict[str, str]:
-    """Decode the identity of a worker that knows the key. A damaged one differs from any other identity."""
+    """Decode a worker's identity (names and values). Damaged bytes give one that equals no other, and no error."""
     texts = []
     while packed:
         (length,) = LENGTH.unpack(packed[: LENGTH.size].rjust(LENGTH.size, b"\0"))

@@ -8,8 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import BodyFields, prefix_error_field
-from cortexmlx.protocols.openai import chat_completions as choices
-from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai import chat_completions, parameters
 from cortexmlx.protocols.openai.chat_completions import ChoiceChunks, ChoiceDelta
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.request import (
@@ -60,7 +59,10 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         for answer in prompt_answers
     ]
     choice_bodies = [{"index": index, **_choice_body(request, *pair, info)} for index, pair in enumerate(pairs)]
-    return {**choices.reply_body(KIND, info, choice_bodies), "usage": choices.usage_body(answers, info)}
+    return {
+        **chat_completions.reply_body(KIND, info, choice_bodies),
+        "usage": chat_completions.usage_body(answers, info),
+    }
 
 
 class CompletionChunks(ChoiceChunks):
@@ -89,7 +91,7 @@ class CompletionChunks(ChoiceChunks):
             yield {"text": choice_delta.text, "logprobs": logprob_lists if logprob_lists["tokens"] else None}, reason
 
     def _total_usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        return choices.usage_body(answers, self._info)
+        return chat_completions.usage_body(answers, self._info)
 
 
 def _read_prompts(prompt: Any) -> tuple[PromptInput, ...]:
@@ -120,10 +122,10 @@ def _choice_body(request: Request, prompt: PromptInput, answer: Completion, info
         logprobs = lists.pop_lists(is_complete=True)
     body = {
         "text": text,
-        **choices.prompt_logprobs_field(request, answer, info),
-        **choices.notes_field(request, answer),
+        **chat_completions.prompt_logprobs_field(request, answer, info),
+        **chat_completions.notes_field(request, answer),
     }
-    body |= choices.token_ids_field(request, answer.token_ids)
+    body |= chat_completions.token_ids_field(request, answer.token_ids)
     return {**body, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
 
 
