@@ -24,7 +24,7 @@ DEFAULT_CONTEXT = 2048
 
 _ONLY_SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
-_LEAST = 2
+_MIN_CONTEXT = 2
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ def measure_perplexity(
 def choose_window_size(requested_context: int | None, max_context: int) -> int:
     """Return the tokens of a window: `requested_context` or a default. Raises InvalidRequest if they do not fit."""
     context = min(DEFAULT_CONTEXT, max_context) if requested_context is None else requested_context
-    if not _is_integer(context) or not _LEAST <= context <= max_context:
+    if not _is_integer(context) or not _MIN_CONTEXT <= context <= max_context:
         raise InvalidRequest(
-            f"context is {context!r}, but must be in {_LEAST}..{max_context}: what the model and the KV memory have "
-            "room for"
+            f"context is {context!r}, but must be in {_MIN_CONTEXT}..{max_context}: what the model and the KV memory "
+            "have room for"
         )
     return context
 

@@ -113,14 +113,14 @@ DOUBT = 0.01
 those of any other hour.
 """
 
-LEAST = 0.02
+MIN_CHANGE = 0.02
 """Smaller changes are not reported: a program's place in memory alone makes as much of a difference."""
 
 WIDE = 0.05
 """A figure is called the same if its whole interval is within this distance of 0."""
 
 
-_MOST = 9.99
+_MAX_SHOWN = 9.99
 """Larger changes are written as this one."""
 
 
@@ -249,9 +249,9 @@ def _normalize_by_machine(series: FigureSeries) -> list[float]:
 
 def _judge(by_clock: FigureChange, change: FigureChange) -> FigureVerdict:
     """Return the verdict on a figure, from its change by the clock and its change without the machine's own."""
-    if by_clock.estimate < 0 and change.high < 0 and change.estimate <= -LEAST:
+    if by_clock.estimate < 0 and change.high < 0 and change.estimate <= -MIN_CHANGE:
         return FigureVerdict.SLOWER
-    if by_clock.estimate > 0 and change.low > 0 and change.estimate >= LEAST:
+    if by_clock.estimate > 0 and change.low > 0 and change.estimate >= MIN_CHANGE:
         return FigureVerdict.FASTER
     if change.low >= -WIDE and change.high <= WIDE:
         return FigureVerdict.SAME
@@ -298,7 +298,9 @@ def _table_row(o: FigureOutcome) -> tuple[str, ...]:
     if o.change is None:
         change = ""
     else:
-        estimate, low, high = (f"{100 * min(x, _MOST):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high))
+        estimate, low, high = (
+            f"{100 * min(x, _MAX_SHOWN):+.1f}" for x in (o.change.estimate, o.change.low, o.change.high)
+        )
         change = f"{estimate} ({low} to {high})"
     name = o.series.name if o.series.clock == "wall" else f"{o.series.name} ({o.series.clock})"
     return (name, format_number(o.saved_median), format_number(o.current_median), change, o.verdict.value)
@@ -308,9 +310,9 @@ def _notes(saved_run: SavedRun, current_run: SavedRun, outcomes: Sequence[Figure
     """Yield the lines below the table: the conclusion, how to read the table, and what else differs."""
     yield _conclusion(outcomes)
     yield (
-        "(CPU): by CPU time. "
-        f"change: % better (+) or worse (-) than then, without what the machine itself changed, and the interval in "
-        f"which it lies with {1 - DOUBT:.0%} for all figures together. Less than {LEAST:.0%} is never called a change."
+        "(CPU): by CPU time. change: % better (+) or worse (-) than then, without what the machine itself changed, "
+        f"and the interval in which it lies with {1 - DOUBT:.0%} for all figures together. Less than {MIN_CHANGE:.0%} "
+        "is never called a change."
     )
     yield from _machine_notes(saved_run, current_run)
     yield from _machine_differences(saved_run.machine, current_run.machine)

@@ -47,7 +47,7 @@ from cortexmlx.engine import Engine  # noqa: E402
 SAMPLE_SECONDS = 10.0
 SETTLED = 600.0
 """Seconds of work after which memory must not grow any more."""
-MOST_GROWTH = 0.02
+MAX_GROWTH = 0.02
 """The part of a mean that may come to it in an hour."""
 TRANSCRIPTS = 1 << 20
 """Bytes that each model's transcripts may take: so few that they are full, and grow no more, within `SETTLED`."""
@@ -114,9 +114,9 @@ class WorkingDay:
         return trends
 
     def growing_kinds(self) -> list[str]:
-        """Return the kinds of memory that grow by more than `MOST_GROWTH` an hour, and more than chance would."""
+        """Return the kinds of memory that grow by more than `MAX_GROWTH` an hour, and more than chance would."""
         return [
-            k for k, (mean, slope, error) in self.memory_trends().items() if slope > max(MOST_GROWTH * mean, 3 * error)
+            k for k, (mean, slope, error) in self.memory_trends().items() if slope > max(MAX_GROWTH * mean, 3 * error)
         ]
 
     def report(self) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
+from cortexmlx.structured.output import MAX_CHARACTERS, StructuredOutput
 from cortexmlx.structured.schemas import close_plain_objects
 
 
@@ -35,7 +35,7 @@ def _read_schema(text: str) -> StructuredOutput:
         return StructuredOutput.json(text)
     try:
         with Path(os.path.expanduser(text)).open("rb") as file:
-            schema = file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig")
+            schema = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidRequest(f"{text} is no text in UTF-8") from None
     except (OSError, ValueError) as error:

@@ -17,13 +17,13 @@ from cortexmlx.system.files import cache_folder, write_atomically
 
 _log = logging.getLogger(__name__)
 
-MOST_ENTRIES = 1000
+MAX_ENTRIES = 1000
 """Entries of a file. Beyond them, the oldest go."""
 
-MOST_FILES = 16
+MAX_FILES = 16
 """Files of a folder. Beyond them, those that were written longest ago go."""
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 """A larger file is not ours."""
 
 
@@ -80,7 +80,7 @@ class ChoiceTable:
         """Return the stored entries by job key. Damaged entries are left out."""
         try:
             path = self.path
-            if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            if not path.is_file() or path.stat().st_size > _MAX_BYTES:
                 return {}
             content = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ class ChoiceTable:
         If two processes add at once, entries of one may be lost, and are timed again.
         """
         merged_entries = {key: entry for key, entry in self.read().items() if key not in entries} | dict(entries)
-        newest_entries = dict(list(merged_entries.items())[-MOST_ENTRIES:])
+        newest_entries = dict(list(merged_entries.items())[-MAX_ENTRIES:])
         content = {
             "identity": asdict(self.identity),
             "entries": {key: asdict(entry) for key, entry in newest_entries.items()},
@@ -139,8 +139,8 @@ def _parse_entry(value: Any) -> TimedJob | None:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest files of a folder, beyond the newest `MOST_FILES`."""
+    """Remove the oldest files of a folder, beyond the newest `MAX_FILES`."""
     with suppress(OSError):  # another process removes them, too
         files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in files[:-MOST_FILES]:
+        for path in files[:-MAX_FILES]:
             path.unlink()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from cortexmlx.errors import InvalidRequest, RequestTimeout
 from cortexmlx.types.request import QueuedRequest, RequestId, RequestState
 
-_MOST_SECONDS = 1e9
+_MAX_SECONDS = 1e9
 
 _FEW = 16
 
@@ -39,7 +39,7 @@ class Deadlines:
 def check_timeout(timeout: float | None) -> None:
     """Raise InvalidRequest unless `timeout` is a number of seconds that a request can have, or None."""
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 < timeout <= _MOST_SECONDS):
+    if timeout is not None and not (number and 0 < timeout <= _MAX_SECONDS):
         raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
 
 

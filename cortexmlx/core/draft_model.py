@@ -17,7 +17,7 @@ from cortexmlx.execution.boundary import Refusal
 from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.speculation.draft_rows import MOST_ROUND_TOKENS, DraftScheduler
+from cortexmlx.speculation.draft_rows import MAX_ROUND_TOKENS, DraftScheduler
 from cortexmlx.speculation.drafter import TokenDraft
 
 log = logging.getLogger("cortexmlx")
@@ -27,7 +27,7 @@ PAUSE = 10.0
 sooner after a pause than the pause was long.
 """
 
-MOST_PAUSE = 256 * PAUSE
+MAX_PAUSE = 256 * PAUSE
 """The longest pause."""
 
 _FORGETTING = 0.2
@@ -169,7 +169,7 @@ class DraftModel:
         """Release the arena and draft nothing for a while, because memory is short."""
         now = self._clock()
         long_ago = now - self._paused_until >= self._pause
-        self._pause = PAUSE if long_ago else min(2 * self._pause, MOST_PAUSE)
+        self._pause = PAUSE if long_ago else min(2 * self._pause, MAX_PAUSE)
         self.refusals += 1
         self._paused_until = now + self._pause
         self._release_arena()
@@ -253,7 +253,7 @@ class DraftModel:
         rows, end = sum(bool(segment.logits) for segment in plan.segments), time.perf_counter()
         if not rows:
             return
-        if all(segment.count <= MOST_ROUND_TOKENS for segment in plan.segments):
+        if all(segment.count <= MAX_ROUND_TOKENS for segment in plan.segments):
             _update_mean(self._first_step_means, rows.bit_length(), first_collect_time - start_time)
         if count > 1:
             _update_mean(self._further_step_means, rows.bit_length(), (end - first_collect_time) / (count - 1))

@@ -193,7 +193,7 @@ def _checked_utf8(name: str, text: object) -> str:
 _PARAMS = SamplingParams(max_tokens=1)
 _STOPS = StopConditions.from_params(_PARAMS, (), None)
 
-_MOST_AHEAD = 512
+_MAX_AHEAD = 512
 """Requests that are submitted and not yet returned at most."""
 
 
@@ -232,7 +232,7 @@ def run_pooling(
         while True:
             group: list[Submission] = []
             sizes: list[int] = []
-            while has_more and submitted_tokens < tokens_ahead and len(pending) + len(group) < _MOST_AHEAD:
+            while has_more and submitted_tokens < tokens_ahead and len(pending) + len(group) < _MAX_AHEAD:
                 prompt = next(prompt_iterator, None)
                 if prompt is None:
                     has_more = False

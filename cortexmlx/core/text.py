@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from cortexmlx.models.tokenizers.detokenize import TextBuffer
 from cortexmlx.structured.calls.format import AllowedCalls, CallParser
-from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS, partial_tag_length, strip_blanks
+from cortexmlx.structured.calls.reader import MAX_TAG_BLANKS, partial_tag_length, strip_blanks
 from cortexmlx.structured.matcher import Mask, single_token_mask
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
@@ -480,11 +480,11 @@ class ThoughtSplitter:
         body = self._held_text.lstrip()
         blanks = len(self._held_text) - len(body)
         tags = {self._thoughts.open: _SplitState.OPENED, self._thoughts.skip_text: _SplitState.CLOSED}
-        for tag, next_state in tags.items() if blanks <= MOST_TAG_BLANKS else ():
+        for tag, next_state in tags.items() if blanks <= MAX_TAG_BLANKS else ():
             if tag and body.startswith(tag):
                 self._state = next_state
                 return TextPart(self._held_text[: blanks + len(tag)], TextKind.MARKUP)
-        if not final and blanks <= MOST_TAG_BLANKS and any(tag.startswith(body) for tag in tags if tag):
+        if not final and blanks <= MAX_TAG_BLANKS and any(tag.startswith(body) for tag in tags if tag):
             return None
         self._state = _SplitState.ANSWER
         return None
@@ -557,7 +557,7 @@ class ThinkingTokenCounter:
 # A limit of thoughts: after so many tokens, the model is made to write the tag that closes them.
 
 
-_MOST_SILENT = 3
+_MAX_SILENT = 3
 """How many tokens without text may come before the tag is forced. They are parts of a character, which has four bytes
 at most.
 """
@@ -676,4 +676,4 @@ class ThinkingBudget:
     @property
     def _is_spent(self) -> bool:
         """Whether the thoughts have no tokens left, and the text is not in the middle of a character."""
-        return self._inside and self._remaining_tokens <= 0 and not 0 < self._silent <= _MOST_SILENT
+        return self._inside and self._remaining_tokens <= 0 and not 0 < self._silent <= _MAX_SILENT

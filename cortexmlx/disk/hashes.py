@@ -178,7 +178,7 @@ class _FileSource:
 # The hashes of weight files, kept in a file of the store's folder.
 
 
-_MOST = 1000
+_MAX_LINES = 1000
 """How many hashes are kept: the newest."""
 
 _LINE = re.compile(rb"([0-9a-f]{32}) ([0-9a-f]{64}) ([0-9a-f]{32})")
@@ -211,7 +211,7 @@ class HashCache:
             name = self._keyed_hash(b"stamp", bytes(stamp))
             lines.pop(name, None)
             lines[name] = digest
-        newest_lines = list(lines.items())[-_MOST:]
+        newest_lines = list(lines.items())[-_MAX_LINES:]
         text = b"".join(b"%s %s %s\n" % (n, d.hex().encode(), self._line_proof(n, d)) for n, d in newest_lines)
         temporary_path = self._folder / f"{secrets.token_hex(16)}.unfinished"
         with contextlib.suppress(OSError):
@@ -227,7 +227,7 @@ class HashCache:
         """Read the cache file. Return the hash of each name, the oldest first."""
         try:
             with open_regular_file(self._folder / HASHES) as file:
-                text = file.read(_MOST * _LINE_BYTES)
+                text = file.read(_MAX_LINES * _LINE_BYTES)
         except OSError:
             return {}
         lines = {}

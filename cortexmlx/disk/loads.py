@@ -8,7 +8,7 @@ from cortexmlx.disk.tier import DiskLoad, DiskTier, PieceContent
 from cortexmlx.kv.prefix import Key, PrefixMatch
 from cortexmlx.scheduling.job import Job, JobId
 
-_MOST_AT_ONCE = 2
+_MAX_AT_ONCE = 2
 """How many loads may be read at once. What is read waits in memory until its prompt begins."""
 
 
@@ -53,7 +53,7 @@ class DiskLoads:
         )
         if new_load is None:
             return None
-        if len(active_loads) >= _MOST_AT_ONCE:
+        if len(active_loads) >= _MAX_AT_ONCE:
             return active_loads[0]  # of another text: the job waits for its end, and asks again
         self._loads[job.id] = new_load
         tier.start(new_load)
@@ -84,5 +84,5 @@ class DiskLoads:
     def check_invariants(self) -> None:
         """Raise AssertionError if too many loads are being read, or two jobs have the same load."""
         active_loads = [load for load in self._loads.values() if load.pieces is None]
-        assert len(active_loads) <= _MOST_AT_ONCE, "too many loads are being read"
+        assert len(active_loads) <= _MAX_AT_ONCE, "too many loads are being read"
         assert len({id(load) for load in self._loads.values()}) == len(self._loads), "two jobs have the same load"

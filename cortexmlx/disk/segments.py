@@ -24,7 +24,7 @@ FORMAT = "cortexmlx-kv-1"
 SEGMENT_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 UNFINISHED_NAME = re.compile(r"[0-9a-f]{32}\.unfinished")
 
-_MOST_HEADER = 64 << 20
+_MAX_HEADER = 64 << 20
 """Bytes that a header has at most in this version."""
 
 
@@ -90,7 +90,7 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= total - 8:
             raise ValueError(f"{name} has no header")
-        if length > _MOST_HEADER:
+        if length > _MAX_HEADER:
             raise ForeignSegment(f"the header of {name} has {length} bytes")
         data = file.read(length)
     try:
@@ -183,7 +183,7 @@ DTYPES = {
 
 _SAFETENSORS_NAMES = {word: name for name, word in DTYPES.items()}
 
-_MOST_BYTES = 1 << 34
+_MAX_BYTES = 1 << 34
 """Bytes that an array of a record can have. A larger one is damage."""
 
 
@@ -222,7 +222,7 @@ def parse_layout(text: str) -> Layout:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError("that is no layout") from error
     if not layout or any(
-        d not in DTYPES or array_nbytes(d, s) > _MOST_BYTES or min(s, default=0) < 0 for d, s in layout
+        d not in DTYPES or array_nbytes(d, s) > _MAX_BYTES or min(s, default=0) < 0 for d, s in layout
     ):
         raise ValueError("that is no layout of a record")
     return layout

@@ -106,7 +106,7 @@ def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
 # end every running request.
 
 
-MOST_WAITING = 64 << 20
+MAX_WAITING = 64 << 20
 """Bytes of records that may wait to be written. Beyond them, records are dropped."""
 
 SEGMENT_BYTES = 32 << 20
@@ -118,7 +118,7 @@ _SEGMENTS = 4
 LINGER_SECONDS = 0.25
 """Seconds after the last record in which further records can still join the same segment."""
 
-MOST_LINGER = 1.0
+MAX_LINGER = 1.0
 """Seconds after its first record in which a segment is written, whatever comes."""
 
 _PAUSE = 60.0
@@ -138,7 +138,7 @@ REFRESH_SECONDS = 1.0
 _RATE_WEIGHT = 0.3
 """Weight of the newest measurement in the running mean of the rate."""
 
-_LEAST_MEASURED = 1 << 20
+_MIN_MEASURED = 1 << 20
 """Bytes below which a measurement tells more about the start of reading than about the rate."""
 
 
@@ -167,14 +167,14 @@ class RecordWriter:
     def has_room(self) -> bool:
         """Whether a record would be accepted now. If not, `on_room` is called later, when one would."""
         with self._condition:
-            self._has_refused = self._queued_bytes >= MOST_WAITING and not self._stopping
+            self._has_refused = self._queued_bytes >= MAX_WAITING and not self._stopping
             return not self._has_refused
 
     def enqueue(self, records: Sequence[Record]) -> bool:
         """Queue records to be written, without waiting. Return False if the queue is full; then they are dropped."""
         size = sum(record.nbytes for record in records)
         with self._condition:
-            if self._stopping or self._queued_bytes + size > MOST_WAITING + SEGMENT_BYTES:
+            if self._stopping or self._queued_bytes + size > MAX_WAITING + SEGMENT_BYTES:
                 self.dropped_records += len(records)
                 return False
             self._records.extend(records)
@@ -215,7 +215,7 @@ class RecordWriter:
             self._busy = False
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._records or self._stopping)
-            deadline = time.monotonic() + MOST_LINGER
+            deadline = time.monotonic() + MAX_LINGER
             while not (self._is_flushing or self._stopping or self._queued_bytes >= SEGMENT_BYTES):
                 if not self._condition.wait(LINGER_SECONDS) or time.monotonic() >= deadline:
                     break
@@ -247,7 +247,7 @@ class RecordWriter:
             self._segments.warn_once("cannot be written", error, "what is new is not kept there")
         with self._condition:
             self._queued_bytes -= sum(record.nbytes for record in records)
-            report_room = self._has_refused and self._queued_bytes <= MOST_WAITING // 2
+            report_room = self._has_refused and self._queued_bytes <= MAX_WAITING // 2
             self._has_refused = self._has_refused and not report_room
         if report_room:
             self._on_room()
@@ -405,7 +405,7 @@ class RecordReader:
         size = sum(locations[key].size for key in records)
         self.read_records += len(records)
         self.read_bytes += size
-        if size >= _LEAST_MEASURED:
+        if size >= _MIN_MEASURED:
             self.rate += _RATE_WEIGHT * (size / (time.perf_counter() - start_time) - self.rate)
         if records:
             self._segments.mark_used([locations[key] for key in records])

@@ -27,12 +27,12 @@ START_SECONDS_PER_TOKEN = 1 / 2000
 _READING_SECONDS = 0.001
 """Seconds that a load takes besides reading its bytes."""
 
-MOST_READ = 4 << 30
+MAX_READ = 4 << 30
 """Bytes that are read for one prompt at once. They wait in memory beside the arena. What comes after them is
 computed.
 """
 
-_MOST_LEAVING = 1 << 16
+_MAX_LEAVING = 1 << 16
 """How many entries may wait to be stored."""
 
 
@@ -200,7 +200,7 @@ class DiskTier:
         self.identity = identity
         self.all_groups = (*range(len(groups)), *((STATE,) if states else ()))
         self.full_attention_groups = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
-        self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
+        self._most_blocks = MAX_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
         self._on_dropped = on_dropped
         self._may_have = may_have
         self._queued_entries: dict[PrefixEntry, None] = {}
@@ -220,7 +220,7 @@ class DiskTier:
         """Queue an entry to be stored: it was just cached, or has got a block that it lacked."""
         if len(entry.tokens) == self.block_size and any(True for _ in self.unstored_pieces(entry)):
             self._queued_entries[entry] = None
-            if len(self._queued_entries) > _MOST_LEAVING:
+            if len(self._queued_entries) > _MAX_LEAVING:
                 self._count_dropped(self._pop_oldest())
 
     def remove_queued(self, entries: Iterable[PrefixEntry]) -> None:
@@ -281,7 +281,7 @@ class DiskTier:
         """Plan to read what follows a text's first `blocks` blocks (`matched_tokens` tokens), which are in memory.
         Return None if the disk surely has no further whole block of it.
 
-        Tokens after the first `max_tokens` tokens are computed in any case, and so are those after `MOST_READ` bytes.
+        Tokens after the first `max_tokens` tokens are computed in any case, and so are those after `MAX_READ` bytes.
         """
         if self.identity is None:
             return None

@@ -434,7 +434,7 @@ def _decode_params(encoded_params: bytes) -> SamplingParams:
 
 T = TypeVar("T")
 
-_MOST_DIMS = 4
+_MAX_DIMS = 4
 
 _DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}
 """Those of the arrays in plans and results."""
@@ -503,7 +503,7 @@ def _restore(kind: Any, value: Any) -> Any:
         (number,) = get_args(get_args(kind)[1])
         if name != number.__name__:
             raise ValueError(f"an array of {name!r} came instead of {number.__name__}")
-        if len(shape) > _MOST_DIMS or not all(type(dim) is int and dim >= 0 for dim in shape):
+        if len(shape) > _MAX_DIMS or not all(type(dim) is int and dim >= 0 for dim in shape):
             raise ValueError(f"an array has the shape {shape}")
         dtype = np.dtype(number)
         if math.prod(shape) * dtype.itemsize != len(data):

@@ -17,9 +17,9 @@ THIS_MACHINE = "127.0.0.1"
 BACKENDS = ("ring", "mpi", "jaccl", "jaccl-ring")
 """MLX's ways to move numbers between processes that cortexmlx starts."""
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 
-_MOST_BYTES = 1_000_000
+_MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Hosts:
         number, _, suffix = text.strip().partition(":")
         if number.isascii() and number.isdigit():
             count = int(number[:9])
-            if not 1 <= count <= MOST_RANKS:
-                raise HostRefused(f"--hosts {text}: give a number of processes from 1 to {MOST_RANKS}, or a host file")
+            if not 1 <= count <= MAX_RANKS:
+                raise HostRefused(f"--hosts {text}: give a number of processes from 1 to {MAX_RANKS}, or a host file")
             local_host = Host(THIS_MACHINE, (THIS_MACHINE,))
             return cls((local_host,) * count, _check_backend(backend or suffix or "ring", f"--hosts {text}"))
         return _read_host_file(Path(text).expanduser(), backend)
@@ -93,8 +93,8 @@ def _read_host_file(path: Path, backend: str | None) -> Hosts:
     """Read a host file: `{"backend", "envs", "hosts": [{"ssh", "ips", "rdma"}]}`, or the list of hosts alone."""
     name = str(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise HostRefused(f"{name} is no host file: it has more than {_MOST_BYTES:,} bytes")
+        if path.stat().st_size > _MAX_BYTES:
+            raise HostRefused(f"{name} is no host file: it has more than {_MAX_BYTES:,} bytes")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise HostRefused(
@@ -108,8 +108,8 @@ def _read_host_file(path: Path, backend: str | None) -> Hosts:
     content = {"hosts": data} if isinstance(data, list) else data
     if not isinstance(content, dict) or not isinstance(content.get("hosts"), list):
         raise HostRefused(f'{name} is no host file: it needs a list of hosts, such as [{{"ssh": ..., "ips": [...]}}]')
-    if not 1 <= len(content["hosts"]) <= MOST_RANKS:
-        raise HostRefused(f"{name} has {len(content['hosts'])} hosts: 1 to {MOST_RANKS} are possible")
+    if not 1 <= len(content["hosts"]) <= MAX_RANKS:
+        raise HostRefused(f"{name} has {len(content['hosts'])} hosts: 1 to {MAX_RANKS} are possible")
     chosen_backend = _check_backend(backend or content.get("backend") or "ring", name)
     hosts = tuple(_parse_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(content["hosts"]))
     _check_hosts(hosts, chosen_backend, name)

@@ -25,10 +25,10 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import ArenaDemand, row_state_bytes
 from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.latency import MIN_PIECE
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
-from cortexmlx.speculation.speculation import MOST_STEP_DRAFTS
+from cortexmlx.speculation.speculation import MAX_STEP_DRAFTS
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -74,7 +74,7 @@ def predict_step_bytes(
             )
 
         prefill, decode = plan_largest_steps(groups, load, tokens)
-        verify_plans = plan_largest_steps(groups, load, tokens, MOST_STEP_DRAFTS) if drafts else ()
+        verify_plans = plan_largest_steps(groups, load, tokens, MAX_STEP_DRAFTS) if drafts else ()
         decode = replace(decode, column=decode.columns - 1)
         return StepBytes(bytes_of(prefill), max(map(bytes_of, verify_plans), default=0), bytes_of(decode))
 
@@ -108,7 +108,7 @@ def plan_largest_steps(
     request = QueuedRequest((0,) * prompt_length, params)
     joint_rows = min(load.rows, -(-load.prefill_budget // prompt_length))
     earlier_rows = load.rows - joint_rows
-    piece_tokens = min(prompt_length, max(min(LEAST_PIECE, load.prefill_budget), load.prefill_budget - earlier_rows))
+    piece_tokens = min(prompt_length, max(min(MIN_PIECE, load.prefill_budget), load.prefill_budget - earlier_rows))
     for row in range(load.rows):
         scheduler.add(JobId(row), request, frozenset())
         if row < earlier_rows:

@@ -77,14 +77,14 @@ class KeptStates:
 
 
 _LOGITS_AT_ONCE = 1 << 23
-"""How many logits exist at a time: 32 MiB in float32, unless that is fewer than `_LEAST_ROWS` rows."""
+"""How many logits exist at a time: 32 MiB in float32, unless that is fewer than `_MIN_ROWS` rows."""
 
-_LEAST_ROWS, _MOST_ROWS = 16, 256
+_MIN_ROWS, _MAX_ROWS = 16, 256
 
 
 def rows_at_once(vocab_size: int) -> int:
     """Return how many rows of logits are computed at a time, to bound their memory."""
-    return max(_LEAST_ROWS, min(_MOST_ROWS, _LOGITS_AT_ONCE // vocab_size))
+    return max(_MIN_ROWS, min(_MAX_ROWS, _LOGITS_AT_ONCE // vocab_size))
 
 
 def score_tokens(logits: Callable[[slice], mx.array], tokens: IntArray, top: int, at_once: int) -> TokenScores:

@@ -237,7 +237,7 @@ def _read_text_settings(folder: Path) -> tuple[int | None, bool]:
 
 Vectors = npt.NDArray[np.float32]
 
-_LEAST_LENGTH = 1e-12
+_MIN_LENGTH = 1e-12
 """A shorter vector is divided by this length, as torch's `normalize` does it, so that zeros stay zeros."""
 
 _ACTIVATIONS: Mapping[str, Callable[[Vectors], Vectors]] = {
@@ -280,7 +280,7 @@ EmbeddingLayer = Dense | Normalize
 def normalize(vectors: Vectors) -> Vectors:
     """Divide vectors `[n, width]` by their lengths."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
-    unit: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
+    unit: Vectors = (vectors / np.maximum(lengths, _MIN_LENGTH)).astype(np.float32)
     return unit
 
 

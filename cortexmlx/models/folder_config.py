@@ -14,7 +14,7 @@ from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line
 from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_MOST_LAYERS = 4096
+_MAX_LAYERS = 4096
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> 
 def check_layer_limit(config: Mapping[str, Any]) -> None:
     """Raise ModelCorrupt for more layers than any model has. For a config without weights; see `check_layer_count`."""
     for name, layers in _stated_layers(config):
-        if layers > _MOST_LAYERS:
-            raise ModelCorrupt(f"the configuration asks for {name}={layers}: no model has more than {_MOST_LAYERS}.")
+        if layers > _MAX_LAYERS:
+            raise ModelCorrupt(f"the configuration asks for {name}={layers}: no model has more than {_MAX_LAYERS}.")
 
 
 def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -153,16 +153,16 @@ def _silent_progress_bar() -> type[Any]:
 # continues after it.
 
 
-MOST_BYTES = 50 * 10**9
+MAX_BYTES = 50 * 10**9
 """A larger file is not served in one piece. It is left to the hub's library."""
 
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 _TRIES = 5
 """How often the same byte is requested."""
 
 _TIMEOUT_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 0.5
-_MOST_WAIT_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 60.0
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _READ_BYTES = 1 << 20
 
@@ -185,7 +185,7 @@ def list_large_files(repo: str, commit: str) -> list[LargeFile]:
     large_files = []
     for entry in HfApi().list_repo_tree(repo, revision=commit):
         name, lfs = entry.path, getattr(entry, "lfs", None)
-        if lfs is not None and name.startswith("model") and name.endswith(".safetensors") and lfs.size <= MOST_BYTES:
+        if lfs is not None and name.startswith("model") and name.endswith(".safetensors") and lfs.size <= MAX_BYTES:
             large_files.append(LargeFile(name, lfs.size, lfs.sha256))
     return sorted(large_files, key=lambda file: -file.size)
 
@@ -217,7 +217,7 @@ class WeightsDownload:
             except BaseException as error:
                 outcomes.put(error)
 
-        threads = min(_MOST_THREADS, len(missing))
+        threads = min(_MAX_THREADS, len(missing))
         for _ in range(threads):
             threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
         for _ in range(threads):
@@ -373,7 +373,7 @@ def _is_transient(error: Exception) -> bool:
 def _retry_after(error: Exception) -> float:
     """Return the seconds that the hub asks to wait before another try; 0 if it asks for none."""
     delay_text = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    return min(float(_parse_count(delay_text) or 0), _MOST_WAIT_SECONDS)
+    return min(float(_parse_count(delay_text) or 0), _MAX_WAIT_SECONDS)
 
 
 def _parse_count(text: str | None) -> int | None:

@@ -28,7 +28,7 @@ from cortexmlx.models.messages import one_line
 from cortexmlx.models.weights_hash import WeightsHash
 from cortexmlx.types.progress import OnProgress
 
-MOST_HOSTS = 16
+MAX_HOSTS = 16
 """How many hosts are tried to say which numbers would do."""
 
 
@@ -81,8 +81,8 @@ def choose_cut_mode(model: Any, hosts: int, modes: Sequence[CutMode], name: str)
 
 
 def possible_host_counts(model: Any, modes: Sequence[CutMode] = tuple(CutMode)) -> list[int]:
-    """Return the numbers of hosts, up to `MOST_HOSTS`, for which the model can be cut in one of these ways."""
-    numbers = range(2, MOST_HOSTS + 1)
+    """Return the numbers of hosts, up to `MAX_HOSTS`, for which the model can be cut in one of these ways."""
+    numbers = range(2, MAX_HOSTS + 1)
     return [hosts for hosts in numbers if any(find_cut_obstacle(model, hosts, mode) is None for mode in modes)]
 
 

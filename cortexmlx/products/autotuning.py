@@ -8,12 +8,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.autotune.job import Candidate, CannotServe, TuningJob
-from cortexmlx.metal.products.shape import MOST_TILES, TILE, ProductShape
+from cortexmlx.metal.products.shape import MAX_TILES, TILE, ProductShape
 from cortexmlx.products.served import QuantizedProducts
 
 MLX, OURS = "MLX", "quantized_product kernel"
 
-ROWS = tuple(TILE * tiles for tiles in range(1, MOST_TILES + 1))
+ROWS = tuple(TILE * tiles for tiles in range(1, MAX_TILES + 1))
 """The most rows of each class: those of one tile, of two, ... A single row is MLX's: nothing is shared."""
 
 PAIRS = (8, 32, 128, 512)

@@ -11,7 +11,7 @@ from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.job import Job, RowTokens
 from cortexmlx.scheduling.running import RunningSet
 
-MOST_DRAFTS = TAIL_COLUMNS - 1
+MAX_DRAFTS = TAIL_COLUMNS - 1
 """How many drafted tokens of a row a step verifies. With the token before them they take as much room as a decode
 window.
 """
@@ -29,13 +29,13 @@ def can_draft(job: Job, cache: KVCache) -> bool:
 
 
 def set_drafts(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
-    """Set the first of `tokens` as drafts that the job's next step verifies: at most `MOST_DRAFTS`, and as many as may
+    """Set the first of `tokens` as drafts that the job's next step verifies: at most `MAX_DRAFTS`, and as many as may
     be drafted of its answer. A token outside the vocabulary ends them: nothing could be computed for it.
 
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        job.drafts = cut_to_vocabulary(tokens[: min(MOST_DRAFTS, job.most_drafts)], vocab_size)
+        job.drafts = cut_to_vocabulary(tokens[: min(MAX_DRAFTS, job.most_drafts)], vocab_size)
 
 
 def cut_to_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:

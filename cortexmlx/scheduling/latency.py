@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from cortexmlx.scheduling.plan import StepPlan
 
-LEAST_PIECE = 16
+MIN_PIECE = 16
 """How many prompt tokens a step computes at least, however tight the target is."""
 
 _NEWEST_WEIGHT = 0.3
@@ -47,9 +47,9 @@ class CostModel:
 
     def prompt_budget(self, seconds: float | None, max_tokens: int, decode_rows: int) -> int:
         """Return how many prompt tokens a step may compute beside `decode_rows` rows, to take about `seconds` (None:
-        any time). The step has at most `max_tokens` tokens in all, and at least `LEAST_PIECE` of prompts.
+        any time). The step has at most `max_tokens` tokens in all, and at least `MIN_PIECE` of prompts.
         """
-        min_tokens = min(LEAST_PIECE, max_tokens)
+        min_tokens = min(MIN_PIECE, max_tokens)
         return max(
             min_tokens,
             (max_tokens if seconds is None else self.tokens_within(seconds, min_tokens, max_tokens)) - decode_rows,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.latency import MIN_PIECE
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
@@ -158,7 +158,7 @@ def out_of_memory_error(job: Job, refusal: str) -> OutOfMemory:
 STEPS_TO_RELAX = 64
 """After this many good steps in a row, twice as much is tried."""
 
-MOST_STEPS = 64 * STEPS_TO_RELAX
+MAX_STEPS = 64 * STEPS_TO_RELAX
 """After this many steps at most, growth that was refused is asked for again."""
 
 
@@ -180,7 +180,7 @@ class Backoff:
     def tighten(self, rows: int) -> None:
         """Allow at most `rows` rows, at least one, and half as many tokens, because memory was refused."""
         self.rows = max(1, min(self.rows, rows))
-        self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
+        self.tokens = max(min(MIN_PIECE, self.most_tokens), self.tokens // 2)
         self._good_steps = 0
         self._update_holds_back()
 
@@ -204,7 +204,7 @@ class Backoff:
 
 class GrowthRetry:
     """Decides when a cache that was refused memory asks for it again while requests run. That is after
-    `STEPS_TO_RELAX` good steps, and after each further refusal in a row twice as many, up to `MOST_STEPS`. A
+    `STEPS_TO_RELAX` good steps, and after each further refusal in a row twice as many, up to `MAX_STEPS`. A
     refusal may cost all rows a new beginning.
     """
 
@@ -214,7 +214,7 @@ class GrowthRetry:
 
     def note_refusal(self) -> None:
         """Note that growth was refused, and wait longer than the last time."""
-        self.wait, self._good_steps = min(max(STEPS_TO_RELAX, 2 * self.wait), MOST_STEPS), 0
+        self.wait, self._good_steps = min(max(STEPS_TO_RELAX, 2 * self.wait), MAX_STEPS), 0
 
     def note_good_step(self) -> bool:
         """Count a good step. Return whether growth may be asked for again from now on."""

@@ -293,7 +293,7 @@ class Residency:
 # LoadBackoff: when a model whose load failed may be tried again. Plain data, without threads and mlx.
 
 
-FIRST_SECONDS, MOST_SECONDS = 5.0, 300.0
+FIRST_SECONDS, MAX_SECONDS = 5.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class LoadBackoff:
     """Exponential backoff for models that fail to load, or that fail before they have served a request.
 
     Each try makes room for the model, so it may unload good ones. After a failure a model is not tried for
-    `FIRST_SECONDS`, after each further one in a row for twice as long, up to `MOST_SECONDS`.
+    `FIRST_SECONDS`, after each further one in a row for twice as long, up to `MAX_SECONDS`.
     """
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ class LoadBackoff:
         """Record a failure. Return in how many seconds the model may be tried again."""
         self._served_models.discard(model)
         last = self._failures.get(model)
-        seconds = FIRST_SECONDS if last is None else min(2 * last.seconds, MOST_SECONDS)
+        seconds = FIRST_SECONDS if last is None else min(2 * last.seconds, MAX_SECONDS)
         self._failures[model] = _LoadFailure(cause, seconds, now + seconds)
         return seconds
 

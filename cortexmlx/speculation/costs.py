@@ -16,7 +16,7 @@ from statistics import median_low
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 
-MOST_UNSEEN_STEPS = 128
+MAX_UNSEEN_STEPS = 128
 """After so many verifying steps some tokens are decoded, so that it is still known what that costs."""
 
 DEFAULT_SWITCH = 0.3
@@ -94,7 +94,7 @@ class TimeLedger:
     def estimate_prices(self, rows: int, drafts: int, pending: bool) -> StepPrices | None:
         """Return what verifying up to `drafts` tokens of `rows` rows costs (`pending`: with a drain); None: unknown."""
         decode_time = self.costs.decode_time(rows)
-        if decode_time is None or self._steps_since_decode > MOST_UNSEEN_STEPS:
+        if decode_time is None or self._steps_since_decode > MAX_UNSEEN_STEPS:
             return None
         token_time = decode_time / rows
         if self._scheduler.is_prefilling:
@@ -216,7 +216,7 @@ _SOON, _LATE = 300, 4000
 again.
 """
 
-_BY_DECODE, _BY_VERIFY, _MOST = 0.5, 0.3, 2.0
+_BY_DECODE, _BY_VERIFY, _MAX_SURPRISE = 0.5, 0.3, 2.0
 """How quickly the machine's speed follows the newest decode step, or verifying step, and how much of a surprise
 counts. The cost of verifying may change by itself, and is learned the sooner, the less it moves the speed.
 """
@@ -282,7 +282,7 @@ class StepCosts:
         first = estimates[0]
         if first.last_step:
             surprise = seconds / (self.unit * first.value)
-            self.unit *= min(max(surprise, 1 / _MOST), _MOST) ** weight
+            self.unit *= min(max(surprise, 1 / _MAX_SURPRISE), _MAX_SURPRISE) ** weight
         for estimate in estimates:
             estimate.add(max(seconds, 1e-9) / self.unit, self.now)
 

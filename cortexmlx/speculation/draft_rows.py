@@ -21,7 +21,7 @@ from cortexmlx.speculation.drafter import TokenDraft
 from cortexmlx.types.request import QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
-MOST_ROUND_TOKENS = TAIL_COLUMNS
+MAX_ROUND_TOKENS = TAIL_COLUMNS
 """How many tokens a round guesses at most: the tail keeps those of one round, until the next one knows the right
 ones.
 """
@@ -82,7 +82,7 @@ class DraftScheduler:
         """Plan the first step of a round that guesses the next `count` tokens of each of the `jobs`. None if nothing
         is to be computed: the last guesses still fit, or there is no room.
         """
-        count = min(count, MOST_ROUND_TOKENS)
+        count = min(count, MAX_ROUND_TOKENS)
         jobs = [job for job in jobs if self._can_draft_for(job, count)]
         if all(self._has_guess(job) for job in jobs):
             return None
@@ -259,7 +259,7 @@ class DraftScheduler:
             if idle is None:
                 return False
             self._release_row(idle)
-        return self.cache.tables.can_obtain(self.cache.blocks_needed(len(job.tokens) + MOST_ROUND_TOKENS, None))
+        return self.cache.tables.can_obtain(self.cache.blocks_needed(len(job.tokens) + MAX_ROUND_TOKENS, None))
 
     def _make_row(self, job: Job) -> Job:
         """Return a new row with the text of a job, of which nothing is computed."""

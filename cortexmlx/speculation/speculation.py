@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.scheduling.drafts import MOST_DRAFTS
+from cortexmlx.scheduling.drafts import MAX_DRAFTS
 from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.costs import StepPrices, TimeLedger
 from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, SlowDrafter, TokenDraft
 
-MOST_STEP_DRAFTS = 64
+MAX_STEP_DRAFTS = 64
 """How many drafted tokens of all rows a step verifies at most."""
 
-ENOUGH_GUESSED = MOST_DRAFTS // 2
+ENOUGH_GUESSED = MAX_DRAFTS // 2
 """A guess that has fewer tokens left is asked for again."""
 
 BEGIN, GO_ON = 0.10, 0.02
@@ -101,7 +101,7 @@ class Speculation:
         if not jobs:
             return
         pending = any(job.num_planned_outputs > job.num_generated for job in jobs)
-        prices = self.ledger.estimate_prices(len(jobs), MOST_STEP_DRAFTS, pending)
+        prices = self.ledger.estimate_prices(len(jobs), MAX_STEP_DRAFTS, pending)
         lengths = None
         if prices is not None and prices.can_pay:
             self._update_guesses(jobs)
@@ -137,7 +137,7 @@ class Speculation:
                 jobs_to_ask.append(job)
         for drafter in self._drafters:
             if jobs_to_ask:
-                jobs_to_ask = self._collect_guesses(drafter, jobs_to_ask, MOST_DRAFTS + 1)
+                jobs_to_ask = self._collect_guesses(drafter, jobs_to_ask, MAX_DRAFTS + 1)
         for job in jobs_to_ask:
             if job.id not in self._guesses:
                 self.acceptance_rates.reset_streak(job.id)
@@ -161,7 +161,7 @@ class Speculation:
         if not self._slow_drafters or not any(drafter.needs_drained_pipeline for drafter in self._slow_drafters):
             return False
         jobs = self._scheduler.draftable_jobs
-        prices = self.ledger.estimate_prices(len(jobs), MOST_STEP_DRAFTS, pending=True) if jobs else None
+        prices = self.ledger.estimate_prices(len(jobs), MAX_STEP_DRAFTS, pending=True) if jobs else None
         if prices is None or not prices.can_pay:
             return False
         return any(
@@ -201,9 +201,9 @@ class Speculation:
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
         best_length, best_gain = 0, GO_ON * prices.decode_time
-        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
+        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MAX_DRAFTS) for job in jobs]
         expected_tokens = 0.0
-        for tokens in range(1, min(MOST_DRAFTS, len(prices.verify_costs) // len(jobs)) + 1):
+        for tokens in range(1, min(MAX_DRAFTS, len(prices.verify_costs) // len(jobs)) + 1):
             seconds = drafter.estimate_seconds(len(jobs), tokens)
             if seconds is None:
                 return 0
@@ -239,7 +239,7 @@ class Speculation:
         if guess is None:
             return []
         pending = _count_in_flight(job)
-        tokens = min(len(guess.remaining), MOST_DRAFTS, pending + job.num_plannable - 1)
+        tokens = min(len(guess.remaining), MAX_DRAFTS, pending + job.num_plannable - 1)
         if guess.draft.certain:
             return [1.0] * (tokens - pending)
         return self.acceptance_rates.estimate(job.id, guess.source, tokens)[pending:]

@@ -260,7 +260,7 @@ def _match_length(tokens: array[int], other_tokens: array[int], offset: int) -> 
 # TextStore: what rows and ended answers have said, kept apart by client.
 
 
-MOST_TOKENS = 1 << 19
+MAX_TOKENS = 1 << 19
 """Tokens of ended texts that are kept, over all clients."""
 
 CLIENT_TOKENS = 1 << 18
@@ -390,7 +390,7 @@ class TextStore:
     nothing for the longest time loses its oldest text first. A token takes 4 bytes.
     """
 
-    def __init__(self, max_tokens: int = MOST_TOKENS, max_client_tokens: int = CLIENT_TOKENS) -> None:
+    def __init__(self, max_tokens: int = MAX_TOKENS, max_client_tokens: int = CLIENT_TOKENS) -> None:
         self.texts_by_client: dict[str | None, ClientTexts] = {}
         self.size = 0
         """What the ended texts of all clients count for."""

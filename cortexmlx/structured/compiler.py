@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from cortexmlx.structured.tools import Tool
 
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """How many compiled grammars are kept. One of 24 tools takes some 5 MB."""
 
-_MOST_TRIED = 64
+_MAX_TRIED = 64
 """How many properties of a tool are tried one by one, if all of them together cannot be enforced."""
 
 _ANY_OBJECT = '{"type":"object","additionalProperties":true}'
@@ -40,7 +40,7 @@ _Key = tuple[StructuredOutput | None, Thoughts | None, "AllowedCalls | None"]
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model's answers, and keeps the newest `MOST_KEPT`. Any number of threads may use it
+    """Compiles the grammars of one model's answers, and keeps the newest `MAX_KEPT`. Any number of threads may use it
     at once. Nothing is imported or built before the first use.
     """
 
@@ -98,7 +98,7 @@ class GrammarCompiler:
             grammar.notes += notes
         with self._lock:
             self._cached_grammars[key] = grammar
-            while len(self._cached_grammars) > MOST_KEPT:
+            while len(self._cached_grammars) > MAX_KEPT:
                 self._cached_grammars.popitem(last=False)
         return grammar
 
@@ -133,7 +133,7 @@ class GrammarCompiler:
         """Return a tool whose properties that cannot be enforced may have any value, or that takes any object."""
         schema = tool.schema
         properties: dict[str, Any] = schema.get("properties", {})
-        if len(properties) <= _MOST_TRIED:
+        if len(properties) <= _MAX_TRIED:
             base_schema = {name: part for name, part in schema.items() if name != "required"}
             single_schemas = {name: {**base_schema, "properties": {name: part}} for name, part in properties.items()}
             is_enforceable = {
@@ -263,7 +263,7 @@ def _refusal_message(output: StructuredOutput | None, error: str) -> str:
 # The texts of grammars that llguidance compiles: of a form, and of what a model writes before its answer.
 
 
-_BLANKS = f"/{lark.BLANKS}{{1,{lark.MOST_BLANKS}}}/"
+_BLANKS = f"/{lark.BLANKS}{{1,{lark.MAX_BLANKS}}}/"
 """The blanks around a tag of thoughts."""
 
 _JSON_BLANKS = r"(\x20|\x0A[\x20\x09]{0,40})"

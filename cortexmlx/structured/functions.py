@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired, get_origin, get_type_hints
 
 from cortexmlx.errors import InvalidRequest
 
-MOST_RESULT = 100_000
+MAX_RESULT = 100_000
 """How many characters of a result the model gets."""
 
 Function = Callable[..., object]
@@ -203,10 +203,10 @@ def _error_result(error: BaseException) -> str:
 
 
 def _result_text(result: object) -> str:
-    """Return a result as text for the model: valid Unicode, no NUL, cut after MOST_RESULT characters, with a note."""
+    """Return a result as text for the model: valid Unicode, no NUL, cut after MAX_RESULT characters, with a note."""
     text = result if isinstance(result, str) else _serialize(result)
-    if len(text) > MOST_RESULT:
-        text = f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
+    if len(text) > MAX_RESULT:
+        text = f"{text[:MAX_RESULT]}\n[cut: the result has {len(text):,} characters]"
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 

@@ -15,7 +15,7 @@ ANY = r"(.|\n)*"
 BLANKS = r"[ \n\t\r]"
 """A regular expression of a blank beside a tag."""
 
-MOST_BLANKS = 64
+MAX_BLANKS = 64
 """How many blanks belong to a tag at most."""
 
 
@@ -76,14 +76,14 @@ def tag_after_blanks(text: str, specials: Specials) -> str:
     """
     first, *other_parts = split_specials(text, specials)
     if isinstance(first, int):
-        return f"/{BLANKS}{{1,{MOST_BLANKS}}}/? {tag_rule(text, specials)}"
+        return f"/{BLANKS}{{1,{MAX_BLANKS}}}/? {tag_rule(text, specials)}"
     rest = tag_rule(text[len(first) :], specials) if other_parts else ""
-    return f"/{BLANKS}{{0,{MOST_BLANKS}}}{escape_regex(first)}/ {rest}"
+    return f"/{BLANKS}{{0,{MAX_BLANKS}}}{escape_regex(first)}/ {rest}"
 
 
 def exclude_beginning(first: str) -> str:
     """Return a terminal part that excludes texts beginning with `first`, even after blanks; empty for an empty one."""
-    return f" & ~/[\\s\\x1C-\\x1F]{{0,{MOST_BLANKS}}}{escape_regex(first)}{ANY}/" if first else ""
+    return f" & ~/[\\s\\x1C-\\x1F]{{0,{MAX_BLANKS}}}{escape_regex(first)}{ANY}/" if first else ""
 
 
 def quote(text: str) -> str:

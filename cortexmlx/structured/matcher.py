@@ -24,7 +24,7 @@ Masks = npt.NDArray[np.uint32]
 
 _ALL = np.uint32(0xFFFFFFFF)
 
-MOST_ITEMS = 10_000
+MAX_ITEMS = 10_000
 """How many parser items one step of a grammar may make. A forced text may have no end: this bounds the time that it
 takes on the engine's thread. No document of MaskBench needs 5,000. llguidance's own limit is 50,000.
 """
@@ -63,7 +63,7 @@ class Grammar:
 
         self.tokenizer_failure = tokenizer_failure
         self.width = -(-tokenizer.vocab_size // 32)
-        limits = LLParserLimits(step_max_items=MOST_ITEMS, verbose_errors=False)
+        limits = LLParserLimits(step_max_items=MAX_ITEMS, verbose_errors=False)
         self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         self.error: str = _short_error(self._matcher.get_error())
         self.notes: tuple[str, ...] = ()

@@ -11,15 +11,15 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest, StructuredOutputError
 from cortexmlx.structured.schemas import check_multiples, close_where_safe, closed_type_schema, type_adapter
 
-MOST_CHARACTERS = 1 << 18
+MAX_CHARACTERS = 1 << 18
 """How many characters a schema, a grammar or a list of choices may have. The schemas of 24 tools have about 20,000. A
 Lark grammar of 200,000 takes 0.3 s to compile, one of a million 6 s and 1.3 GB.
 """
 
-MOST_PATTERN_CHARACTERS = 1 << 16
+MAX_PATTERN_CHARACTERS = 1 << 16
 """How many characters a regular expression may have."""
 
-MOST_CHOICES = 16_384
+MAX_CHOICES = 16_384
 """How many texts a choice may have."""
 
 
@@ -86,7 +86,7 @@ class StructuredOutput:
     def regex(cls, pattern: str) -> StructuredOutput:
         """Return the form of texts matching a whole regex of Rust's `regex` crate: no look-around or backreferences."""
         return cls(
-            Form.REGEX, _check_length(_check_text(pattern, "the pattern"), "the pattern", MOST_PATTERN_CHARACTERS)
+            Form.REGEX, _check_length(_check_text(pattern, "the pattern"), "the pattern", MAX_PATTERN_CHARACTERS)
         )
 
     @classmethod
@@ -95,8 +95,8 @@ class StructuredOutput:
         if isinstance(choices, str) or not isinstance(choices, Iterable):
             raise _form_error(f"choice is {choices!r:.80}, but must be a list of texts")
         choice_list = list(choices)
-        if not 1 <= len(choice_list) <= MOST_CHOICES:
-            raise _form_error(f"choice has {len(choice_list):,} texts, but must have 1 to {MOST_CHOICES:,}")
+        if not 1 <= len(choice_list) <= MAX_CHOICES:
+            raise _form_error(f"choice has {len(choice_list):,} texts, but must have 1 to {MAX_CHOICES:,}")
         texts = [_check_text(each, "each choice") for each in choice_list]
         return cls(Form.CHOICE, _check_length(json.dumps(texts, ensure_ascii=False), "choice"))
 
@@ -184,7 +184,7 @@ def _check_text(value: object, label: str) -> str:
     return value
 
 
-def _check_length(text: str, label: str, max_length: int = MOST_CHARACTERS) -> str:
+def _check_length(text: str, label: str, max_length: int = MAX_CHARACTERS) -> str:
     """Return a text if it has at most `max_length` characters. Raises InvalidRequest."""
     if len(text) > max_length:
         raise _form_error(f"{label} has {len(text):,} characters, but must have at most {max_length:,}")

@@ -264,7 +264,7 @@ def _has_open_object(schema: Mapping[str, Any]) -> bool:
 # The bound on `multipleOf`: its cost grows with the number, not with the length of a schema.
 
 
-MOST_REMAINDERS = 100_000
+MAX_REMAINDERS = 100_000
 """The least common multiple of all `multipleOf` of a schema, times how often the schema says `multipleOf` or `$ref`, at
 most. A grammar has a state for each remainder: 100,000 take about a second to compile, a million 7 to 40 s. Numbers
 that hold for the same value are combined into their common multiple.
@@ -280,11 +280,11 @@ def check_multiples(schema: object) -> None:
     common = 1
     for factor in factors:
         common = lcm(common, factor)
-        if common * len(occurrences) > MOST_REMAINDERS:
+        if common * len(occurrences) > MAX_REMAINDERS:
             raise InvalidRequest(
                 "`multipleOf` takes too long to enforce: the least common multiple of its numbers is "
                 f"{min(common, 10**12):,} or more, in {len(occurrences):,} places, and the product must be at most "
-                f"{MOST_REMAINDERS:,}. Leave it out or take smaller numbers",
+                f"{MAX_REMAINDERS:,}. Leave it out or take smaller numbers",
                 field="structured",
             )
 

@@ -11,10 +11,10 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.schemas import check_multiples, is_text
 
-MOST_TOOLS = 512
+MAX_TOOLS = 512
 """How many tools a request may have."""
 
-MOST_CHARACTERS = 1 << 20
+MAX_CHARACTERS = 1 << 20
 """How many characters the schemas and descriptions of all tools may have. Those of 24 tools of an agent have about
 80,000.
 """
@@ -110,15 +110,15 @@ def read_tools(value: object) -> tuple[Tool, ...]:
         raise _tools_error(
             f"tools is {value!r:.80}, but must be a list of functions or of mappings as in the OpenAI API"
         )
-    if len(value) > MOST_TOOLS:
-        raise _tools_error(f"tools has {len(value):,} tools, but must have at most {MOST_TOOLS}")
+    if len(value) > MAX_TOOLS:
+        raise _tools_error(f"tools has {len(value):,} tools, but must have at most {MAX_TOOLS}")
     tools = tuple(map(Tool.of, value))
     names = [tool.name for tool in tools]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise _tools_error(f"two tools are called {duplicate!r}")
     characters = sum(len(tool.parameters) + len(tool.description) for tool in tools)
-    if characters > MOST_CHARACTERS:
-        raise _tools_error(f"the tools have {characters:,} characters, but must have at most {MOST_CHARACTERS:,}")
+    if characters > MAX_CHARACTERS:
+        raise _tools_error(f"the tools have {characters:,} characters, but must have at most {MAX_CHARACTERS:,}")
     return tools
 
 

@@ -22,15 +22,15 @@ LogitsProcessor = Callable[["mx.array", "mx.array"], "mx.array"]
 logits to choose from. See `SamplingParams`.
 """
 
-MOST_STOPS = 1024
+MAX_STOPS = 1024
 """How many stop strings a request may have. OpenAI allows 4; lists of words to end at have some hundred."""
 
-MOST_STOP_CHARACTERS = 16_384
+MAX_STOP_CHARACTERS = 16_384
 """How many characters all stop strings of a request may have together. Their table takes up to 3 MB, and 20 ms to
 build.
 """
 
-MOST_STOP_TOKENS = 16_384
+MAX_STOP_TOKENS = 16_384
 """How many stop tokens a request may have. Lists of words to end at have a few thousand."""
 
 
@@ -326,17 +326,17 @@ class SamplingParams:
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         self._require("stop", texts, "a non-empty string or a list of them")
         characters = sum(map(len, self.stop))
-        if len(self.stop) > MOST_STOPS or characters > MOST_STOP_CHARACTERS:
+        if len(self.stop) > MAX_STOPS or characters > MAX_STOP_CHARACTERS:
             raise InvalidRequest(
                 f"stop has {len(self.stop):,} strings of {characters:,} characters together, but must have at most "
-                f"{MOST_STOPS:,} of {MOST_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids",
+                f"{MAX_STOPS:,} of {MAX_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids",
                 field="stop",
             )
 
     def _check_token_lists(self, top: int) -> None:
         """Raise InvalidRequest unless the ids in `stop_token_ids` and `logit_bias` are in 0..top."""
-        requirement, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
-        is_id_list = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
+        requirement, ids = f"a list of at most {MAX_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
+        is_id_list = isinstance(ids, tuple) and len(ids) <= MAX_STOP_TOKENS
         self._require("stop_token_ids", is_id_list and all(map(_TOKEN.contains, ids)), requirement)
         self._check_token_ids("stop_token_ids", requirement, top)
         requirement = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"

@@ -32,7 +32,7 @@ from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.errors import error_body, is_client_error
 from cortexmlx.protocols.request import ReplyInfo, Request, RequestDefaults
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of a request's body."""
 
 PROTOCOLS = {
@@ -78,8 +78,8 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> dict[str, Any]:
         """The JSON object that was sent. Raises InvalidRequest."""
         length = self.headers.get("Content-Length") or "0"
-        if not length.isdecimal() or not 0 < int(length) <= MOST_BYTES:
-            raise InvalidRequest(f"the body has {length:.20} bytes, but must have 1 to {MOST_BYTES}")
+        if not length.isdecimal() or not 0 < int(length) <= MAX_BYTES:
+            raise InvalidRequest(f"the body has {length:.20} bytes, but must have 1 to {MAX_BYTES}")
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:

@@ -15,19 +15,19 @@ FORMATS = (("affine", 4, 32), ("affine", 4, 64), ("affine", 8, 32), ("affine", 8
 TILE = 8
 """Rows of a tile: the columns of a matrix."""
 
-MOST_TILES = 3
+MAX_TILES = 3
 """The most tiles of rows that a simdgroup holds: more would not fit its registers."""
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """The most rows of a product."""
 
 EXPERT_ROWS = 16
 """Rows of an expert that are computed together. With more, its weights are read once more for each 16."""
 
-MOST_WORDS = 1 << 32
+MAX_WORDS = 1 << 32
 """The most 32-bit words of codes: 16 GiB. The kernel counts them by 32 bits."""
 
-MOST_PAIRS = 512
+MAX_PAIRS = 512
 """The most pairs of a token and an expert. Each threadgroup looks for those of its expert among all."""
 
 OUTPUTS = 32
@@ -115,13 +115,13 @@ RULES = (
         f"an input of fewer than {SMALL} numbers, as its scales are, would be in another address space",
     ),
     ProductRule(
-        lambda s, _: (s.experts or 1) * s.outputs * s.inputs * s.bits // 32 <= MOST_WORDS,
+        lambda s, _: (s.experts or 1) * s.outputs * s.inputs * s.bits // 32 <= MAX_WORDS,
         "codes of more than 16 GiB have more 32-bit words than the kernel counts",
     ),
-    ProductRule(lambda s, rows: s.experts is not None or 0 < rows <= MOST_ROWS, f"a product has 1 to {MOST_ROWS} rows"),
+    ProductRule(lambda s, rows: s.experts is not None or 0 < rows <= MAX_ROWS, f"a product has 1 to {MAX_ROWS} rows"),
     ProductRule(
-        lambda s, rows: s.experts is None or 0 < rows <= MOST_PAIRS,
-        f"a product of experts has 1 to {MOST_PAIRS} pairs of a token and an expert",
+        lambda s, rows: s.experts is None or 0 < rows <= MAX_PAIRS,
+        f"a product of experts has 1 to {MAX_PAIRS} pairs of a token and an expert",
     ),
 )
 
@@ -142,7 +142,7 @@ class RowSplit:
 def split_rows(rows: int) -> RowSplit:
     """Return how a number of rows is split: into one part up to 24 rows, or into more of equal size."""
     tiles = -(-rows // TILE)
-    parts = -(-tiles // MOST_TILES)
+    parts = -(-tiles // MAX_TILES)
     return RowSplit(parts, -(-tiles // parts))
 
 

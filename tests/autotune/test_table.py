@@ -154,8 +154,8 @@ def test_two_processes_at_once_leave_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_entries_and_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_ENTRIES", 3)
-    monkeypatch.setattr(tables, "MOST_FILES", 2)
+    monkeypatch.setattr(tables, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(tables, "MAX_FILES", 2)
     for number in range(5):
         ChoiceTable(HERE, tmp_path).add({str(number): ENTRY})
     assert list(ChoiceTable(HERE, tmp_path).read()) == ["2", "3", "4"]

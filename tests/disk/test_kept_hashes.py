@@ -56,7 +56,7 @@ def test_damage_loses_lines_and_never_changes_one(tmp_path: Path) -> None:
 
 
 def test_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_hashes, "_MOST", 4)
+    monkeypatch.setattr(kept_hashes, "_MAX_LINES", 4)
     kept = HashCache(tmp_path, SECRET)
     for stamp, digest in HASH.items():
         kept.add({stamp: digest})

@@ -28,7 +28,7 @@ def segment_store(tmp_path: Path) -> Iterator[SegmentStore]:
 
 
 def test_many_records_become_few_segments(segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LINGER_SECONDS", "MOST_LINGER"):
+    for name in ("LINGER_SECONDS", "MAX_LINGER"):
         monkeypatch.setattr(threads, name, PATIENCE)
     writer = RecordWriter(segment_store, "model", lambda: None)
     assert all(writer.enqueue([each]) for each in RECORDS) and writer.flush(PATIENCE)
@@ -55,7 +55,7 @@ def test_what_trickles_in_without_end_is_written_all_the_same(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "LINGER_SECONDS", PATIENCE)
-    monkeypatch.setattr(threads, "MOST_LINGER", 0.05)
+    monkeypatch.setattr(threads, "MAX_LINGER", 0.05)
     writer = RecordWriter(segment_store, "model", lambda: None)
     numbers = count()
     assert soon(lambda: writer.enqueue([record(next(numbers))]) and writer.stored_records)
@@ -66,7 +66,7 @@ def test_a_queue_that_is_full_drops_and_says_when_there_is_room(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = RECORDS[0].nbytes
-    monkeypatch.setattr(threads, "MOST_WAITING", 2 * size)
+    monkeypatch.setattr(threads, "MAX_WAITING", 2 * size)
     monkeypatch.setattr(threads, "SEGMENT_BYTES", size)
     go, room = threading.Event(), threading.Event()
     write = segment_store.write

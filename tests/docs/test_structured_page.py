@@ -6,7 +6,7 @@ import json
 
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.request import RequestDefaults
-from cortexmlx.structured.output import MOST_CHARACTERS, MOST_CHOICES, MOST_PATTERN_CHARACTERS, StructuredOutput
+from cortexmlx.structured.output import MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN_CHARACTERS, StructuredOutput
 from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
 
@@ -20,4 +20,4 @@ def test_the_lines_of_the_page_are_requests_with_forms() -> None:
 
 
 def test_the_page_has_the_limits() -> None:
-    assert all(f"{limit:,}" in read(PAGE) for limit in (MOST_CHARACTERS, MOST_CHOICES, MOST_PATTERN_CHARACTERS))
+    assert all(f"{limit:,}" in read(PAGE) for limit in (MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN_CHARACTERS))

@@ -10,8 +10,8 @@ from cortexmlx.protocols import responses
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS
-from cortexmlx.structured.functions import MOST_RESULT
-from cortexmlx.structured.tools import MOST_CHARACTERS, MOST_TOOLS, ToolCall
+from cortexmlx.structured.functions import MAX_RESULT
+from cortexmlx.structured.tools import MAX_CHARACTERS, MAX_TOOLS, ToolCall
 from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
 
@@ -38,7 +38,7 @@ def test_the_chat_of_the_page_is_what_is_shown() -> None:
 
 def test_the_page_has_the_limits_and_counts_the_formats() -> None:
     text = read(PAGE)
-    assert f"{MOST_TOOLS} tools" in text and f"{MOST_CHARACTERS:,}" in text and f"{MOST_RESULT:,} characters" in text
+    assert f"{MAX_TOOLS} tools" in text and f"{MAX_CHARACTERS:,}" in text and f"{MAX_RESULT:,} characters" in text
     assert f"{MAX_ROUNDS} by default" in text
     assert (
         len(

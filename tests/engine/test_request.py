@@ -23,7 +23,7 @@ from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.plan import SamplingRow
-from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
+from cortexmlx.types.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_TOKENS, MAX_STOPS
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = (
@@ -107,7 +107,7 @@ WRONG: list[tuple[str, Any]] = [
     *((name, "text") for name in LISTS if name != "stop"),
     *(("stop", value) for value in ("", [""], ["ok", ""], [1], [b"bytes"])),
     *((name, np.array(5)) for name in LISTS),
-    ("stop_token_ids", [5] * (MOST_STOP_TOKENS + 1)),
+    ("stop_token_ids", [5] * (MAX_STOP_TOKENS + 1)),
     ("stop", np.array([1])),
     ("max_tokens", np.array([1, 2])),
     *(("stop_token_ids", value) for value in (["1"], [HUGE])),
@@ -189,8 +189,8 @@ EXTREMES: list[dict[str, Any]] = [
     {"temperature": 1, "seed": 2**64 - 1},
     {"logprobs": 0},
     {"logprobs": 100},
-    {"stop": ["\x00", "\ud800", "x" * (MOST_STOP_CHARACTERS - 2)]},
-    {"stop": ["x"] * MOST_STOPS},
+    {"stop": ["\x00", "\ud800", "x" * (MAX_STOP_CHARACTERS - 2)]},
+    {"stop": ["x"] * MAX_STOPS},
     {"stop_token_ids": [0, 999]},
     {"logits_processors": [lambda tokens, logits: logits * 1e6], "repetition_penalty": 0.01},
     {"n": 128, "priority": -(2**31) + 1},
@@ -248,8 +248,8 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 @pytest.mark.parametrize(
     ("stops", "said"),
     [
-        (["x" * (MOST_STOP_CHARACTERS + 1)], "1 strings of 16,385 characters"),
-        (["x"] * (MOST_STOPS + 1), "1,025 strings of 1,025 characters"),
+        (["x" * (MAX_STOP_CHARACTERS + 1)], "1 strings of 16,385 characters"),
+        (["x"] * (MAX_STOPS + 1), "1,025 strings of 1,025 characters"),
         (["q" * 5_000_000], "1 strings of 5,000,000 characters"),
         ([f"stop{i}" for i in range(20_000)], "20,000 strings of 168,890 characters"),
     ],

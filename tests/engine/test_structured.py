@@ -28,7 +28,7 @@ from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.structured import matcher
 from cortexmlx.structured.compiler import GrammarCompiler
-from cortexmlx.structured.matcher import MOST_ITEMS, single_token_mask
+from cortexmlx.structured.matcher import MAX_ITEMS, single_token_mask
 from cortexmlx.structured.tools import Tool
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
@@ -284,7 +284,7 @@ def test_a_form_that_becomes_too_complex_is_refused(
     drafted: bool, tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mask after the second token fails, also where that token is a draft, so that a copy of the matcher fails."""
-    monkeypatch.setattr(matcher, "MOST_ITEMS", 400)
+    monkeypatch.setattr(matcher, "MAX_ITEMS", 400)
     letters, capitals = ascii_lowercase, ascii_uppercase
     branches = {"x": [f'"{c}" y' for c in letters], "y": [f'"{c}" z' for c in capitals], "z": ['"0"', '"1" x']}
     rules = "\n".join(f"{name}: {' | '.join(parts)}" for name, parts in branches.items())
@@ -318,7 +318,7 @@ def test_a_forced_text_without_end_fails_its_request_alone(forced_tokens: bool, 
     free = driver.add(prompt, 30)
     lost = driver.add(prompt, 30, structured=endless)
     driver.finish()
-    with pytest.raises(FormRefused, match=f"Too many items .limit {MOST_ITEMS}"):
+    with pytest.raises(FormRefused, match=f"Too many items .limit {MAX_ITEMS}"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
     assert driver.core.requests._constrainable == 0

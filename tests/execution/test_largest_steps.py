@@ -21,7 +21,7 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from cortexmlx.models.adapters.low_rank import read_low_rank_adapter
 from cortexmlx.scheduling.plan import StepKind
-from cortexmlx.speculation.speculation import MOST_STEP_DRAFTS
+from cortexmlx.speculation.speculation import MAX_STEP_DRAFTS
 from cortexmlx.types.embeddings import PoolingSpec
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
@@ -122,7 +122,7 @@ def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) 
     ("rows", "tokens", "beside", "all_of_them"), [(1, 200, 1, 16), (4, 200, 49, 64), (9, 90, 71, 73)]
 )
 def test_rows_verify_as_many_drafts_as_may_be_drafted(rows: int, tokens: int, beside: int, all_of_them: int) -> None:
-    mixed, verifying = plan_largest_steps(GROUPS, ArenaDemand(rows, 64, 8), tokens, MOST_STEP_DRAFTS)
+    mixed, verifying = plan_largest_steps(GROUPS, ArenaDemand(rows, 64, 8), tokens, MAX_STEP_DRAFTS)
     assert mixed.kind is verifying.kind is StepKind.MIXED
     assert (len(mixed.logit_rows), len(verifying.logit_rows)) == (beside, all_of_them)
     assert mixed.segments[-1].count >= 16, "a piece of the last prompt"

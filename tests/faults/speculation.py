@@ -91,7 +91,7 @@ VERIFICATION = (
     ),
     Fault("the caller's functions see drafts", DRAFTS, " or job.has_logits_processors or", " or"),
     Fault("recurrent rows speculate", DRAFTS, " or cache.needs_ends\n", "\n"),
-    Fault("thoughts are drafted past their limit", DRAFTS, "min(MOST_DRAFTS, job.most_drafts)", "MOST_DRAFTS"),
+    Fault("thoughts are drafted past their limit", DRAFTS, "min(MAX_DRAFTS, job.most_drafts)", "MAX_DRAFTS"),
     Fault(
         "the last token of thoughts is one too late",
         BUDGET,

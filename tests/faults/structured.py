@@ -110,7 +110,7 @@ FAULTS = (
         "stops.token_ids | eos_token_ids",
         "stops.token_ids",
     ),
-    Fault("characters are torn", BUDGET, "not 0 < self._silent <= _MOST_SILENT", "True"),
+    Fault("characters are torn", BUDGET, "not 0 < self._silent <= _MAX_SILENT", "True"),
     Fault(
         "the last free token is one too many", BUDGET, "self._remaining_tokens <= 1)", "self._remaining_tokens <= 0)"
     ),
@@ -142,7 +142,7 @@ FAULTS = (
         r'''.+*?()|[]{}^$/#&-~"''',
         r'''.+*?()|[]{}^$/#&-~<>"''',
     ),
-    Fault("no limit of parser items", MATCHER, "step_max_items=MOST_ITEMS, ", ""),
+    Fault("no limit of parser items", MATCHER, "step_max_items=MAX_ITEMS, ", ""),
     Fault(
         "a form that cannot begin is taken",
         MATCHER,

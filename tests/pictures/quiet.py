@@ -14,10 +14,10 @@ from cortexmlx.bench.measure.yardstick import COMPUTE, Yardstick
 from cortexmlx.cpu import blas
 
 SAMPLES = 20
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 """Of its CPU's time, what a program gets that runs alone on it; the rest is the system's."""
 
-MOST_SPREAD = 0.15
+MAX_SPREAD = 0.15
 """How much longer than the median the slowest quarter of equal pieces of work may take."""
 
 
@@ -43,12 +43,12 @@ def busy(looks: Sequence[Look]) -> str | None:
     """What keeps the machine busy, with the figures and what to do; None if it is quiet."""
     share, spread = min(look.share for look in looks), max(look.spread for look in looks)
     found = []
-    if share < LEAST_SHARE:
-        found.append(f"the yardstick gets {share:.0%} of a CPU, where a quiet machine gives {LEAST_SHARE:.0%} or more")
-    if spread > MOST_SPREAD:
+    if share < MIN_SHARE:
+        found.append(f"the yardstick gets {share:.0%} of a CPU, where a quiet machine gives {MIN_SHARE:.0%} or more")
+    if spread > MAX_SPREAD:
         found.append(
             f"its slowest quarter takes {spread:.0%} longer than the median, where a quiet machine stays below "
-            f"{MOST_SPREAD:.0%}"
+            f"{MAX_SPREAD:.0%}"
         )
     if not found:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.scheduling.latency import LEAST_PIECE
-from cortexmlx.scheduling.shortage import MOST_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
+from cortexmlx.scheduling.latency import MIN_PIECE
+from cortexmlx.scheduling.shortage import MAX_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
 
 
 def good_steps(backoff: Backoff, count: int) -> int:
@@ -29,11 +29,11 @@ def test_a_refusal_leaves_so_many_rows_and_half_of_the_tokens_but_one_row_and_a_
     assert seen == [(5, 256), (5, 128), (2, 64), (1, 32)]
     for _ in range(5):
         backoff.tighten(0)
-    assert (backoff.rows, backoff.tokens) == (1, LEAST_PIECE)
+    assert (backoff.rows, backoff.tokens) == (1, MIN_PIECE)
     assert backoff.holds_back
 
 
-@pytest.mark.parametrize("budget", [1, 5, LEAST_PIECE])
+@pytest.mark.parametrize("budget", [1, 5, MIN_PIECE])
 def test_a_budget_below_a_piece_stays(budget: int) -> None:
     backoff = Backoff(2, budget)
     backoff.tighten(0)
@@ -57,8 +57,8 @@ def test_growth_that_was_refused_is_asked_for_again_ever_more_seldom_and_for_eve
     for _ in range(10):
         retry.note_refusal()
         waits.append(next(step for step in range(1, 10**6) if retry.note_good_step()))
-    assert waits[:3] == [STEPS_TO_RELAX, 2 * STEPS_TO_RELAX, 4 * STEPS_TO_RELAX] and waits[-1] == MOST_STEPS
-    assert not any(retry.note_good_step() for _ in range(2 * MOST_STEPS))
+    assert waits[:3] == [STEPS_TO_RELAX, 2 * STEPS_TO_RELAX, 4 * STEPS_TO_RELAX] and waits[-1] == MAX_STEPS
+    assert not any(retry.note_good_step() for _ in range(2 * MAX_STEPS))
     retry.note_refusal()
     assert next(step for step in range(1, 10**6) if retry.note_good_step()) == STEPS_TO_RELAX, (
         "it was not refused for long"

@@ -12,7 +12,7 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.scheduling.decode_window import DrainReason
-from cortexmlx.scheduling.drafts import MOST_DRAFTS
+from cortexmlx.scheduling.drafts import MAX_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -140,7 +140,7 @@ def test_drafts_that_are_all_right_bring_sixteen_tokens_a_step() -> None:
         drafted(shadow, job, 20)
         shadow.step()
         drained(shadow)
-        assert job.num_generated == min(100, before + MOST_DRAFTS + 1)
+        assert job.num_generated == min(100, before + MAX_DRAFTS + 1)
     shadow.finish(50)
 
 
@@ -246,7 +246,7 @@ def test_no_more_is_drafted_than_may_be(most: int) -> None:
     shadow, job = began(answer=100)
     job.most_drafts = most
     drafted(shadow, job, 40)
-    assert len(job.drafts) == min(most, MOST_DRAFTS)
+    assert len(job.drafts) == min(most, MAX_DRAFTS)
     shadow.finish(200)
 
 

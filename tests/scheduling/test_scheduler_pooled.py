@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.latency import MIN_PIECE
 from cortexmlx.types.request import RequestState
 from support.scheduling.clockwork import Clockwork
 from support.scheduling.requests import text_of
@@ -258,7 +258,7 @@ def test_a_target_that_cannot_be_met_leaves_the_least_piece() -> None:
     machine.scheduler.add(JobId(1), text_of([1] * 200, None), frozenset())
     while machine.scheduler.rows_running > 1 or machine.scheduler.rows_waiting:
         machine.step()
-        assert len(machine.plans[-1][0].positions) <= LEAST_PIECE + 1
+        assert len(machine.plans[-1][0].positions) <= MIN_PIECE + 1
 
 
 def test_clients_take_turns_with_texts() -> None:

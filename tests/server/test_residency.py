@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.server.residency import (
     FIRST_SECONDS,
-    MOST_SECONDS,
+    MAX_SECONDS,
     LoadBackoff,
     LoadModel,
     ModelState,
@@ -292,7 +292,7 @@ def test_each_failure_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
         now += seconds
         assert retries.current_failure("a", now) is None
         waits.append(seconds)
-    assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS] and waits[-1] == MOST_SECONDS
+    assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS] and waits[-1] == MAX_SECONDS
     assert waits == sorted(waits)
 
 

@@ -24,7 +24,7 @@ from support.effort import examples
 from support.open_responses import RESPONSE, faults
 from support.patience import PATIENCE
 
-MOST_BYTES, MOST, CLIENTS = 24_000, 8, ("alice", "bob")
+MAX_BYTES, MOST, CLIENTS = 24_000, 8, ("alice", "bob")
 
 
 def body_of(number: int, text: str) -> Any:
@@ -56,7 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stored = StoredResponses(MOST_BYTES * 2, MOST * 2, len(CLIENTS))
+        self.stored = StoredResponses(MAX_BYTES * 2, MOST * 2, len(CLIENTS))
         self.model: dict[str, dict[str, list[str]]] = {client: {} for client in CLIENTS}
         self.turns: dict[str, dict[str, list[tuple[str, int]]]] = {client: {} for client in CLIENTS}
         self.ids: list[str] = []
@@ -96,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
         earlier = self.turns[client].get(previous or "", []) if said else []
         self.turns[client][body["id"]] = [*earlier, (body["id"], size)]
         self.model[client][body["id"]] = [*said, text, text]
-        while self.model[client] and (self.size(client) > MOST_BYTES or len(self.model[client]) > MOST):
+        while self.model[client] and (self.size(client) > MAX_BYTES or len(self.model[client]) > MOST):
             del self.model[client][next(iter(self.model[client]))]
 
     @precondition(lambda self: self.ids)
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
         for client in CLIENTS:
             kept = self.stored.for_client(client)
             assert list(kept) == list(self.model[client])
-            assert kept.size == self.size(client) <= MOST_BYTES and len(kept) <= MOST
+            assert kept.size == self.size(client) <= MAX_BYTES and len(kept) <= MOST
 
 
 TestStore = StoreMachine.TestCase

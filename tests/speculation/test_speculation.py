@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.scheduling.drafts import MOST_DRAFTS
+from cortexmlx.scheduling.drafts import MAX_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.speculation.drafter import TokenDraft
@@ -193,12 +193,12 @@ def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: 
     job = job_of(0, [1, 2, 3], max_tokens=100, keep=KeepPolicy(2, 6))
     speculation = figures.speculation
     speculation._update_guesses([job])
-    assert len(speculation._guesses[job.id].remaining) == MOST_DRAFTS + 1
+    assert len(speculation._guesses[job.id].remaining) == MAX_DRAFTS + 1
     for token in text[: 4 + more]:
         job.append_token(token)
         job.drop_tokens()
     speculation._check_guess(job)
-    assert (job.id in speculation._guesses) is (4 + more <= MOST_DRAFTS)
+    assert (job.id in speculation._guesses) is (4 + more <= MAX_DRAFTS)
     assert speculation.acceptance_rates.streak(job.id) == (4 + more if more < 40 else 0)
 
 
@@ -214,7 +214,7 @@ def test_a_guess_is_worth_what_comes_after_the_tokens_in_flight(pending: int, ce
     speculation._update_guesses([job])
     job.num_planned_outputs = job.num_generated + pending
     every = (
-        [1.0] * MOST_DRAFTS if certain else speculation.acceptance_rates.estimate(job.id, ("scripted", 0), MOST_DRAFTS)
+        [1.0] * MAX_DRAFTS if certain else speculation.acceptance_rates.estimate(job.id, ("scripted", 0), MAX_DRAFTS)
     )
     assert speculation._guess_chances(job) == every[pending:]
 

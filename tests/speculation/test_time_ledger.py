@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.speculation.costs import BUDGET_REFILL, BUDGET_START, MOST_UNSEEN_STEPS
+from cortexmlx.speculation.costs import BUDGET_REFILL, BUDGET_START, MAX_UNSEEN_STEPS
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
 
@@ -58,7 +58,7 @@ def test_verifying_steps_cost_what_the_machine_says_and_a_switch_little(machine:
 def test_a_long_run_of_verifying_steps_stops_now_and_then_to_see_what_decoding_costs() -> None:
     figures = running(GPU, 16)
     ledger = figures.speculation.ledger
-    while ledger._steps_since_decode <= MOST_UNSEEN_STEPS:
+    while ledger._steps_since_decode <= MAX_UNSEEN_STEPS:
         figures.step()
     before, decoded = figures.verified, 0
     for _ in range(30):

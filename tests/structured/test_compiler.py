@@ -19,9 +19,9 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured import compiler as deep_stack
 from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.calls.json_formats import Hermes, Llama
-from cortexmlx.structured.compiler import MOST_KEPT, STACK_BYTES, GrammarCompiler, grammar_source, run_on_deep_stack
-from cortexmlx.structured.matcher import MOST_ITEMS
-from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput, Thoughts
+from cortexmlx.structured.compiler import MAX_KEPT, STACK_BYTES, GrammarCompiler, grammar_source, run_on_deep_stack
+from cortexmlx.structured.matcher import MAX_ITEMS
+from cortexmlx.structured.output import MAX_CHOICES, StructuredOutput, Thoughts
 from cortexmlx.structured.tools import Tool
 from support.tool_calls import TOOLS
 
@@ -45,7 +45,7 @@ def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.compile(StructuredOutput.json({"type": "object"}, lenient=True)) is not first
     thinking = compiler.compile(form, Thoughts("<think>", "</think>"))
     assert thinking is not first and compiler.compile(form, Thoughts("<think>", "</think>")) is thinking
-    for number in range(MOST_KEPT):
+    for number in range(MAX_KEPT):
         compiler.compile(StructuredOutput.choice([str(number)]))
     assert first not in compiler._cached_grammars.values() and compiler.compile(form) is not first
 
@@ -115,7 +115,7 @@ def _recursion() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (_recursion(), f"Too many items .limit {MOST_ITEMS}"),
+        (_recursion(), f"Too many items .limit {MAX_ITEMS}"),
         ({"type": "object", "properties": {f"k{i}": {} for i in range(600)}}, "row has .* items"),
     ],
     ids=["forced text without end", "600 optional properties"],
@@ -128,7 +128,7 @@ def test_a_form_that_cannot_begin_is_refused(schema: dict[str, Any], words: str,
 
 
 def test_a_choice_may_have_as_many_texts_as_are_promised(compiler: GrammarCompiler) -> None:
-    texts = [f"{number:05}" for number in range(MOST_CHOICES)]
+    texts = [f"{number:05}" for number in range(MAX_CHOICES)]
     grammar = compiler.compile(StructuredOutput.choice(texts))
     for text in (texts[0], texts[-1]):
         matcher = grammar.make_matcher()

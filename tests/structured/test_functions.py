@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.functions import MOST_RESULT, call_function, call_function_async, describe_function
+from cortexmlx.structured.functions import MAX_RESULT, call_function, call_function_async, describe_function
 
 
 class Place(pydantic.BaseModel):
@@ -155,8 +155,8 @@ def test_whatever_comes_of_a_call_is_a_text(function: Callable[..., object], arg
 
 
 def test_a_long_result_is_cut_and_says_so() -> None:
-    result = call_function(lambda: "x" * (MOST_RESULT + 5), "{}")
-    assert result == "x" * MOST_RESULT + f"\n[cut: the result has {MOST_RESULT + 5:,} characters]"
+    result = call_function(lambda: "x" * (MAX_RESULT + 5), "{}")
+    assert result == "x" * MAX_RESULT + f"\n[cut: the result has {MAX_RESULT + 5:,} characters]"
 
 
 def test_an_interrupt_is_no_result() -> None:

@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.compiler import GrammarCompiler
-from cortexmlx.structured.matcher import MOST_ITEMS, Grammar, Matcher, fill_masks
+from cortexmlx.structured.matcher import MAX_ITEMS, Grammar, Matcher, fill_masks
 from cortexmlx.structured.output import StructuredOutput
 
 FORMS = (
@@ -113,7 +113,7 @@ def test_a_forced_text_without_end_is_cut_and_then_an_error(forced_tokens: bool,
     for token in compiler._vocabulary.encode('{"n":1'):  # type: ignore[union-attr]
         assert not endless.accept(token) and not other.accept(token)
     text = b"".join(compiler._vocabulary.table.pieces[t] for t in endless.ll_matcher.compute_ff_tokens())  # type: ignore[union-attr]
-    assert text.startswith(b',"a":{"a":{"a":{') and 1_000 < len(text) < 2 * MOST_ITEMS
+    assert text.startswith(b',"a":{"a":{"a":{') and 1_000 < len(text) < 2 * MAX_ITEMS
     masks = fill_masks([(endless, [])])
-    assert endless.accept(ids(masks[0])[0]) and f"limit {MOST_ITEMS}" in endless.error
+    assert endless.accept(ids(masks[0])[0]) and f"limit {MAX_ITEMS}" in endless.error
     assert not other.error

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from cortexmlx import InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
-from cortexmlx.structured.output import MOST_CHARACTERS, MOST_CHOICES, Form
+from cortexmlx.structured.output import MAX_CHARACTERS, MAX_CHOICES, Form
 
 
 class Colour(Enum):
@@ -140,7 +140,7 @@ def _deep() -> dict[str, Any]:
         (lambda: StructuredOutput.json(_circle()), "cannot be written as JSON"),
         (lambda: StructuredOutput.json(_deep()), "cannot be written as JSON"),
         (lambda: StructuredOutput.json("[" * 100_000), "no JSON"),
-        (lambda: StructuredOutput.json({"a": "x" * MOST_CHARACTERS}), "at most 262,144"),
+        (lambda: StructuredOutput.json({"a": "x" * MAX_CHARACTERS}), "at most 262,144"),
         (lambda: StructuredOutput.json({}, lenient=1), "lenient"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.json({}, compact=1), "compact"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.json({}, closed="no"), "closed"),  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def _deep() -> dict[str, Any]:
         (lambda: StructuredOutput.choice("abc"), "list of texts"),
         (lambda: StructuredOutput.choice([]), "1 to 16,384"),
         (lambda: StructuredOutput.choice(["a", ""]), "not empty"),
-        (lambda: StructuredOutput.choice(["a"] * (MOST_CHOICES + 1)), "1 to 16,384"),
+        (lambda: StructuredOutput.choice(["a"] * (MAX_CHOICES + 1)), "1 to 16,384"),
         (lambda: StructuredOutput.grammar(""), "not empty"),
         (lambda: StructuredOutput.named({}), "must have one of"),
         (lambda: StructuredOutput.named({"json": {}, "regex": "a"}), "must have one of"),

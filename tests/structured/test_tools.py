@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx import InvalidRequest, SamplingParams
 from cortexmlx.structured.functions import call_function
-from cortexmlx.structured.tools import MOST_TOOLS, Tool, ToolCall, check_tool_choice, read_tools, result_message
+from cortexmlx.structured.tools import MAX_TOOLS, Tool, ToolCall, check_tool_choice, read_tools, result_message
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -122,7 +122,7 @@ def test_what_is_no_tool_is_refused_by_name(value: Any, says: str) -> None:
         ("weather", "tools is 'weather', but must be a list"),
         ({"a": 1}, "but must be a list"),
         ([WEATHER, WEATHER], "two tools are called 'weather'"),
-        ([of(name=f"f{n}") for n in range(MOST_TOOLS + 1)], "tools has 513 tools, but must have at most 512"),
+        ([of(name=f"f{n}") for n in range(MAX_TOOLS + 1)], "tools has 513 tools, but must have at most 512"),
         ([of(description="x" * (1 << 20))], "but must have at most 1,048,576"),
     ],
 )

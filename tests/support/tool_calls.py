@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
-from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS
+from cortexmlx.structured.calls.reader import MAX_TAG_BLANKS
 from cortexmlx.structured.compiler import grammar_source
 from cortexmlx.structured.tools import Tool
 
@@ -170,7 +170,7 @@ def every_cut(text: str) -> Iterator[list[str]]:
 
 def said(case: Case) -> str:
     """The text of a case, as a parser tells it: without the blanks before its calls."""
-    return case.text[: max(len(case.text.rstrip()), len(case.text) - MOST_TAG_BLANKS)]
+    return case.text[: max(len(case.text.rstrip()), len(case.text) - MAX_TAG_BLANKS)]
 
 
 _kept: dict[Any, Any] = {}

@@ -19,7 +19,7 @@ from cortexmlx.models.adapters.files import Adapter, AdapterKind
 from cortexmlx.models.messages import one_line
 
 _LORA_PARAMETERS = {"lora_a", "lora_b", "m"}
-_MOST_QUOTED = 3
+_MAX_QUOTED = 3
 """How many of the names that do not fit an error quotes."""
 
 
@@ -94,7 +94,7 @@ def _check_tensors_fit(adapter: Adapter, parameters: dict[str, mx.array]) -> Non
 
 def _quote_names(names: list[str]) -> str:
     """Return the first few of the names as a text, for an error message."""
-    return ", ".join(sorted(names)[:_MOST_QUOTED]) + (", ..." if len(names) > _MOST_QUOTED else "")
+    return ", ".join(sorted(names)[:_MAX_QUOTED]) + (", ..." if len(names) > _MAX_QUOTED else "")
 
 
 def _load_arrays(adapter: Adapter) -> dict[str, mx.array]:

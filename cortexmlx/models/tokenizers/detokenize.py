@@ -202,7 +202,7 @@ class PieceDetokenizer(StreamingDetokenizer):
 _CHARACTER_TOKENS = 4
 """The most tokens that a character can have: one per byte."""
 
-_MOST_PENDING_TOKENS = 16
+_MAX_PENDING_TOKENS = 16
 """The most tokens that may wait for the end of a character. All of them are decoded again for each new token."""
 
 
@@ -241,7 +241,7 @@ class WindowDetokenizer(StreamingDetokenizer):
         if final or (len(text) > len(appended_text) and not text.endswith("\ufffd")):
             self._text.add(text[len(appended_text) :])
             self._window_start, self._appended_count = self._appended_count, len(self.tokens)
-        elif len(self.tokens) - self._appended_count > _MOST_PENDING_TOKENS:
+        elif len(self.tokens) - self._appended_count > _MAX_PENDING_TOKENS:
             self._append_settled_text(appended_text, text)
 
     def _append_settled_text(self, appended_text: str, text: str) -> None:

@@ -14,7 +14,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import prefix_error_field, require_type
 from cortexmlx.protocols.history import pick_known_fields, sanitize_tool
 from cortexmlx.protocols.request import Body
-from cortexmlx.structured.tools import CHOICES, MOST_TOOLS, Tool
+from cortexmlx.structured.tools import CHOICES, MAX_TOOLS, Tool
 
 IGNORED_TOOL_TYPES = frozenset(
     {
@@ -160,8 +160,8 @@ def _tool_entries(tool_list: Sequence[Any]) -> Iterator[_ToolEntry]:
         for inner_path, each in inner_tools:
             entry = _read_entry(inner_path, each, fields if inner_path != path else None)
             count += entry is not None
-            if count > MOST_TOOLS:
-                raise InvalidRequest(f"there are more than {MOST_TOOLS} tools", field="tools")
+            if count > MAX_TOOLS:
+                raise InvalidRequest(f"there are more than {MAX_TOOLS} tools", field="tools")
             if entry is not None:
                 yield entry
 

@@ -15,7 +15,7 @@ from cortexmlx.structured.tools import Tool
 
 Schema = Mapping[str, Any]
 
-MOST_REFERENCES = 32
+MAX_REFERENCES = 32
 """How many references of references are followed, and how deep the ways of ways are looked at."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
@@ -168,7 +168,7 @@ def find_broken_reference(tool: Tool) -> str | None:
 
 def resolve_reference(schema: object, root_schema: Schema) -> Schema | None:
     """Follow the `$ref` at the top of a schema. Return the schema without it; None if it leads nowhere."""
-    for _ in range(MOST_REFERENCES):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
         if "$ref" not in schema:
@@ -209,7 +209,7 @@ class _SchemaParts:
 
     def listed_under(self, *names: str) -> Iterator[_SchemaParts]:
         """Yield the schemas that are listed under some keywords."""
-        for name in names if self._depth < MOST_REFERENCES else ():
+        for name in names if self._depth < MAX_REFERENCES else ():
             entries = self.schema.get(name)
             for each in entries if isinstance(entries, list) else ():
                 if isinstance(each, Mapping) and "$ref" in each:

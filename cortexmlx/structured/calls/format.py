@@ -355,7 +355,7 @@ def _call_ids(key: str, make: Callable[[str], str]) -> Iterator[str]:
 
 Schema = Mapping[str, Any]
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 """How many pairs of a value and a schema are compared: some 20 ms on the engine's thread. The rest is not checked."""
 
 _LIMITS: tuple[tuple[str, Callable[[Any, Any], bool], tuple[type, ...]], ...] = (
@@ -391,7 +391,7 @@ class _SchemaCheck:
     def find_misfit(self, value: object, schema: object, location: str) -> str:
         """Return why a value at `location` does not fit a part of the schema; empty if it fits."""
         self._steps += 1
-        if self._steps > MOST_STEPS or schema is True:
+        if self._steps > MAX_STEPS or schema is True:
             return ""
         if schema is False:
             return f"{location} must not be there"
@@ -436,7 +436,7 @@ class _SchemaCheck:
         prefix_items = prefix_items if isinstance(prefix_items, list) else []
         for number, item in enumerate(value if isinstance(value, list) else ()):
             part = prefix_items[number] if number < len(prefix_items) else items
-            if self._steps > MOST_STEPS or (part is True and number >= len(prefix_items)):
+            if self._steps > MAX_STEPS or (part is True and number >= len(prefix_items)):
                 break
             if reason := self.find_misfit(item, part, f"{location}[{number}]"):
                 return reason

@@ -14,10 +14,10 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A parser, or a part of one. It yields when it needs more text, and returns what it has read."""
 
-MOST_HEADER = 1024
+MAX_HEADER = 1024
 """How many characters the name of a tool or of an argument, with what is around it, may have. More are no call."""
 
-MOST_TAG_BLANKS = 64
+MAX_TAG_BLANKS = 64
 """How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
@@ -148,8 +148,8 @@ class AnswerReader:
         return text
 
     def read_up_to(self, tag: str) -> Reading[str]:
-        """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MOST_HEADER`."""
-        max_length = MOST_HEADER + len(tag)
+        """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MAX_HEADER`."""
+        max_length = MAX_HEADER + len(tag)
         while (index := self._buffer.find(tag, self._position, self._position + max_length)) < 0:
             if len(self._buffer) - self._position >= max_length:
                 raise NotACall(f"{tag!r} is missing")
@@ -157,7 +157,7 @@ class AnswerReader:
             yield
         return self._consume(index + len(tag))[: -len(tag)]
 
-    def read_run(self, pattern: re.Pattern[str], max_length: int = MOST_HEADER) -> Reading[str]:
+    def read_run(self, pattern: re.Pattern[str], max_length: int = MAX_HEADER) -> Reading[str]:
         """Read the longest run of characters of a class, which the pattern must match in any number, also none: it may
         arrive in pieces. Raises NotACall if there are more than `max_length`.
         """
@@ -414,9 +414,9 @@ def _prefix_pattern(text: str) -> str:
 
 
 def strip_blanks(text: str) -> str:
-    """Strip the blanks at the end of a text, at most `MOST_TAG_BLANKS` of them."""
+    """Strip the blanks at the end of a text, at most `MAX_TAG_BLANKS` of them."""
     rest = text.rstrip()
-    return rest if len(text) - len(rest) <= MOST_TAG_BLANKS else text[: len(text) - MOST_TAG_BLANKS]
+    return rest if len(text) - len(rest) <= MAX_TAG_BLANKS else text[: len(text) - MAX_TAG_BLANKS]
 
 
 def partial_tag_length(tag: str, text: str, start: int = 0) -> int:

@@ -283,7 +283,7 @@ def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
 # A threadgroup variable has no initial value, and those of a kernel fit in 32 KB.
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
-_MOST_BYTES = 32768
+_MAX_BYTES = 32768
 _BRANCHES = {"IF_STMT", "SWITCH_STMT"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
@@ -348,8 +348,8 @@ def _too_large(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
         declared[key] = -(-declared.get(key, 0) // align) * align + size
         last[key] = node
     for key, size in declared.items():
-        if (total := -(-size // 16) * 16) > _MOST_BYTES:
-            yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MOST_BYTES} are there")
+        if (total := -(-size // 16) * 16) > _MAX_BYTES:
+            yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MAX_BYTES} are there")
 
 
 def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.core.text import StopConditions, StopStringFilter, StopStringTable
 from cortexmlx.structured.output import Thoughts
-from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
+from cortexmlx.types.sampling_params import MAX_STOP_CHARACTERS, SamplingParams
 
 LETTERS = st.text(st.sampled_from("abc"), max_size=12)
 STOPS = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=6), max_size=6)
@@ -64,7 +64,7 @@ class CountedTable(StopStringTable):
 @pytest.mark.parametrize(
     "stops",
     [
-        ["a" * (MOST_STOP_CHARACTERS - 1) + "b"],
+        ["a" * (MAX_STOP_CHARACTERS - 1) + "b"],
         ["a" * n + "b" for n in range(1, 170)],
         ["aab" * 2000 + "c", "ab" * 3000 + "c"],
         [chr(0x4E00 + n) + "a" for n in range(1024)],
@@ -72,7 +72,7 @@ class CountedTable(StopStringTable):
 )
 def test_the_work_and_the_memory_are_linear_in_the_text_and_the_stop_strings(stops: list[str]) -> None:
     table = CountedTable(stops)
-    assert len(table) <= sum(map(len, stops)) <= MOST_STOP_CHARACTERS
+    assert len(table) <= sum(map(len, stops)) <= MAX_STOP_CHARACTERS
     text = ("a" * 5000 + "aab" * 500 + "\u4e00") * 3
     stream = StopStringFilter(table)
     for place in range(0, len(text), 7):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text import MOST_TAG_BLANKS, TextKind, TextPart, ThinkingTokenCounter, ThoughtSplitter
+from cortexmlx.core.text import MAX_TAG_BLANKS, TextKind, TextPart, ThinkingTokenCounter, ThoughtSplitter
 from cortexmlx.structured.output import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")
@@ -45,12 +45,12 @@ def defined(text: str, thoughts: Thoughts) -> tuple[str, str]:
     """Thoughts and answer by a pattern over the whole text, which is no stream."""
     tag, close = map(re.escape, (thoughts.open, thoughts.close))
     skipped = re.escape(thoughts.skip_text) if thoughts.skip_text else "(?!)"
-    begins = rf"\s*(?:{tag})?\s*" if thoughts.opened_by_prompt else rf"\s{{0,{MOST_TAG_BLANKS}}}{tag}\s*"
+    begins = rf"\s*(?:{tag})?\s*" if thoughts.opened_by_prompt else rf"\s{{0,{MAX_TAG_BLANKS}}}{tag}\s*"
     if found := re.match(
-        rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{MOST_TAG_BLANKS}}}{close}\s*(.*))?\Z", text, re.DOTALL
+        rf"{begins}((?:(?!{close}).)*?)(?:\s{{0,{MAX_TAG_BLANKS}}}{close}\s*(.*))?\Z", text, re.DOTALL
     ):
         return found[1], found[2] or ""
-    found = re.match(rf"\s{{0,{MOST_TAG_BLANKS}}}{skipped}\s*(.*)\Z", text, re.DOTALL)
+    found = re.match(rf"\s{{0,{MAX_TAG_BLANKS}}}{skipped}\s*(.*)\Z", text, re.DOTALL)
     return "", found[1] if found else text
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from cortexmlx.metal.products.shape import (
     FORMATS,
-    MOST_PAIRS,
-    MOST_ROWS,
+    MAX_PAIRS,
+    MAX_ROWS,
     PRODUCTS,
     ProductShape,
     RowSplit,
@@ -36,9 +36,9 @@ EXPERTS = replace(SHAPE, experts=16)
         (replace(SHAPE, inputs=64, outputs=3), 8, "address space"),
         (replace(EXPERTS, experts=8389), 8, "16 GiB"),
         (SHAPE, 0, "1 to 32 rows"),
-        (SHAPE, MOST_ROWS + 1, "1 to 32 rows"),
+        (SHAPE, MAX_ROWS + 1, "1 to 32 rows"),
         (EXPERTS, 0, "pairs"),
-        (EXPERTS, MOST_PAIRS + 1, "pairs"),
+        (EXPERTS, MAX_PAIRS + 1, "pairs"),
     ],
 )
 def test_what_the_kernel_does_not_serve_has_a_reason(shape: ProductShape, rows: int, reason: str) -> None:
@@ -46,10 +46,10 @@ def test_what_the_kernel_does_not_serve_has_a_reason(shape: ProductShape, rows: 
     assert refused is not None and reason in refused
 
 
-@pytest.mark.parametrize("rows", [1, MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, MAX_ROWS])
 def test_what_it_serves_has_none(rows: int) -> None:
     assert refusal(SHAPE, rows) is None and refusal(replace(SHAPE, mode="mxfp4", group=32), rows) is None
-    assert refusal(EXPERTS, MOST_PAIRS) is None and refusal(replace(EXPERTS, experts=8388), 8) is None
+    assert refusal(EXPERTS, MAX_PAIRS) is None and refusal(replace(EXPERTS, experts=8388), 8) is None
     assert [p.label for p in PRODUCTS if refusal(p.shape, p.rows) is not None] == []
 
 

@@ -19,7 +19,7 @@ from cortexmlx.protocols.responses.offered import (
     OfferedTools,
     read_offered_tools,
 )
-from cortexmlx.structured.tools import MOST_TOOLS
+from cortexmlx.structured.tools import MAX_TOOLS
 
 FIND: Any = {"type": "function", "name": "find"}
 GROUP: Any = {"type": "namespace", "name": "crm", "description": "d", "tools": [FIND, {**FIND, "name": "list"}]}
@@ -144,7 +144,7 @@ def test_only_allowed_tools_are_offered() -> None:
         ({"tools": [{**GROUP, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**GROUP, "tools": {}}]}, "tools[0].tools"),
         ({"tools": [{**GROUP, "name": None}]}, "tools[0].name"),
-        ({"tools": [{**FIND, "name": str(n)} for n in range(MOST_TOOLS + 1)]}, "tools"),
+        ({"tools": [{**FIND, "name": str(n)} for n in range(MAX_TOOLS + 1)]}, "tools"),
         ({"tools": [{"type": "custom", "name": "a", "format": {"type": "x"}}]}, "tools[0].format.type"),
         ({"tools": [{"type": "custom", "name": "a", "format": 5}]}, "tools[0].format"),
         ({"tool_choice": "find"}, "tool_choice"),

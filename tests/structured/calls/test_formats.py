@@ -17,7 +17,7 @@ from cortexmlx.structured.calls.json_formats import (
     MistralTags,
     deepseek_format,
 )
-from cortexmlx.structured.calls.reader import MOST_TAG_BLANKS
+from cortexmlx.structured.calls.reader import MAX_TAG_BLANKS
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 from support import tool_calls
 from support.tool_calls import GOOD, PLAIN, SEVERAL, WRONG, Case, Write, every_cut, grammar_takes, read, said
@@ -106,7 +106,7 @@ def test_an_answer_that_is_cut_has_the_complete_calls_only(written: Written, str
                 )
             elif not isinstance(written.format, Harmony):
                 rest = result.text.removeprefix(said(case))
-                assert answer[:place].endswith(rest) and (result.calls or len(result.text) >= place - MOST_TAG_BLANKS)
+                assert answer[:place].endswith(rest) and (result.calls or len(result.text) >= place - MAX_TAG_BLANKS)
 
 
 def half(written: Written, case: Case, answer: str, text: str) -> str:

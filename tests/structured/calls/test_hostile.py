@@ -18,7 +18,7 @@ from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.structured.calls.find import find_format
 from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.calls.json_formats import Harmony, Llama
-from cortexmlx.structured.calls.reader import MOST_HEADER
+from cortexmlx.structured.calls.reader import MAX_HEADER
 from cortexmlx.structured.tools import Tool
 from support import tool_calls as write
 from support.tool_calls import Call, Write, mapping
@@ -332,7 +332,7 @@ def test_variants_that_models_write_are_read() -> None:
     assert [call.name for call in parser.calls] == ["now", "now"] and len({call.id for call in parser.calls}) == 2
 
 
-MOST_CALLS = 28
+MAX_CALLS = 28
 """Calls of functions, Python's own included, that a character of an answer may cost."""
 
 HUGE = "x{[<\"'\\\n é" * 1000
@@ -362,7 +362,7 @@ def test_what_waits_to_be_read_is_short(form: Written) -> None:
         assert parser is not None
         for char in answer:
             parser.feed(char)
-            assert len(parser._reader._buffer) - parser._reader._position <= MOST_HEADER + 100
+            assert len(parser._reader._buffer) - parser._reader._position <= MAX_HEADER + 100
 
 
 @each_format
@@ -386,7 +386,7 @@ def test_a_character_costs_few_calls(form: Written) -> None:
                 parser.feed(char)
         finally:
             sys.setprofile(None)
-        assert calls < MOST_CALLS * len(text) + 500, (calls / max(1, len(text)), text[:80])
+        assert calls < MAX_CALLS * len(text) + 500, (calls / max(1, len(text)), text[:80])
 
 
 @pytest.mark.slow

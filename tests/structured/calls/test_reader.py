@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.structured.calls.reader import (
-    MOST_HEADER,
-    MOST_TAG_BLANKS,
+    MAX_HEADER,
+    MAX_TAG_BLANKS,
     AnswerReader,
     NotACall,
     Reading,
@@ -59,7 +59,7 @@ def test_text_up_to_a_tag_is_the_same_in_any_pieces(text: str, places: list[int]
 def test_at_most_so_many_blanks_before_a_tag_are_dropped() -> None:
     for pieces in (["a" + " " * 100 + "<a>"], [*("a" + " " * 100), "<a>"]):
         found, reader = run(lambda r: r.read_text_up_to("<a>"), pieces)
-        assert found == "<a>" and "".join(reader.text) == "a" + " " * (100 - MOST_TAG_BLANKS)
+        assert found == "<a>" and "".join(reader.text) == "a" + " " * (100 - MAX_TAG_BLANKS)
 
 
 @given(
@@ -90,7 +90,7 @@ def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places
         (lambda r: r.read_one_of("abc"), "abd"),
         (lambda r: r.read_json_string(), "{"),
         (lambda r: r.read_json_string(), '"\n"'),
-        (lambda r: r.read_up_to("]"), "x" * (MOST_HEADER + 1)),
+        (lambda r: r.read_up_to("]"), "x" * (MAX_HEADER + 1)),
     ],
 )
 def test_what_does_not_fit_is_no_call(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:

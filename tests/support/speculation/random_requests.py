@@ -44,7 +44,7 @@ CALLS = AllowedCalls(
     "required",
     parallel=False,
 )
-MOST_PROMPT, MOST_ANSWER = 44, 40
+MAX_PROMPT, MAX_ANSWER = 44, 40
 
 
 @dataclass
@@ -109,7 +109,7 @@ def random_request(dice: random.Random, only_greedy: bool = False, keeps: bool =
     """One request, greedy or seeded. With `only_greedy`, its tokens are the likeliest ones, and nothing changes logits
     or restricts them. `keeps`: its text may lose tokens.
     """
-    asked = Asked(_prompt(dice), dice.randrange(2**40), dice.randint(1, MOST_ANSWER))
+    asked = Asked(_prompt(dice), dice.randrange(2**40), dice.randint(1, MAX_ANSWER))
     asked.client, asked.cache = dice.choice([None, None, "a", "b"]), dice.random() > 0.1
     asked.arrives = dice.choice([0, 0, dice.randint(0, 40)])
     asked.cancelled = asked.arrives + dice.randint(1, 30) if dice.random() < 0.06 else None
@@ -162,4 +162,4 @@ def _prompt(dice: random.Random) -> list[int]:
     theme = tokens_of(40, seed=dice.randint(0, 2))
     rest = [dice.randrange(256) for _ in range(dice.randint(1, 20))]
     again = rest * dice.choice([1, 1, 3])
-    return [*theme[: dice.choice([0, 0, 9, 24])], *again][:MOST_PROMPT]
+    return [*theme[: dice.choice([0, 0, 9, 24])], *again][:MAX_PROMPT]

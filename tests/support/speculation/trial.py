@@ -22,8 +22,8 @@ from support.speculation.guessers import GUESSES
 from support.speculation.kinds import Kind
 from support.speculation.random_requests import random_request
 
-MOST_STEPS = 20_000
-MOST_REFUSALS = 3
+MAX_STEPS = 20_000
+MAX_REFUSALS = 3
 
 
 class Trial:
@@ -107,7 +107,7 @@ class Trial:
         )
         if self.refuses:
             self._refused = Refusals(core, self._refuse)
-        for step in range(MOST_STEPS):
+        for step in range(MAX_STEPS):
             if len(self._handles) == len(self.asked) and core.idle and not core.scheduler.jobs:
                 return
             self._come_and_go(driver, step)
@@ -149,7 +149,7 @@ class Trial:
         return 0 if self._refused is None else self._refused.count
 
     def _refuse(self, plan: object) -> str | None:
-        return "under way" if self._refusals < MOST_REFUSALS and self.dice.random() < 0.02 else None
+        return "under way" if self._refusals < MAX_REFUSALS and self.dice.random() < 0.02 else None
 
     def _count(self, driver: Driver, counts: Counts) -> None:
         stats = driver.core.stats()
