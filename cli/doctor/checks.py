@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cortexmlx import __version__
 from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
@@ -17,6 +17,10 @@ from cortexmlx.cli.doctor.choices import saved_choices
 from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
+
+if TYPE_CHECKING:
+    from cortexmlx.attention.selfcheck import VariantCheck
+    from cortexmlx.metal.kernels import KernelFactory
 
 
 def run_checks() -> Iterator[DoctorCheck]:
@@ -200,12 +204,37 @@ def _check_attention() -> Iterator[DoctorCheck]:
         yield DoctorCheck("attention", CheckStatus.OK, f"{name} (the kernels need an Apple GPU)")
         return
     yield DoctorCheck("attention", CheckStatus.OK, name)
-    from cortexmlx.attention.selfcheck import check_all
-    from cortexmlx.metal.kernels import KernelFactory
+    from cortexmlx.metal.checked import CHECKED
+    from cortexmlx.metal.products.shape import ProductVariant
 
-    for check in check_all(cast(KernelFactory, mx.fast.metal_kernel)):
-        verdict, advice = (CheckStatus.OK, "") if check.agrees else (CheckStatus.WARN, _SLOWER)
-        yield DoctorCheck("kernel", verdict, f"{check.variant.label}: {check.outcome}", advice, check.message)
+    for variant, check in zip(CHECKED, check_kernels(cast("KernelFactory", mx.fast.metal_kernel)), strict=True):
+        instead = "MLX's kernel serves instead" if isinstance(variant, ProductVariant) else _SLOWER
+        verdict, advice = (CheckStatus.OK, "") if check.agrees else (CheckStatus.WARN, f"{instead}: {_REPORT}")
+        yield DoctorCheck("kernel", verdict, f"{variant.label}: {check.outcome}", advice, check.message)
+
+
+def check_kernels(factory: KernelFactory) -> Iterator[VariantCheck]:
+    """Check every kernel variant of `CHECKED` against float64, one after the other, on kernels made by `factory`."""
+    from cortexmlx.attention.selfcheck import check_decode, check_prefill, check_tail_write
+    from cortexmlx.metal.checked import CHECKED
+    from cortexmlx.metal.kernels import DecodeKernels
+    from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
+    from cortexmlx.metal.products.kernel import ProductKernel
+    from cortexmlx.metal.products.shape import ProductVariant
+    from cortexmlx.metal.tail_write import TailWriteKernel, TailWriteVariant
+    from cortexmlx.products.selfcheck import check_product
+
+    decode, prefill, product = DecodeKernels(factory), PrefillKernel(factory), ProductKernel(factory)
+    tail_write = TailWriteKernel(factory)
+    for variant in CHECKED:
+        if isinstance(variant, PrefillVariant):
+            yield check_prefill(prefill, variant)
+        elif isinstance(variant, TailWriteVariant):
+            yield check_tail_write(tail_write, variant)
+        elif isinstance(variant, ProductVariant):
+            yield check_product(product, variant.shape, variant.rows)
+        else:
+            yield check_decode(decode, variant)
 
 
 def _check_simulator() -> Iterator[DoctorCheck]:
@@ -219,7 +248,8 @@ def _check_simulator() -> Iterator[DoctorCheck]:
         yield DoctorCheck("simulator", CheckStatus.OK, detail)
 
 
-_SLOWER = "this shape runs on the reference path, slower: please report what `cortexmlx doctor --json` says of it"
+_SLOWER = "this shape runs on the reference path, slower"
+_REPORT = "please report what `cortexmlx doctor --json` says of it"
 
 CHECKS: dict[str, Callable[[], Iterator[DoctorCheck]]] = {
     "cortexmlx": _check_version,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -27,10 +27,10 @@ from cortexmlx.attention.selfcheck_problems import (
     make_tail_problem,
 )
 from cortexmlx.metal import prefill, tail_write
-from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
-from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
-from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
-from cortexmlx.metal.tail_write import WRITES, TailWriteKernel, TailWriteVariant
+from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
+from cortexmlx.metal.rules import REDUCE_THREADS, Variant, refusal
+from cortexmlx.metal.tail_write import TailWriteKernel, TailWriteVariant
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """The largest difference of results of order 1 that rounding to the dtype explains, with sums made in float32 in any
@@ -146,14 +146,6 @@ class KernelApproval:
         self.notes[variant.label] = reason
         _log.warning("%s (%s) runs on %s: %s", self.serves, variant.label, self.instead, reason)
         return False
-
-
-def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
-    """Check all of `VARIANTS`, `PREFILL_VARIANTS` and `WRITES`, one after the other, on kernels made by `factory`."""
-    kernels, kernel, writes = DecodeKernels(factory), PrefillKernel(factory), TailWriteKernel(factory)
-    yield from (check_decode(kernels, variant) for variant in VARIANTS)
-    yield from (check_prefill(kernel, variant) for variant in PREFILL_VARIANTS)
-    yield from (check_tail_write(writes, variant) for variant in WRITES)
 
 
 def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:

@@ -29,7 +29,7 @@ from support.kernels.paged_problem import (
     variant,
 )
 
-KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64, forced=Kernel.MATRIX)}
+KERNELS = {"vector": variant(), "matrix": variant(group=3, dim=64, forced_kernel=Kernel.MATRIX)}
 """A small variant of each kernel of a partition."""
 
 CONTEXTS = (0, 1, 7, 8, 9, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4097)

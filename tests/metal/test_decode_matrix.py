@@ -34,7 +34,7 @@ Judge = Callable[..., None]
 NARROW = (Kernel.VECTOR, Kernel.MATRIX)
 """Those of a head that fits the registers of a simdgroup; `test_decode_wide.py` has the wide kernel."""
 LENGTHS = (1, 31, 33, 255, 257, 513)
-MATRIX = variant(group=3, dim=64, forced=Kernel.MATRIX)
+MATRIX = variant(group=3, dim=64, forced_kernel=Kernel.MATRIX)
 
 
 @pytest.fixture(scope="module")

@@ -55,14 +55,18 @@ def test_what_codes_stand_for_is_what_mlx_says() -> None:
         ),
         variant(group=4, dim=64, bits=4, quant_group=64),
         pytest.param(
-            variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16", forced=Kernel.MATRIX),
+            variant(group=5, dim=256, bits=4, dtype="float16", kv_dtype="bfloat16", forced_kernel=Kernel.MATRIX),
             marks=pytest.mark.slow,
         ),
         variant(group=3, dim=128, bits=8, value_dim=64, block_size=16),
-        variant(group=2, dim=64, bits=4, value_dim=192, block_size=16, forced=Kernel.MATRIX),  # a value of two parts
+        variant(
+            group=2, dim=64, bits=4, value_dim=192, block_size=16, forced_kernel=Kernel.MATRIX
+        ),  # a value of two parts
         # A lane of the vector kernel has two neighbours of a head of 64: a load of 16 bits, or of 8.
-        variant(group=2, dim=64, bits=8, forced=Kernel.VECTOR),
-        variant(group=1, dim=64, bits=4, quant_group=64, dtype="float16", kv_dtype="bfloat16", forced=Kernel.VECTOR),
+        variant(group=2, dim=64, bits=8, forced_kernel=Kernel.VECTOR),
+        variant(
+            group=1, dim=64, bits=4, quant_group=64, dtype="float16", kv_dtype="bfloat16", forced_kernel=Kernel.VECTOR
+        ),
     ],
     ids=lambda v: v.label,
 )
@@ -164,7 +168,7 @@ def test_the_last_slots_of_as_many_words_as_are_counted(forced: Kernel) -> None:
     """Slabs of all the words that are not refused, all zero but for the row's blocks at their ends. Of 64 numbers of 4
     bits a lane of the vector kernel loads bytes, of which 32 bits count the fewest words.
     """
-    v = variant(group=3, dim=64, bits=4, forced=forced)
+    v = variant(group=3, dim=64, bits=4, forced_kernel=forced)
     assert refusal(v) is None
     (row,) = quantized_rows(v, [21])
     configured, items, inputs = quantized_problem(v, [row])

@@ -25,7 +25,7 @@ from support.kernels.quantized_problem import quantized_problem, quantized_rows
 
 VARIANTS = (
     variant(group=5, dim=16, dtype="bfloat16"),
-    variant(group=11, dim=64, dtype="float16", forced=Kernel.MATRIX),
+    variant(group=11, dim=64, dtype="float16", forced_kernel=Kernel.MATRIX),
     Variant("float32", "float32", 320, 256, 32, 10, latent=True),
 )
 """Each kernel, with several tiles."""
@@ -53,7 +53,7 @@ def test_one_launch_leaves_the_bits_of_two_whatever_the_other_rows_are(
 
 
 def test_several_query_tokens_have_the_sink_of_their_head(kernels: DecodeKernels, tolerance: dict[str, float]) -> None:
-    v = variant(group=2, dim=64, block_size=32, query_tokens=3, forced=Kernel.MATRIX)
+    v = variant(group=2, dim=64, block_size=32, query_tokens=3, forced_kernel=Kernel.MATRIX)
     rows, queries = several_queries(v, [40, 3, 250])
     options = Options(sinks=np.array([-2.0, 3.0, 0.5, 9.0], np.float32))
     given = problem(v, rows, options, queries=queries)
@@ -63,7 +63,7 @@ def test_several_query_tokens_have_the_sink_of_their_head(kernels: DecodeKernels
 
 
 def test_quantized_keys_and_values(kernels: DecodeKernels) -> None:
-    v = variant(group=3, dim=64, dtype="float16", kv_bits=4, quant_group=32, forced=Kernel.MATRIX)
+    v = variant(group=3, dim=64, dtype="float16", kv_bits=4, quant_group=32, forced_kernel=Kernel.MATRIX)
     given = quantized_problem(v, quantized_rows(v, [200, 1, 33]), Options())
     assert np.array_equal(np.array(kernels.decode_and_reduce(*given)), np.array(kernels(*given)))
 

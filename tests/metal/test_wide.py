@@ -40,7 +40,7 @@ def test_latent_attention_and_wide_heads_are_served_with_any_number_of_queries(g
         ({"key_dim": 568}, "multiples of 32"),
         ({"key_dim": 544, "kv_dtype": "bfloat16"}, "8 for latent keys"),
         ({"kv_dtype": "int8"}, "float32, float16 and bfloat16"),
-        ({"alibi": True, "forced": Kernel.WIDE}, "ALiBi"),
+        ({"alibi": True, "forced_kernel": Kernel.WIDE}, "ALiBi"),
     ],
 )
 def test_what_is_not_served_says_why(change: dict[str, Any], says: str) -> None:

@@ -16,28 +16,24 @@ from typing import Any
 
 import mlx.core as mx
 
+from cortexmlx.metal.checked import CHECKED, CheckedKernel
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.lab.legal.msl import INCLUDE, UTILS
 from cortexmlx.metal.lab.sim import metal_kernel
 from cortexmlx.metal.lab.sim.source import KernelText
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
-from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
+from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
-from cortexmlx.metal.rules import VARIANTS, Variant
-from cortexmlx.metal.tail_write import COLUMNS, WRITES, HeadNorm, NewTokens, TailWriteKernel, TailWriteVariant
+from cortexmlx.metal.products.shape import ProductVariant
+from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.tail_write import COLUMNS, HeadNorm, NewTokens, TailWriteKernel, TailWriteVariant
 from cortexmlx.metal.work import SMALL
-
-Checked = Variant | PrefillVariant | TailWriteVariant | ProductVariant
-
-CHECKED: tuple[Checked, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)
-"""The variants that `cortexmlx doctor` checks, of every kernel, and the quantized products."""
 
 _LONGEST_NAME = 200
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
-def kernel_texts(variant: Checked) -> Iterator[KernelText]:
+def kernel_texts(variant: CheckedKernel) -> Iterator[KernelText]:
     """Yield a variant's kernels as MLX generates them, for inputs of at least `SMALL` elements, as in the engine."""
     made: list[KernelText] = []
 

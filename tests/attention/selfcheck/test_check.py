@@ -10,13 +10,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck import check_all, check_decode, check_prefill
+from cortexmlx.attention.selfcheck import check_decode, check_prefill
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
-from cortexmlx.metal.rules import VARIANTS, Variant
-from cortexmlx.metal.shape import AttentionShape
-from cortexmlx.metal.tail_write import WRITES
+from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
+from cortexmlx.metal.rules import Variant
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,
@@ -178,15 +176,6 @@ def test_an_interrupt_is_no_result() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         check_decode(DecodeKernels(broken(interrupt)), SMALL)
-
-
-def test_all_variants_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[AttentionShape] = []
-    for name in ("check_decode", "check_prefill", "check_tail_write"):
-        monkeypatch.setattr(f"cortexmlx.attention.selfcheck.{name}", lambda kernels, v: checked.append(v) or v)
-    results = check_all(sim.metal_kernel)
-    assert next(results) == VARIANTS[0] and len(checked) == 1, "whoever shows progress sees each as it comes"
-    assert [VARIANTS[0], *results] == [*VARIANTS, *PREFILL_VARIANTS, *WRITES] == checked
 
 
 def test_the_error_is_the_largest_over_all_problems() -> None:

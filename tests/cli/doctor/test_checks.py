@@ -15,6 +15,7 @@ from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.doctor.checks import CHECKS, run_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.products.shape import PRODUCTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.tail_write import WRITES
 from support.folders import cached_model
@@ -91,12 +92,12 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.VARIANTS", VARIANTS[:1])
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.WRITES", WRITES[:1])
+    variants = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], PRODUCTS[0])
+    monkeypatch.setattr("cortexmlx.metal.checked.CHECKED", variants)
     backend, *kernels = CHECKS["attention"]()
-    assert backend.detail == "metal" and [check.verdict for check in kernels] == [CheckStatus.WARN] * 3
-    for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0]), strict=True):
+    assert backend.detail == "metal" and [check.verdict for check in kernels] == [CheckStatus.WARN] * 4
+    assert [check.advice.startswith("MLX's kernel serves instead: ") for check in kernels] == [False] * 3 + [True]
+    for check, variant in zip(kernels, variants, strict=True):
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
         assert "\n" not in check.detail and "doctor --json" in check.advice
         assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"

@@ -54,9 +54,7 @@ def test_doctor_tells_why_a_kernel_cannot_be_used(
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.fast, "metal_kernel", factory)
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.VARIANTS", (small,))
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.PREFILL_VARIANTS", ())
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.WRITES", ())
+    monkeypatch.setattr("cortexmlx.metal.checked.CHECKED", (small,))
     monkeypatch.setattr(checks, "CHECKS", {"attention": checks.CHECKS["attention"]})
     assert run(["doctor"]) == 0, "the reference path serves"
     _, line, advice = capsys.readouterr().out.splitlines()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.metal.lab.agx.kernel_files import CHECKED, kernel_texts
+from cortexmlx.metal.checked import CHECKED
+from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
 from cortexmlx.metal.lab.legal import Complaint, Language, complaints
 from cortexmlx.metal.lab.legal.__main__ import main
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers

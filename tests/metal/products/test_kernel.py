@@ -1,4 +1,6 @@
-"""The quantized product in the simulator. MLX quantizes and dequantizes on the CPU, and NumPy multiplies in float64."""
+"""The quantized product in the simulator, and on a GPU with `-m metal`. MLX quantizes and dequantizes on the CPU, and
+NumPy multiplies in float64.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
 from cortexmlx.metal.products.shape import FORMATS, ProductShape
@@ -22,8 +25,8 @@ AFFINE, MXFP4 = ("affine", 4, 64), ("mxfp4", 4, 32)
 
 
 @pytest.fixture(scope="module")
-def kernel() -> ProductKernel:
-    return ProductKernel(sim.metal_kernel)
+def kernel(factory: KernelFactory) -> ProductKernel:
+    return ProductKernel(factory)
 
 
 @cache
@@ -114,9 +117,10 @@ def test_odd_sizes(kernel: ProductKernel, groups: int, outputs: int) -> None:
     ],
     ids=str,
 )
-def test_each_byte_of_the_weights_is_read_once(kernel: ProductKernel, form: tuple[str, int, int], rows: int) -> None:
+def test_each_byte_of_the_weights_is_read_once(form: tuple[str, int, int], rows: int) -> None:
     shape = shape_of(form, groups=10, outputs=64)
     weights, _ = weights_of(shape)
+    kernel = ProductKernel(sim.metal_kernel)
     with sim.recording() as recorded:
         kernel(shape, rows_of(shape, rows), weights)
     buffers = recorded.last.buffers
@@ -170,10 +174,11 @@ def test_experts_in_any_order_give_a_pair_the_same_bits(kernel: ProductKernel) -
     assert np.array_equal(np.array(alone)[0], as_given[9])
 
 
-def test_weights_of_an_expert_are_read_once_for_all_of_its_pairs(kernel: ProductKernel) -> None:
+def test_weights_of_an_expert_are_read_once_for_all_of_its_pairs() -> None:
     shape = shape_of(AFFINE, groups=8, outputs=32, experts=8)
     weights, _ = weights_of(shape)
     experts = mx.array([1, 5, 1, 1, 5, 7, 1, 5] * 4, mx.uint32)  # 16 times 1, 12 times 5, 4 times 7
+    kernel = ProductKernel(sim.metal_kernel)
     with sim.recording() as recorded:
         kernel.multiply_experts(shape, rows_of(shape, 32), weights, experts)
     assert recorded.last.buffers["weight_codes"].bytes_read == 3 * weights.codes.nbytes // 8

@@ -1,0 +1,14 @@
+"""The one list of kernel variants that are checked: on a GPU by `cortexmlx doctor` and `pytest -m metal`, by Apple's
+compiler in continuous integration, and by the compilers and judges of the laboratory. Every shader is on it.
+"""
+
+from __future__ import annotations
+
+from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillVariant
+from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
+from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.tail_write import WRITES, TailWriteVariant
+
+CheckedKernel = Variant | PrefillVariant | TailWriteVariant | ProductVariant
+
+CHECKED: tuple[CheckedKernel, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)

@@ -1,0 +1,57 @@
+"""The list of kernels that are checked: every shader is on it, and on a GPU each agrees with float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import metal
+from cortexmlx.cli.doctor import checks
+from cortexmlx.metal import checked
+from cortexmlx.metal.checked import CHECKED, CheckedKernel
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
+from cortexmlx.metal.lab.sim import metal_kernel
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant
+from cortexmlx.metal.rules import VARIANTS
+from cortexmlx.metal.tail_write import WRITES
+from cortexmlx.metal.text import minify
+from cortexmlx.products import selfcheck
+
+SHADERS = {path.name: minify(path.read_text()) for path in Path(str(metal.__file__)).parent.glob("shaders/*.metal")}
+
+
+def test_every_shader_is_checked() -> None:
+    texts = {kernel.text for variant in CHECKED for kernel in kernel_texts(variant)}
+    ends = {name: text.strip().rsplit("\n\n", 1)[-1] for name, text in SHADERS.items()}
+    assert {name for name, end in ends.items() if any(end in text for text in texts)} == {*ends} and len(ends) > 6
+
+
+FIRST = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], PRODUCTS[0])
+
+
+def test_the_doctor_checks_them_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever shows progress sees each as it comes."""
+    made: list[str] = []
+    for name in ("check_decode", "check_prefill", "check_tail_write"):
+        monkeypatch.setattr(f"cortexmlx.attention.selfcheck.{name}", lambda kernels, v: made.append(v.label) or v.label)
+    monkeypatch.setattr(selfcheck, "check_product", lambda _, *product: made.append(ProductVariant(*product).label))
+    monkeypatch.setattr(checked, "CHECKED", FIRST)
+    found = checks.check_kernels(metal_kernel)
+    assert next(found) == FIRST[0].label and len(made) == 1
+    assert len([*found]) == 3 and made == [variant.label for variant in FIRST]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [*FIRST, *(pytest.param(v, marks=pytest.mark.slow) for v in CHECKED if v not in FIRST)],
+    ids=lambda variant: variant.label,
+)
+def test_it_agrees_with_float64(variant: CheckedKernel, factory: KernelFactory, monkeypatch: Any) -> None:
+    """On a GPU all of them, by `-m metal`."""
+    monkeypatch.setattr(checked, "CHECKED", (variant,))
+    (check,) = checks.check_kernels(factory)
+    assert check.agrees, (check.outcome, check.message)
