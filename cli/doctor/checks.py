@@ -16,7 +16,7 @@ from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.cli.doctor.choices import saved_choices
 from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.system.machine import memory_bytes, working_set_bytes
+from cortexmlx.system.machine import has_matrix_units, memory_bytes, uses_matrix_units, working_set_bytes
 
 if TYPE_CHECKING:
     from cortexmlx.attention.selfcheck import VariantCheck
@@ -102,6 +102,12 @@ def _check_device() -> Iterator[DoctorCheck]:
         )
     elif "Paravirtual" in machine.chip:
         verdict, advice = CheckStatus.WARN, "the GPU of a virtual machine: its results and times are not an Apple GPU's"
+    elif has_matrix_units() and not uses_matrix_units():
+        verdict, advice = (
+            CheckStatus.WARN,
+            "this build of MLX has no NAX kernels for the GPU's matrix units, so prompts are up to 3 times slower: "
+            "pip install --force-reinstall mlx mlx-metal, with a Python that was built for macOS 26",
+        )
     yield DoctorCheck("device", verdict, f"{machine.device}: {machine.chip}, {machine.cpus} CPUs", advice)
 
 

@@ -32,7 +32,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
-from cortexmlx.system.machine import metal_device
+from cortexmlx.system.machine import macos_version, metal_device, uses_matrix_units
 
 AttentionJobs = dict[tuple[LayerKey, BatchClass], TuningJob]
 """The jobs, by the layer and the class."""
@@ -266,8 +266,9 @@ def current_identity() -> TimingIdentity:
         device = f"CPU, {platform.machine()}, {os.cpu_count()} cores"
     else:
         device = metal_device() or "GPU"
-    system = platform.mac_ver()[0] if sys.platform == "darwin" else platform.release()
-    return TimingIdentity(device, system, version("mlx"), kernel_digest(), version("cortexmlx"))
+    system = macos_version() if sys.platform == "darwin" else platform.release()
+    mlx = version("mlx") + " with NAX" * uses_matrix_units()
+    return TimingIdentity(device, system, mlx, kernel_digest(), version("cortexmlx"))
 
 
 def kernel_digest() -> str:

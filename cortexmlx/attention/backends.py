@@ -18,7 +18,7 @@ from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.system.developer_parts import import_developer_part
-from cortexmlx.system.machine import has_matrix_units, metal_device
+from cortexmlx.system.machine import metal_device, uses_matrix_units
 
 
 def _shorten_note(note: str) -> str:
@@ -108,7 +108,7 @@ def choose_backend(name: str) -> AttentionBackend:
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
-        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=has_matrix_units())
+        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=uses_matrix_units())
         return kernel_backend(name, attention, TailWriter(mx.fast.metal_kernel))
     if name == "sim":
         simulator = import_developer_part("cortexmlx.metal.lab.sim", "attention='sim'")

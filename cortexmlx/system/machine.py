@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import mmap
 import os
 import platform
 import re
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import MemoryRefused
@@ -87,8 +89,15 @@ def metal_device() -> str | None:
         return None
 
 
+def uses_matrix_units() -> bool:
+    """Return whether MLX's products run on the GPU's matrix units: it has them, and this build of MLX has kernels for
+    them.
+    """
+    return has_matrix_units() and mlx_matrix_kernels() != 0
+
+
 def has_matrix_units() -> bool:
-    """Return whether MLX can use the GPU's matrix units: M5 and later, from macOS 26.2 on.
+    """Return whether the GPU has matrix units that the system lets MLX use: M5 and later, from macOS 26.2 on.
 
     Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture
     ("applegpu_g17s") and the system.
@@ -98,8 +107,43 @@ def has_matrix_units() -> bool:
     import mlx.core as mx
 
     match = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
-    system = [int(number) for number in re.findall(r"\d+", platform.mac_ver()[0])]
+    system = [int(number) for number in re.findall(r"\d+", macos_version())]
     return match is not None and int(match[1]) >= (18 if match[2] == "p" else 17) and system[:2] >= [26, 2]
+
+
+@cache
+def mlx_matrix_kernels() -> int | None:
+    """Return how many kernels for matrix units ("NAX") this build of MLX has; None if that cannot be known.
+
+    MLX's wheel for macOS 26 has thousands, those for macOS 14 and 15 none. Where the library of kernels cannot be read,
+    the wheel's tag tells only whether there are any.
+    """
+    import mlx.core as mx
+
+    library = Path(str(mx.__file__)).parent / "lib" / "mlx.metallib"
+    with (
+        contextlib.suppress(OSError, ValueError),
+        library.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kernels,
+    ):
+        return sum(1 for _ in re.finditer(rb"_nax_", kernels))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        tags = importlib.metadata.distribution("mlx-metal").read_text("WHEEL") or ""
+        if (match := re.search(r"macosx_(\d+)_", tags)) is not None and int(match[1]) < 26:
+            return 0
+    return None
+
+
+def macos_version() -> str:
+    """Return the version of macOS, such as "26.2"; empty elsewhere. A Python that was built for an older system is told
+    an older version ("16.2") by `platform`, so the kernel is asked first.
+    """
+    buffer, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    with contextlib.suppress(OSError, AttributeError):  # no system with this call
+        ask = ctypes.CDLL(None).sysctlbyname
+        if ask(b"kern.osproductversion", buffer, ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
+            return buffer.value.decode()
+    return platform.mac_ver()[0]
 
 
 def release_freed_memory() -> None:

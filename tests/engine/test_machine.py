@@ -10,7 +10,15 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.system import machine
-from cortexmlx.system.machine import has_matrix_units, memory_bytes, metal_device, working_set_bytes
+from cortexmlx.system.machine import (
+    has_matrix_units,
+    macos_version,
+    memory_bytes,
+    metal_device,
+    mlx_matrix_kernels,
+    uses_matrix_units,
+    working_set_bytes,
+)
 
 
 def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +59,7 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
     assert metal_device() is None and working_set_bytes() == memory_bytes() * 3 // 4
 
 
+@pytest.mark.parametrize("kernels", [0, 7920, None])
 @pytest.mark.parametrize(
     ("architecture", "system", "units"),
     [
@@ -64,12 +73,13 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
     ],
 )
 def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, system: str, units: bool
+    monkeypatch: pytest.MonkeyPatch, architecture: str, system: str, units: bool, kernels: int | None
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "a GPU", "architecture": architecture})
-    monkeypatch.setattr("cortexmlx.system.machine.platform.mac_ver", lambda: (system, ("", "", ""), "arm64"))
-    assert has_matrix_units() is units
+    monkeypatch.setattr("cortexmlx.system.machine.macos_version", lambda: system)
+    monkeypatch.setattr("cortexmlx.system.machine.mlx_matrix_kernels", lambda: kernels)
+    assert has_matrix_units() is units and uses_matrix_units() is (units and kernels != 0)
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert not has_matrix_units()
 
@@ -82,3 +92,46 @@ def test_freed_memory_is_given_back_where_the_c_library_can(monkeypatch: pytest.
     assert asked == [0]
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: SimpleNamespace())
     machine.release_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("library", "tag", "count"),
+    [
+        (b"\0steel_gemm_nax_float\0qmm_t_nax_half\0sdpa_vector\0", "macosx_15_0_arm64", 2),
+        (b"\0steel_gemm_float\0" * 1000, "macosx_26_0_arm64", 0),
+        (None, "macosx_15_0_arm64", 0),
+        (None, "macosx_26_0_arm64", None),
+        (b"", "macosx_14_0_arm64", 0),
+        (None, None, None),
+    ],
+)
+def test_a_build_of_mlx_is_asked_for_its_kernels_and_else_for_its_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bytes | None, tag: str | None, count: int | None
+) -> None:
+    (tmp_path / "lib").mkdir()
+    if library is not None:
+        (tmp_path / "lib" / "mlx.metallib").write_bytes(library)
+    if tag is not None:
+        wheel = tmp_path / "mlx_metal-0.32.4.dist-info"
+        wheel.mkdir()
+        (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-metal\nVersion: 0.32.4\n")
+        (wheel / "WHEEL").write_text(f"Wheel-Version: 1.0\nTag: py3-none-{tag}\n")
+    monkeypatch.setattr(mx, "__file__", str(tmp_path / "core.so"))
+    monkeypatch.syspath_prepend(tmp_path)
+    mlx_matrix_kernels.cache_clear()
+    assert mlx_matrix_kernels() == count
+    mlx_matrix_kernels.cache_clear()
+
+
+def test_the_kernel_knows_the_system_better_than_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that was built for macOS 15 is told that macOS 26 is macOS 16."""
+    monkeypatch.setattr("cortexmlx.system.machine.platform.mac_ver", lambda: ("16.2", ("", "", ""), "arm64"))
+    assert macos_version() == "16.2", "without the system call, as here"
+
+    def sysctlbyname(name: bytes, buffer: Any, size: object, new: object, count: object) -> int:
+        assert name == b"kern.osproductversion"
+        buffer.value = b"26.2.1"
+        return 0
+
+    monkeypatch.setattr("cortexmlx.system.machine.ctypes.CDLL", lambda _: SimpleNamespace(sysctlbyname=sysctlbyname))
+    assert macos_version() == "26.2.1"

@@ -69,6 +69,7 @@ def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyP
         ("darwin", True, "Apple Paravirtual device", CheckStatus.WARN, "virtual machine"),
         ("darwin", True, None, CheckStatus.FAIL, "none can be opened"),
         ("darwin", False, None, CheckStatus.WARN, "built without Metal"),
+        ("darwin", True, "Apple M5, without NAX", CheckStatus.WARN, "no NAX kernels"),
         ("linux", False, None, CheckStatus.OK, ""),
     ],
 )
@@ -80,6 +81,8 @@ def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", system)
     monkeypatch.setattr(mx.metal, "is_available", lambda: built)
     monkeypatch.setattr("cortexmlx.bench.measure.machine.metal_device", lambda: opened)
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.uses_matrix_units", lambda: False)
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.has_matrix_units", lambda: "M5" in (opened or ""))
     [check] = CHECKS["device"]()
     assert check.verdict is verdict and says in check.advice
     assert check.detail.startswith(f"Metal GPU: {opened}" if opened else "CPU: ")
