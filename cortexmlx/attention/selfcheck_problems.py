@@ -272,7 +272,9 @@ def _reference_attention(
 # A small problem for the kernel that writes the tail, and its answer in float64 by NumPy.
 
 
-_POSITIONS = np.array([0, 5, 77], np.int32)
+_POSITIONS = np.array([0, 5, 77, 100_003], np.int32)
+NUM_NEAR_ROWS = 3
+"""The rows after these are so far on in their texts that 16 bits do not hold their positions."""
 _TAIL_COLUMNS, _COLUMN = 16, 6
 _QUERY_HEADS, _TAIL_KV_HEADS = 3, 2
 _EPS = 1e-5

@@ -10,21 +10,24 @@ import numpy.typing as npt
 
 from cortexmlx.attention.selfcheck import UNWRITTEN_VALUE, VariantCheck, max_difference, read_output, run_check
 from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, refusal
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, SLICES, ProductShape, refusal
 
 
 def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
-    """Check our kernel on a small product of a shape and number of rows. A failure of the kernel is a result, not an
-    exception. A failure of work in flight before raises here.
+    """Check our kernel on a small product of a shape and number of rows, and on one with many inputs. A failure of the
+    kernel is a result, not an exception. A failure of work in flight before raises here.
     """
 
-    def compared() -> float:
-        p = make_problem(shape, rows)
+    def error_of(p: ProductProblem) -> float:
         if p.experts is None:
             output = kernel(p.shape, p.rows, p.weights, init_value=UNWRITTEN_VALUE)
         else:
             output = kernel.multiply_experts(p.shape, p.rows, p.weights, p.experts, init_value=UNWRITTEN_VALUE)
         return max_difference(read_output("product", p.shape.threads, output), p.expected)
+
+    def compared() -> float:
+        error = error_of(make_problem(shape, rows))
+        return max(error, error_of(make_large_problem(shape, rows))) if shape.slices == SLICES else error
 
     return run_check(shape, refusal(shape, rows), compared, judge="the product in float64")
 
@@ -32,8 +35,14 @@ def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> Vari
 # Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.
 
 
-EXPERTS = (0,) * (EXPERT_ROWS + 3) + (3, 1, 1, 3, 1)
-"""The expert of each pair: one with more pairs than are computed together, some whose pairs lie apart, one without."""
+EXPERTS = (0,) * (2 * EXPERT_ROWS + 8) + (3, 1, 1, 3, 1)
+"""The expert of each pair: one with more pairs than two rounds compute, some whose pairs lie apart, one without."""
+
+_FAR_OFFSET = 1 << 16
+"""An offset that 16 bits do not hold."""
+
+_LARGE_POWER = 17
+"""Powers of two by which large activations are larger. No half holds them."""
 
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes of MXFP4's codes, by exponent and fraction (OCP Microscaling Formats, version 1.0)."""
@@ -58,18 +67,33 @@ def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProble
     """Return a small product that tests the kernel for a shape and number of rows: as many slices, which do not all
     have as many groups, and a last threadgroup with a single output. The results are of order 1.
     """
+    return _draw_problem(shape, (2 * shape.slices - 1) * shape.group, rows, 0, seed)
+
+
+def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> ProductProblem:
+    """Return a product with so many inputs that offsets of rows need more than 16 bits, and with activations beyond a
+    half's range if the dtype holds them. The results are of order 1.
+    """
+    row_count = len(EXPERTS) if shape.experts else rows
+    groups = -(-_FAR_OFFSET // max(row_count - 1, 1) // shape.group) + 1
+    power = 0 if shape.dtype == "float16" else _LARGE_POWER
+    return _draw_problem(shape, max(groups, 2 * SLICES) * shape.group, rows, power, seed)
+
+
+def _draw_problem(shape: ProductShape, inputs: int, rows: int, power: int, seed: int) -> ProductProblem:
+    """Draw a product. Activations are 2^`power` times larger than usual, and weights as much smaller."""
     small_shape = replace(
         shape,
-        inputs=(2 * shape.slices - 1) * shape.group,
+        inputs=inputs,
         outputs=OUTPUTS + 1,
         experts=None if shape.experts is None else max(EXPERTS) + 1,
     )
     random = np.random.default_rng(seed)
-    matrices = [draw_weights(small_shape, random) for _ in range(small_shape.experts or 1)]
+    matrices = [draw_weights(small_shape, random, power) for _ in range(small_shape.experts or 1)]
     pairs = EXPERTS if small_shape.experts else ()
     x = (np.clip(np.rint(16 * random.standard_normal((len(pairs) or rows, small_shape.inputs))), -63, 63) / 16).astype(
         np.float32
-    )
+    ) * np.float32(2.0**power)
     row_experts = pairs or (0,) * rows
     expected = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(row_experts, x, strict=True)])
     stacked_arrays = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
@@ -85,14 +109,15 @@ def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProble
 
 
 def draw_weights(
-    shape: ProductShape, random: np.random.Generator
+    shape: ProductShape, random: np.random.Generator, power: int = 0
 ) -> tuple[list[npt.NDArray[np.generic]], Float64Array]:
-    """Draw random quantized weights. Return their arrays `[outputs, ...]` (codes, scales and, if affine, biases), and
-    the numbers that they stand for. Scales and biases are exact in every dtype.
+    """Draw random quantized weights, for activations that are 2^`power` times larger than usual. Return their arrays
+    `[outputs, ...]` (codes, scales and, if affine, biases), and the numbers that they stand for. Scales and biases are
+    exact in every dtype.
     """
     codes = random.integers(0, 1 << shape.bits, (shape.outputs, shape.inputs), np.uint32)
     per_group = (shape.outputs, shape.inputs // shape.group)
-    power = -round(np.log2(shape.inputs**0.5 * 2**shape.bits))  # the sum of as many products is of order 1
+    power = -power - round(np.log2(shape.inputs**0.5 * 2**shape.bits))  # the sum of as many products is of order 1
     words = _pack(codes, shape.bits)
     if shape.mode == "mxfp4":
         exponents = random.integers(power, power + 3, per_group)

@@ -11,6 +11,7 @@ TESTS = (
     "metal/test_tail_write.py",
     "attention/test_tail_write.py",
     "attention/test_metal.py",
+    "attention/selfcheck/test_check.py",
     "engine/test_stale_data.py",
 )
 """The tests that judge these faults."""
@@ -71,6 +72,18 @@ FAULTS = (
     Fault("positions are not scaled", WRITE_ENTRY, "numbers_of_layer[1] * float", "float"),
     Fault("a change in place is not seen", WRITER, "        self.origin = None\n        return", "        return"),
     Fault("changed queries are replaced", WRITER, "if queries is self.original_queries and", "if True or"),
+    Fault(
+        "positions go through halves",
+        WRITE,
+        "return rotation.position * turn",
+        "return float(half(rotation.position)) * turn",
+    ),
+    Fault(
+        "positions go through bfloat16",
+        WRITE,
+        "return rotation.position * turn",
+        "return float(bfloat(rotation.position)) * turn",
+    ),
     Fault("changed keys are replaced", WRITER, "rotated_keys is not keys\n            or not", "not"),
     Fault("what is rotated may change later", WRITER, "return x.astype(x.dtype)", "return x"),
     Fault(

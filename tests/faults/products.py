@@ -37,6 +37,21 @@ FAULTS = (
         "sum[t].thread_elements()[e], before)",
         "sum[t].thread_elements()[e], 0.0f)",
     ),
+    Fault(
+        "offsets of rows have 16 bits", TEXT, "uint(row) * groups * GROUP", "uint(ushort(uint(row) * groups * GROUP))"
+    ),
+    Fault(
+        "rows of bfloat16 go through halves",
+        TEXT,
+        "thread_elements()[e] = loaded[k]",
+        "thread_elements()[e] = T(half(loaded[k]))",
+    ),
+    Fault(
+        "no barrier after the last tile",
+        TEXT,
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n}",
+        "    if (t + 1 < TILES) threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n}",
+    ),
     Fault("slices take the same groups", TEXT, "for (uint g = slice; g", "for (uint g = 0; g"),
     Fault("the first slice alone is summed", TEXT, "s < SLICES; s++", "s < 1; s++"),
     Fault(

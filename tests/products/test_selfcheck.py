@@ -11,6 +11,7 @@ import pytest
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.products.shape import ProductShape
+from cortexmlx.metal.text import minify
 from cortexmlx.products.selfcheck import check_product
 
 SHAPE = ProductShape("float16", "affine", 4, 64, 256, 5000)
@@ -41,6 +42,38 @@ def test_a_wrong_kernel_is_found(shape: ProductShape, rows: int, right: str, wro
     check = check_product(ProductKernel(factory), shape, rows)
     said = "does not run" if said == "does not compile" else said  # the simulator's words are not Apple's
     assert not check.agrees and said in check.outcome
+
+
+LARGE = replace(SHAPE, inputs=4096)
+LAST_BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "right", "wrong", "said"),
+    [
+        (LARGE, 8, "uint(row) * groups * GROUP", "uint(ushort(uint(row) * groups * GROUP))", "differs from"),
+        (replace(LARGE, experts=8), 16, "uint(row) * groups * GROUP", "uint(short(uint(row) * groups * GROUP))", ""),
+        (
+            replace(LARGE, dtype="bfloat16"),
+            8,
+            "numbers[t][w * RUN + k].thread_elements()[e] = loaded[k]",
+            "numbers[t][w * RUN + k].thread_elements()[e] = T(half(loaded[k]))",
+            "NaN or infinity",
+        ),
+        (replace(LARGE, experts=8), 16, LAST_BARRIER, f"if (t + 1 < TILES) {LAST_BARRIER.strip()}", "race"),
+    ],
+    ids=["offsets of 16 bits", "signed offsets", "rows as halves", "no barrier after the last tile"],
+)
+def test_what_shows_only_in_large_products_is_found(
+    shape: ProductShape, rows: int, right: str, wrong: str, said: str
+) -> None:
+    def factory(*, header: str, **options: Any) -> Any:
+        right_text, wrong_text = minify(right), minify(wrong)
+        assert right_text in header
+        return sim.metal_kernel(header=header.replace(right_text, wrong_text), **options)
+
+    check = check_product(ProductKernel(factory), shape, rows)
+    assert not check.agrees and said in f"{check.outcome} {check.message}"
 
 
 def test_a_dropped_launch_is_found() -> None:

@@ -10,11 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck import check_decode, check_prefill
+from cortexmlx.attention.selfcheck import check_decode, check_prefill, check_tail_write
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.tail_write import WRITES, TailWriteKernel, TailWriteVariant
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,
@@ -218,3 +219,16 @@ def test_a_prefill_kernel_that_is_wrong_does_not(factory: Any, says: str) -> Non
 
 def test_the_check_refuses_what_the_prefill_kernel_does_not_serve() -> None:
     assert "matrices of 8" in check_prefill(PrefillKernel(sim.metal_kernel), replace(PREFILL, key_dim=20)).outcome
+
+
+@pytest.mark.parametrize("dtype", ["half", "bfloat"])
+@pytest.mark.parametrize("variant", [WRITES[0], WRITES[-1]], ids=lambda v: v.label)
+def test_positions_that_16_bits_do_not_hold_are_looked_at(variant: TailWriteVariant, dtype: str) -> None:
+    right, wrong = "return rotation.position * turn", f"return float({dtype}(rotation.position)) * turn"
+
+    def factory(*, header: str, **options: Any) -> Any:
+        assert right in header
+        return sim.metal_kernel(header=header.replace(right, wrong), **options)
+
+    assert check_tail_write(TailWriteKernel(sim.metal_kernel), variant).agrees
+    assert not check_tail_write(TailWriteKernel(factory), variant).agrees
