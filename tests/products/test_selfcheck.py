@@ -18,7 +18,14 @@ SHAPE = ProductShape("float16", "affine", 4, 64, 256, 5000)
 EXPERTS = replace(SHAPE, mode="mxfp4", group=32, inputs=128, experts=128)
 
 
-@pytest.mark.parametrize(("shape", "rows"), [(SHAPE, 9), (EXPERTS, 48)], ids=["one matrix", "experts"])
+LARGE = replace(SHAPE, inputs=4096)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [(SHAPE, 9), (EXPERTS, 48), (LARGE, 8), (replace(LARGE, dtype="bfloat16", experts=8), 16)],
+    ids=["one matrix", "experts", "many inputs", "large activations"],
+)
 def test_the_kernel_agrees(shape: ProductShape, rows: int) -> None:
     check = check_product(ProductKernel(sim.metal_kernel), shape, rows)
     assert check.agrees and "agrees with the product in float64" in check.outcome
@@ -44,7 +51,6 @@ def test_a_wrong_kernel_is_found(shape: ProductShape, rows: int, right: str, wro
     assert not check.agrees and said in check.outcome
 
 
-LARGE = replace(SHAPE, inputs=4096)
 LAST_BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n  }\n}"
 
 
