@@ -23,6 +23,7 @@ from cortexmlx.attention.selfcheck_problems import (
     DecodeProblem,
     PrefillProblem,
     make_decode_problem,
+    make_far_problem,
     make_prefill_problem,
     make_strided,
     make_tail_problem,
@@ -153,14 +154,15 @@ class KernelApproval:
 
 
 def check_decode(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
-    """Check a decode kernel variant on rows of unequal length with a tail, with a window and without. An error of the
-    kernel is a result, not an exception. What was in flight before and fails raises here.
+    """Check a decode kernel variant on rows of unequal length with a tail, with a window and without, and after 65,536
+    tokens. An error of the kernel is a result, not an exception. What was in flight before and fails raises here.
     """
 
     def compared() -> float:
         problems = [make_decode_problem(variant, window) for window in (None, WINDOW)]
         error = max(_decode_error(kernels, variant, problem) for problem in problems)
         error = max(error, _whole_error(kernels, variant, make_decode_problem(variant, None, ONE_PARTITION_LENGTHS)))
+        error = max(error, _decode_error(kernels, variant, make_far_problem(variant)))
         if error <= _TOLERANCE[variant.dtype]:
             _require_no_copy(
                 "decode",

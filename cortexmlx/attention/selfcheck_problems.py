@@ -30,6 +30,9 @@ ROW_LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
 ONE_PARTITION_LENGTHS = (PARTITION - 9, 31, 1)
 """The same for rows that have one partition each."""
 
+FAR_TOKENS = 1 << 16
+"""Tokens of a row that 16 bits do not count."""
+
 TAIL_TOKENS = 5
 WINDOW = PARTITION + 50
 PIECES = ((0, 67), (45, 131), (300, 301))
@@ -54,8 +57,17 @@ class DecodeProblem:
     expected: npt.NDArray[np.float64]
 
 
-def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[int] = ROW_LENGTHS) -> DecodeProblem:
-    """Return a decode problem of rows of `lengths` in scattered blocks. Unowned memory is NaN, in arena and tail."""
+def make_far_problem(variant: Variant) -> DecodeProblem:
+    """Return a decode problem of rows of more tokens than 16 bits count. A window sees their ends."""
+    return make_decode_problem(variant, WINDOW, (WINDOW + 33, WINDOW + 1), unseen_tokens=FAR_TOKENS)
+
+
+def make_decode_problem(
+    variant: Variant, window: int | None, lengths: Sequence[int] = ROW_LENGTHS, unseen_tokens: int = 0
+) -> DecodeProblem:
+    """Return a decode problem of rows of `lengths` in scattered blocks. Memory that no query sees is NaN, in arena and
+    tail. `unseen_tokens` come before those of each row, outside the window: one block stands for all of theirs.
+    """
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
@@ -63,13 +75,17 @@ def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[
 
     rows, heads = len(lengths), _KV_HEADS * variant.group
     tables, slots = _scatter_blocks(lengths, variant.block_size, random.permutation)
+    blocks = int(tables.max()) + 1
+    if unseen_tokens:
+        unseen_blocks = np.full((rows, unseen_tokens // variant.block_size), blocks, tables.dtype)
+        tables, blocks = np.concatenate([unseen_blocks, tables], 1), blocks + 1
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
     def laid_out(row_arrays: Sequence[Floats]) -> tuple[Floats, Floats]:
         """What each row holds `[kv_heads, tokens, numbers]`, in a slab and in the tails."""
         dim = row_arrays[0].shape[2]
-        slab = np.full((_KV_HEADS, (tables.max() + 1) * variant.block_size, dim), np.nan, np.float32)
+        slab = np.full((_KV_HEADS, blocks * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
         for row, (row_array, length) in enumerate(zip(row_arrays, lengths, strict=True)):
             slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = row_array[:, :length], row_array[:, length:]
@@ -115,7 +131,8 @@ def make_decode_problem(variant: Variant, window: int | None, lengths: Sequence[
         tuple(_to_mlx(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
         for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
     ]
-    work = make_work_list(np.array(lengths, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
+    row_lengths = np.array(lengths, np.int32) + unseen_tokens
+    work = make_work_list(row_lengths, TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_to_mlx(queries[:, :, None], variant.dtype),
         keys=slab(key_arrays[0]),

@@ -61,6 +61,12 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "tokens of a context have 16 bits",
+        SHARED,
+        "block_table[token / BLOCK_SIZE]",
+        "block_table[ushort(token) / BLOCK_SIZE]",
+    ),
+    Fault(
         "no barrier after the statistics", DECODE, "  " + _BARRIER + "  UNROLL\n  for (int h", "  UNROLL\n  for (int h"
     ),
     Fault("no barrier before the slices are summed", DECODE, _BARRIER + "    const int head = ", "const int head = "),

@@ -15,6 +15,7 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import Variant
+from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.tail_write import WRITES, TailWriteKernel, TailWriteVariant
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
@@ -189,7 +190,7 @@ def test_the_error_is_the_largest_over_all_problems() -> None:
         return [a + (0.5 if launches == 2 else 0.0) for a in kernel(**call)]
 
     result = check_decode(DecodeKernels(broken(second, "reduce")), SMALL)
-    assert launches == 2 and result.error is not None and np.isclose(result.error, 0.5, atol=1e-3)
+    assert launches == 3 and result.error is not None and np.isclose(result.error, 0.5, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -232,3 +233,16 @@ def test_positions_that_16_bits_do_not_hold_are_looked_at(variant: TailWriteVari
 
     assert check_tail_write(TailWriteKernel(sim.metal_kernel), variant).agrees
     assert not check_tail_write(TailWriteKernel(factory), variant).agrees
+
+
+@pytest.mark.parametrize(("kernel", "token"), [(Kernel.VECTOR, "token"), (Kernel.MATRIX, "looked_up")])
+def test_tokens_that_16_bits_do_not_count_are_looked_at(kernel: Kernel, token: str) -> None:
+    """Beyond a window, so that few are computed."""
+    variant = replace(SMALL, key_dim=64, value_dim=64, group=3, forced_kernel=kernel)
+    right, wrong = f"block_table[{token} / BLOCK_SIZE]", f"block_table[ushort({token}) / BLOCK_SIZE]"
+
+    def factory(*, header: str, **options: Any) -> Any:
+        return sim.metal_kernel(header=header.replace(right, wrong), **options)
+
+    assert check_decode(DecodeKernels(sim.metal_kernel), variant).agrees
+    assert not check_decode(DecodeKernels(factory), variant).agrees
