@@ -265,7 +265,7 @@ def test_a_variant_that_agrees_is_used() -> None:
         step.attend(attention.attend, 3)
         checked = len(recorded.launches)
         step.attend(attention.attend, 3)
-    assert attention.notes() == () and checked == 8 and len(recorded.launches) == 9
+    assert attention.notes() == () and checked == 10 and len(recorded.launches) == 11
 
 
 def test_no_output_aliases_an_input_and_inputs_stay_as_they_are() -> None:
