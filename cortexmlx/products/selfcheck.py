@@ -41,8 +41,10 @@ EXPERTS = (0,) * (2 * EXPERT_ROWS + 8) + (3, 1, 1, 3, 1)
 _FAR_OFFSET = 1 << 16
 """An offset that 16 bits do not hold."""
 
-_LARGE_POWER = 17
-"""Powers of two by which large activations are larger. No half holds them."""
+_LARGE_POWER, _HALF_POWER = 17, -4
+"""Powers of two by which the activations of large products differ. No half holds the larger ones. With halves they are
+smaller, since the scales of that many inputs would be subnormal otherwise.
+"""
 
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes of MXFP4's codes, by exponent and fraction (OCP Microscaling Formats, version 1.0)."""
@@ -76,7 +78,7 @@ def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> Product
     """
     row_count = len(EXPERTS) if shape.experts else rows
     groups = -(-_FAR_OFFSET // max(row_count - 1, 1) // shape.group) + 1
-    power = 0 if shape.dtype == "float16" else _LARGE_POWER
+    power = _HALF_POWER if shape.dtype == "float16" else _LARGE_POWER
     return _draw_problem(shape, max(groups, 2 * SLICES) * shape.group, rows, power, seed)
 
 
