@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -32,7 +31,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
-from cortexmlx.system.machine import macos_version, metal_device, uses_matrix_units
+from cortexmlx.system.machine import metal_device, uses_matrix_units
 
 AttentionJobs = dict[tuple[LayerKey, BatchClass], TuningJob]
 """The jobs, by the layer and the class."""
@@ -266,9 +265,8 @@ def current_identity() -> TimingIdentity:
         device = f"CPU, {platform.machine()}, {os.cpu_count()} cores"
     else:
         device = metal_device() or "GPU"
-    system = macos_version() if sys.platform == "darwin" else platform.release()
     mlx = version("mlx") + " with NAX" * uses_matrix_units()
-    return TimingIdentity(device, system, mlx, kernel_digest(), version("cortexmlx"))
+    return TimingIdentity(device, platform.release(), mlx, kernel_digest(), version("cortexmlx"))
 
 
 def kernel_digest() -> str:

@@ -41,8 +41,10 @@ order and Metal's fast exponential (3 + 2 |x| units in the last place).
 
 _log = logging.getLogger(__name__)
 
-_FAR_ERROR = 0.02
-"""How much more a far row may differ: float32 holds an angle of 100,003 only to that."""
+_FAR_ERROR = 0.08
+"""How much more a far row may differ: a few units in the last place of a frequency turn an angle of 100,003 by 0.03. A
+position that 16 bits do not hold gives errors of order 1.
+"""
 
 UNWRITTEN_VALUE = -24576.0
 """Outputs are filled with this number before a launch. Every dtype holds it, and no result of a problem can be it."""

@@ -100,15 +100,16 @@ def has_matrix_units() -> bool:
     """Return whether the GPU has matrix units that the system lets MLX use: M5 and later, from macOS 26.2 on.
 
     Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture
-    ("applegpu_g17s") and the system.
+    ("applegpu_g17s") and of Darwin's release, 25.2 in macOS 26.2: a Python that was built for an older system is told
+    an older version of macOS.
     """
     if metal_device() is None:
         return False
     import mlx.core as mx
 
     match = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
-    system = [int(number) for number in re.findall(r"\d+", macos_version())]
-    return match is not None and int(match[1]) >= (18 if match[2] == "p" else 17) and system[:2] >= [26, 2]
+    system = [int(number) for number in re.findall(r"\d+", platform.release())]
+    return match is not None and int(match[1]) >= (18 if match[2] == "p" else 17) and system[:2] >= [25, 2]
 
 
 @cache
@@ -132,18 +133,6 @@ def mlx_matrix_kernels() -> int | None:
         if (match := re.search(r"macosx_(\d+)_", tags)) is not None and int(match[1]) < 26:
             return 0
     return None
-
-
-def macos_version() -> str:
-    """Return the version of macOS, such as "26.2"; empty elsewhere. A Python that was built for an older system is told
-    an older version ("16.2") by `platform`, so the kernel is asked first.
-    """
-    buffer, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
-    with contextlib.suppress(OSError, AttributeError):  # no system with this call
-        ask = ctypes.CDLL(None).sysctlbyname
-        if ask(b"kern.osproductversion", buffer, ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
-            return buffer.value.decode()
-    return platform.mac_ver()[0]
 
 
 def release_freed_memory() -> None:
