@@ -234,15 +234,12 @@ class GenerationEndpoints:
                 for body in chunks.convert(event, number)
             )
 
-        sent_at = time.monotonic()
         try:
             async for item in answers.events(self.settings.quiet):
-                data = b"" if item is None else as_bytes(item[1], item[0])
-                if not data and (item is None or time.monotonic() - sent_at >= self.settings.quiet):
-                    data = protocol.ping
+                data = protocol.ping if item is None else as_bytes(item[1], item[0])
                 if data:
                     yield data
-                    sent_at = time.monotonic()
+                    answers.last_sent_time = time.monotonic()
                 if item is not None and item[1].error is not None:
                     return
         except BaseException as error:
@@ -286,6 +283,8 @@ class HttpRequestAnswers:
         self._news = asyncio.Event()
         self.closed = False
         """Whether nobody reads what comes."""
+        self.last_sent_time = 0.0
+        """When the reader of `events` last sent something of them, on the monotonic clock. The reader sets it."""
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
         self.failed_count = 0
@@ -336,20 +335,25 @@ class HttpRequestAnswers:
 
     async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
         """Yield each event with its prompt's number, until all prompts are completed or one fails (a SlowClient, too).
-        Yield None whenever nothing has come for `quiet` seconds. After `close` it ends.
+        Yield None whenever the reader has sent nothing for `quiet` seconds. After `close` it ends.
         """
+        self.last_sent_time = time.monotonic()
         while len(self.completions) < len(self._request.prompts):
+            silent_seconds = time.monotonic() - self.last_sent_time
+            if silent_seconds >= quiet and not self.closed:
+                self.last_sent_time = time.monotonic()
+                yield None
+                continue
             if not self._events:
                 if self.closed:
                     return
                 self._news.clear()
-                alarm = asyncio.get_running_loop().call_later(quiet, self._news.set)  # without a task for each event
+                # An alarm, not a timeout, which would make a task for each event.
+                alarm = asyncio.get_running_loop().call_later(quiet - silent_seconds, self._news.set)
                 try:
                     await self._news.wait()
                 finally:
                     alarm.cancel()
-                if not self._events and not self.closed:
-                    yield None
                 continue
             number, event = self._events.popleft()
             if event.completion is not None:

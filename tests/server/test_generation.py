@@ -120,21 +120,30 @@ def test_a_stream_whose_events_write_nothing_pings(
     serve: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """A long prompt reports its progress several times a second, of which most protocols write nothing."""
-    real = generation.HttpRequestAnswers.events
+    real, let_go = generation.HttpRequestAnswers.events, hold_long_answers(engine, tokens=1)
+
+    async def report_progress(answers: generation.HttpRequestAnswers, seconds: float) -> None:
+        for computed in range(20):
+            await asyncio.sleep(seconds)
+            answers._events.append((0, TokenEvent("", progress=Progress("prefilling", computed, 20, cached=0))))
+            answers._news.set()
+        await asyncio.to_thread(let_go)
 
     async def events(answers: generation.HttpRequestAnswers, quiet: float) -> AsyncIterator[Any]:
-        for computed in range(20):
-            await asyncio.sleep(quiet / 4)
-            yield 0, TokenEvent("", progress=Progress("prefilling", computed, 20, cached=0))
-        async for item in real(answers, PATIENCE):
+        reports = asyncio.create_task(report_progress(answers, quiet / 4))
+        async for item in real(answers, quiet):
             yield item
+        await reports
 
     monkeypatch.setattr(generation.HttpRequestAnswers, "events", events)
-    with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
-        body = {"messages": LONG["messages"], "max_tokens": 3, "stream": True}
-        with http.stream("POST", path, json=body) as reply:
-            lines = list(reply.iter_lines())
-    assert sum(line in (": still here", "event: ping") for line in lines) >= 2
+    try:
+        with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
+            body = {"messages": LONG["messages"], "max_tokens": 3, "stream": True}
+            with http.stream("POST", path, json=body) as reply:
+                lines = list(reply.iter_lines())
+        assert sum(line in (": still here", "event: ping") for line in lines) >= 2
+    finally:
+        let_go()
 
 
 def test_an_error_keeps_nothing_of_its_request() -> None:
