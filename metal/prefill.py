@@ -245,4 +245,4 @@ PREFILL_VARIANTS: tuple[PrefillVariant, ...] = (
     PrefillVariant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
     PrefillVariant("float16", "float16", 256, 256, 32, 2, softcap=True),
 )
-"""The variants that are checked one by one, as `VARIANTS` of rules.py are."""
+"""The variants in `CHECKED`, the list of checked.py."""

@@ -145,7 +145,7 @@ WRITES: tuple[TailWriteVariant, ...] = (
     TailWriteVariant("bfloat16", 256, 256, RopeParameters(256, False, 10000.0), query_norm=True, key_norm=True),
     TailWriteVariant("bfloat16", 128, 128, RopeParameters(64, True, 10000.0), query_norm=False, key_norm=False),
 )
-"""The variants that are checked one by one, as `VARIANTS` of rules.py are."""
+"""The variants in `CHECKED`, the list of checked.py."""
 
 
 def pack_positions(columns: int, column: int, positions: IntArray) -> IntArray:

@@ -210,13 +210,12 @@ def _check_attention() -> Iterator[DoctorCheck]:
         yield DoctorCheck("attention", CheckStatus.OK, f"{name} (the kernels need an Apple GPU)")
         return
     yield DoctorCheck("attention", CheckStatus.OK, name)
-    from cortexmlx.metal.checked import CHECKED
     from cortexmlx.metal.products.shape import ProductVariant
 
-    for variant, check in zip(CHECKED, check_kernels(cast("KernelFactory", mx.fast.metal_kernel)), strict=True):
-        instead = "MLX's kernel serves instead" if isinstance(variant, ProductVariant) else _SLOWER
+    for check in check_kernels(cast("KernelFactory", mx.fast.metal_kernel)):
+        instead = "MLX's kernel serves instead" if isinstance(check.variant, ProductVariant) else _SLOWER
         verdict, advice = (CheckStatus.OK, "") if check.agrees else (CheckStatus.WARN, f"{instead}: {_REPORT}")
-        yield DoctorCheck("kernel", verdict, f"{variant.label}: {check.outcome}", advice, check.message)
+        yield DoctorCheck("kernel", verdict, f"{check.variant.label}: {check.outcome}", advice, check.message)
 
 
 def check_kernels(factory: KernelFactory) -> Iterator[VariantCheck]:

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 from cortexmlx.attention.selfcheck import UNWRITTEN_VALUE, VariantCheck, max_difference, read_output, run_check
 from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, SLICES, ProductShape, refusal
+from cortexmlx.metal.products.shape import (
+    EXPERT_ROWS,
+    OUTPUTS,
+    SLICES,
+    TILE,
+    ProductShape,
+    ProductVariant,
+    refusal,
+)
 
 
 def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
@@ -29,7 +37,7 @@ def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> Vari
         error = error_of(make_problem(shape, rows))
         return max(error, error_of(make_large_problem(shape, rows))) if shape.slices == SLICES else error
 
-    return run_check(shape, refusal(shape, rows), compared, judge="the product in float64")
+    return run_check(ProductVariant(shape, rows), refusal(shape, rows), compared, judge="the product in float64")
 
 
 # Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.
@@ -74,10 +82,12 @@ def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> ProductProble
 
 def make_large_problem(shape: ProductShape, rows: int, seed: int = 8) -> ProductProblem:
     """Return a product with so many inputs that offsets of rows need more than 16 bits, and with activations beyond a
-    half's range if the dtype holds them. The results are of order 1.
+    half's range if the dtype holds them. The results are of order 1. The rows are those of whole tiles, so that few
+    rows need no more memory.
     """
+    rows = -(-rows // TILE) * TILE
     row_count = len(EXPERTS) if shape.experts else rows
-    groups = -(-_FAR_OFFSET // max(row_count - 1, 1) // shape.group) + 1
+    groups = -(-_FAR_OFFSET // (row_count - 1) // shape.group) + 1
     power = _HALF_POWER if shape.dtype == "float16" else _LARGE_POWER
     return _draw_problem(shape, max(groups, 2 * SLICES) * shape.group, rows, power, seed)
 

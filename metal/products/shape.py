@@ -177,6 +177,4 @@ PRODUCTS: tuple[ProductVariant, ...] = (
         for mode, bits, group in (("affine", 4, 64), ("affine", 8, 64), ("mxfp4", 4, 32))
     ),
 )
-"""The products that are checked one by one: by Apple's compiler in continuous integration, and by the compilers that
-need no Mac. They cover every format and dtype, and the tiles of rows.
-"""
+"""The products in `CHECKED`, the list of checked.py. They cover every format and dtype, and the tiles of rows."""
