@@ -44,13 +44,13 @@ class KVStore:
     def may_have(self, key: bytes) -> bool:
         """Return whether a record may exist and is worth requesting.
 
-        A record that another process has just written may not be known yet. If the disk was too slow lately, nothing is
-        worth requesting.
+        A record that another process has just written may not be known yet. If the disk was too slow lately, or the
+        store is opened for longer than a request has waited, nothing is worth requesting.
         """
         may_exist = self._segments.may_have(key)
         if not may_exist:
             self.reader.refresh()
-        return may_exist and not self.reader.is_paused
+        return may_exist and not (self.reader.is_paused or self.reader.is_opening_late)
 
     def count_dropped(self, records: int) -> None:
         """Count `records` records that left memory before they were given to the writer."""
@@ -288,6 +288,7 @@ class RecordReader:
         self._answer_deadlines: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
         self._paused_until = 0.0
+        self._has_missed_opening = False
         self._last_refresh_time = time.monotonic()
         self._stopping = False
         self._condition = threading.Condition()
@@ -316,6 +317,11 @@ class RecordReader:
         """Whether a request took too long lately, so that nobody should wait for another one."""
         return time.monotonic() < self._paused_until
 
+    @property
+    def is_opening_late(self) -> bool:
+        """Whether a request was given up before the store was open, and it still is not."""
+        return self._has_missed_opening and not self._segments.is_open
+
     def _watch_timeouts(self) -> None:
         """Answer every request that takes too long with no records: the target of the second thread. A store that is
         still opened, as its index is made anew after a crash, is not slow for that.
@@ -331,6 +337,8 @@ class RecordReader:
             for reading in late_requests:
                 if self._segments.is_open:
                     self._pause(reading)
+                else:
+                    self._has_missed_opening = True
                 self._answer(reading, {})
 
     def _pause(self, request: ReadRequest) -> None:

@@ -196,15 +196,24 @@ def test_a_disk_that_is_slow_gives_what_it_has_in_time_and_is_left_alone_for_a_w
     reader.stop(PATIENCE)
 
 
-def test_a_store_that_is_still_opened_keeps_nobody_waiting_and_is_not_slow(segment_store: SegmentStore) -> None:
-    """After a crash its index is made anew from all segments."""
-    reader = RecordReader(segment_store)
+def test_a_store_that_is_still_opened_keeps_nobody_waiting_and_is_not_slow(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash its index is made anew from all segments. One request waits for it, and no other."""
+    opens, goes_on = segment_store.open, threading.Event()
+    monkeypatch.setattr(segment_store, "open", lambda: (goes_on.wait(PATIENCE), opens()))
+    store = KVStore(segment_store, "model")
+    reader = store.reader
     tokens = {r.key: r.tokens for r in RECORDS}
+    assert store.may_have(RECORDS[0].key)
     assert ask(reader, tokens, list(tokens), 0.05)[1] == set() and not reader.is_paused
-    segment_store.open()
+    assert not store.may_have(RECORDS[0].key)
+    goes_on.set()
+    segment_store.wait_until_open()
     segment_store.write("model", RECORDS)
+    assert store.may_have(RECORDS[0].key)
     assert len(ask(reader, tokens, list(tokens), PATIENCE)[1]) == len(RECORDS)
-    reader.stop(PATIENCE)
+    store.close()
 
 
 def test_a_disk_that_stands_still_keeps_nobody_waiting(
