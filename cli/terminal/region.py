@@ -44,8 +44,10 @@ class LiveRegion:
 
     def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:
         """Print `lines` permanently, and replace the rows below them by `rows`."""
-        width, height = self._console.size
-        frame = self._draw_rows(rows[-max(height - 1, 1) :], width)
+        size: tuple[int, int] | None = None
+        while size != self._console.size:  # drawing takes a moment, and a frame for a higher window would scroll away
+            width, height = size = self._console.size
+            frame = self._draw_rows(rows[-max(height - 1, 1) :], width)
         if lines:
             permanent_text = "".join(f"{self._to_ansi(line)}\n" for line in lines)
             self._write(BEGIN + ERASE_BELOW + permanent_text + frame + END)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Sequence
 
 import pyte
 import pytest
@@ -76,6 +77,24 @@ def test_the_window_may_change_before_the_program_knows(reflow: bool) -> None:
                 window.show(lines_now, ["pending " * 4, "s" * 39][: chance.choice((0, 1, 2))])
         window.take()
         assert window.seen() == [f"line {number} of what stays" for number in range(said)], seed
+
+
+def test_a_window_that_gets_lower_while_its_rows_are_drawn_keeps_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, rows = Window(20, 12), [f"row {number}" for number in range(9)]
+    window.show(["stays"], rows)
+    draw_rows = window.region._draw_rows
+
+    def draw_and_resize(rows: Sequence[Text], width: int) -> str:
+        window.screen.resize(4, 20)
+        drawn = draw_rows(rows, width)
+        window.console.size = (20, 4)  # type: ignore[assignment]
+        return drawn
+
+    monkeypatch.setattr(window.region, "_draw_rows", draw_and_resize)
+    with window.region:
+        window.show([], [*rows, "status"])
+    window.take()
+    assert window.seen() == ["stays"]
 
 
 def test_a_frame_is_one_write_and_what_did_not_change_is_not_written() -> None:
