@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
@@ -13,11 +12,15 @@ from cortexmlx.attention.autotuning import apply_choices, attention_jobs, curren
 from cortexmlx.attention.backends import AttentionBackend
 from cortexmlx.attention.decode_methods import probe_layer_shapes
 from cortexmlx.autotune.chooser import SECONDS, Autotuner
+from cortexmlx.autotune.job import TuningJob
 from cortexmlx.autotune.table import ChoiceTable
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.products.autotuning import OURS, ProductChoices, product_jobs
+from cortexmlx.metal.products.shape import ProductShape
+from cortexmlx.products.autotuning import OURS, ProductChoices, RowClass, product_jobs
+from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.stats import TimedChoice
+from cortexmlx.system.machine import gpu_architecture
 
 _log = logging.getLogger(__name__)
 
@@ -57,21 +60,22 @@ def choose_kernels(
     if choosing_backend is None or not isinstance(runner, ModelRunner):
         return ()
     runner.set_attention(choosing_backend.attend)
-    chooser, deadline = Autotuner(ChoiceTable(current_identity())), time.perf_counter() + seconds
+    chooser = Autotuner(ChoiceTable(current_identity()))
     try:
         layers = probe_layer_shapes(runner.model, runner.arena)
         if reproducible:
             for job in fixed_jobs(layers, choosing_backend):
                 chooser.choose_default(job)
         else:
-            jobs = attention_jobs(layers, choosing_backend, max_rows, max_context)
-            chooser.choose(jobs.values(), seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
-            apply_choices(choosing_backend, jobs, chooser)
+            attention = attention_jobs(layers, choosing_backend, max_rows, max_context)
             dtype = next((layer.dtype for layer in layers.values()), "float32")
-            remaining_seconds = max(0.0, deadline - time.perf_counter())
-            _choose_products(
-                runner, chooser, dtype, max_rows, remaining_seconds, ignore_table=ignore_table, has_waiters=has_waiters
-            )
+            products = _choosable_products(runner)
+            multiplications = {} if products is None else product_jobs(products, dtype, gpu_architecture())
+            jobs = [*multiplications.values(), *attention.values()]  # products first: there is most to gain
+            chooser.choose(jobs, seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
+            apply_choices(choosing_backend, attention, chooser)
+            if products is not None:
+                _apply_product_choices(products, multiplications, chooser)
     except Exception:
         _log.warning("the rules choose what computes attention, since timing failed", exc_info=True)
     finally:
@@ -81,30 +85,26 @@ def choose_kernels(
 
 def keep_own_products(runner: Runner) -> None:
     """Let the model's own modules multiply with quantized weights wherever timing would have to decide."""
-    products = runner.products if isinstance(runner, ModelRunner) else None
-    if products is not None and isinstance(products.use, ProductChoices):
+    if isinstance(runner, ModelRunner) and (products := _choosable_products(runner)) is not None:
         products.remove()
 
 
-def _choose_products(
-    runner: ModelRunner,
-    chooser: Autotuner,
-    dtype: str,
-    max_rows: int,
-    seconds: float,
-    *,
-    ignore_table: bool,
-    has_waiters: Callable[[], bool],
-) -> None:
-    """Choose what multiplies with quantized weights. If our kernel is never chosen, leave the model's modules alone."""
+def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
+    """Return the model's products with quantized weights, if it has any and timing decides what computes them."""
     products = runner.products
-    if products is None or not isinstance(products.use, ProductChoices):
-        return
-    jobs = product_jobs(products, dtype, max_rows)
-    chooser.choose(jobs.values(), seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
-    own_kernel_keys = [
-        key for key, job in jobs.items() if chooser.chosen_candidate(job.key) == OURS and products.approves(*key)
+    return products if products is not None and isinstance(products.use, ProductChoices) else None
+
+
+def _apply_product_choices(
+    products: QuantizedProducts, jobs: Mapping[tuple[ProductShape, RowClass], TuningJob], chooser: Autotuner
+) -> None:
+    """Let our kernel multiply where it was chosen. If it never was, leave the model's modules alone."""
+    kernel_classes = [
+        (shape, rows)
+        for (shape, rows), job in jobs.items()
+        if chooser.chosen_candidate(job.key) == OURS and products.approves(shape, rows.min_rows)
     ]
-    products.use.set_classes(own_kernel_keys)
-    if not own_kernel_keys:
+    assert isinstance(products.use, ProductChoices)
+    products.use.set_classes(kernel_classes)
+    if not kernel_classes:
         products.remove()

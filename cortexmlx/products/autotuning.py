@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,68 +14,112 @@ from cortexmlx.products.served import QuantizedProducts
 
 MLX, OURS = "MLX", "quantized_product kernel"
 
-ROWS = tuple(TILE * tiles for tiles in range(1, MAX_TILES + 1))
-"""The most rows of each class: those of one tile, of two, ... A single row is MLX's: nothing is shared."""
+ROWS = (2, 4, *(TILE * tiles for tiles in range(1, MAX_TILES + 1)))
+"""The most rows of each class. MLX's own limit divides a class, too (`row_classes`). A single row is MLX's: nothing is
+shared.
+"""
 
 PAIRS = (8, 32, 128, 512)
 """The most pairs of a token and an expert of each class."""
 
-TOGETHER = 8
-"""Products of a run, each with other weights, so that the weights come from memory as in a step."""
+SORTED_PAIRS = 64
+"""From so many pairs on, mlx-lm sorts them by their experts."""
+
+MAX_RUN_MODULES, RUN_BYTES = 8, 128 << 20
+"""Products of a run, each with other weights, so that the weights come from memory as in a step: so many, and more
+bytes than the caches of a GPU hold, but no more of them.
+"""
 
 
-def row_class(shape: ProductShape, rows: int) -> int | None:
-    """Return the class of a number of rows, as its largest number of rows; None if MLX always computes it."""
-    if rows < 2:
+class RowClass(NamedTuple):
+    """A class of products by their number of rows (with experts: of pairs), which one choice serves."""
+
+    min_rows: int
+    max_rows: int
+
+
+def row_classes(shape: ProductShape, mlx_limit: int | None) -> list[RowClass]:
+    """Return the classes of a product's rows. None has rows on both sides of `mlx_limit`, where MLX's kernels change,
+    or of a tile of ours.
+    """
+    bounds = {*(ROWS if shape.experts is None else PAIRS)}
+    if mlx_limit is not None and 2 < mlx_limit <= max(bounds):
+        bounds.add(mlx_limit - 1)
+    upper_bounds = sorted(bounds)
+    return [RowClass(low + 1, high) for low, high in zip((1, *upper_bounds), upper_bounds, strict=False)]
+
+
+def mlx_row_limit(shape: ProductShape, architecture: tuple[int, str] | None) -> int | None:
+    """Return from how many rows on (with experts: pairs) MLX 0.32 reads a weight once for many of them, on a GPU of
+    this architecture (`gpu_architecture`); None without a GPU.
+
+    With fewer, it computes each row anew: just below the limit our kernel gains most.
+    """
+    if architecture is None:
         return None
-    return next((row_limit for row_limit in _class_limits(shape) if rows <= row_limit), None)
-
-
-def _class_limits(shape: ProductShape) -> tuple[int, ...]:
-    """Return the largest number of rows of each class of a shape."""
-    return ROWS if shape.experts is None else PAIRS
+    if shape.experts is not None:
+        return max(SORTED_PAIRS, 4 * shape.experts)
+    generation, size = architecture
+    if size == "d":
+        limits = 32, 18, 12
+    elif generation >= 17:
+        limits = 33, 25, 13
+    elif generation >= 15:
+        limits = 13, 15, 13
+    else:
+        limits = (14, 10, 6) if generation >= 13 else (18, 12, 10)
+    width = max(shape.inputs, shape.outputs)
+    return limits[0 if width <= 2048 else 1 if width <= 4096 else 2]
 
 
 class ProductChoices:
-    """The products that our kernel computes, by shape and class of rows. None at first: see `Use`."""
+    """The products that our kernel computes, by shape and number of rows. None at first: see `Use`."""
 
     def __init__(self) -> None:
-        self._kernel_classes: frozenset[tuple[ProductShape, int | None]] = frozenset()
+        self._kernel_products: frozenset[tuple[ProductShape, int]] = frozenset()
 
     def __call__(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel computes a product."""
-        return (shape, row_class(shape, rows)) in self._kernel_classes
+        return (shape, rows) in self._kernel_products
 
-    def set_classes(self, kernel_classes: Iterable[tuple[ProductShape, int]]) -> None:
+    def set_classes(self, kernel_classes: Iterable[tuple[ProductShape, RowClass]]) -> None:
         """Let our kernel compute the products of these shapes and classes of rows, and no others."""
-        self._kernel_classes = frozenset(kernel_classes)
+        self._kernel_products = frozenset(
+            (shape, rows) for shape, batch in kernel_classes for rows in range(batch.min_rows, batch.max_rows + 1)
+        )
 
 
-def product_jobs(products: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], TuningJob]:
-    """Return an autotuning job per product shape and class of rows up to `max_rows`. MLX's kernel is the default."""
-    jobs: dict[tuple[ProductShape, int], TuningJob] = {}
+def product_jobs(
+    products: QuantizedProducts, dtype: str, architecture: tuple[int, str] | None
+) -> dict[tuple[ProductShape, RowClass], TuningJob]:
+    """Return an autotuning job per product shape and class of rows on a GPU of this architecture: those first of which
+    most is expected for a second of timing. MLX's kernel is the default.
+
+    A class is timed with its fewest rows. MLX's time grows with the rows and ours hardly, so our kernel is chosen only
+    where it is the faster one for all of them.
+    """
+    jobs: dict[tuple[ProductShape, RowClass], TuningJob] = {}
+    expected_gains: dict[tuple[ProductShape, RowClass], float] = {}
     for shape, modules in products.modules(dtype).items():
-        run_modules = modules[:TOGETHER]
-        for row_limit, min_rows in _row_ranges(shape, max_rows):
+        limit = mlx_row_limit(shape, architecture)
+        for rows in row_classes(shape, limit):
+            read_bytes = shape.weight_bytes * min(shape.experts or 1, rows.min_rows)
+            run_modules = modules[: max(1, min(MAX_RUN_MODULES, RUN_BYTES // read_bytes))]
             candidates = (
-                Candidate(MLX, _make_prepare(shape, run_modules, row_limit, None), len(run_modules)),
-                Candidate(OURS, _make_prepare(shape, run_modules, row_limit, products), len(run_modules)),
+                Candidate(MLX, _make_prepare(shape, run_modules, rows.min_rows, None), len(run_modules)),
+                Candidate(OURS, _make_prepare(shape, run_modules, rows.min_rows, products), len(run_modules)),
             )
-            batch = f"{min_rows} to {row_limit} {'rows' if shape.experts is None else 'pairs'}"
-            jobs[shape, row_limit] = TuningJob(
-                f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates
-            )
-    return jobs
+            batch = f"{rows.min_rows} to {rows.max_rows} {'rows' if shape.experts is None else 'pairs'}"
+            label = f"product {shape.label}"
+            jobs[shape, rows] = TuningJob(f"{label}; {batch}", label, batch, candidates)
+            expected_gains[shape, rows] = _expected_reads(shape, rows, limit) * len(modules) / len(run_modules)
+    return dict(sorted(jobs.items(), key=lambda item: (-expected_gains[item[0]], item[0][1].max_rows)))
 
 
-def _row_ranges(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the largest and the smallest number of rows of each class of steps, which are timed as one."""
-    min_rows = 2
-    for row_limit in _class_limits(shape):
-        if shape.experts is None and min_rows > max_rows:
-            return
-        yield row_limit, min_rows
-        min_rows = row_limit + 1
+def _expected_reads(shape: ProductShape, rows: RowClass, mlx_limit: int | None) -> float:
+    """Return roughly how many times MLX reads, for a class, what our kernel reads once."""
+    read_by_mlx = rows.max_rows if mlx_limit is None else min(rows.max_rows, mlx_limit - 1)
+    return read_by_mlx / min(rows.max_rows, shape.experts or 1)
 
 
 def _make_prepare(
@@ -87,14 +132,16 @@ def _make_prepare(
             raise CannotServe("it does not run here, or disagrees with float64")
         dims = (rows, shape.inputs) if shape.experts is None else (rows, 1, shape.inputs)
         x = mx.random.normal(dims, key=mx.random.key(0)).astype(getattr(mx, shape.dtype))
-        experts = mx.arange(rows) % (shape.experts or 1)
+        experts = mx.random.randint(0, shape.experts or 1, (rows,), key=mx.random.key(1))
+        is_sorted = rows >= SORTED_PAIRS
+        experts = mx.sort(experts) if is_sorted else experts
         mx.eval(x, experts)
 
         def compute() -> None:
             if products is not None:
                 mx.eval([products.compute(shape, module, x, experts) for module in modules])
             elif shape.experts is not None:
-                mx.eval([module(x, experts) for module in modules])
+                mx.eval([module(x, experts, sorted_indices=is_sorted) for module in modules])
             else:
                 mx.eval([_compute_by_mlx(module, x) for module in modules])
 

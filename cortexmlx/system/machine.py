@@ -96,20 +96,30 @@ def uses_matrix_units() -> bool:
     return has_matrix_units() and mlx_matrix_kernels() != 0
 
 
-def has_matrix_units() -> bool:
-    """Return whether the GPU has matrix units that the system lets MLX use: M5 and later, from macOS 26.2 on.
+def gpu_architecture() -> tuple[int, str] | None:
+    """Return the generation and the size of the Apple GPU, such as (13, "s") of "applegpu_g13s"; None without one.
 
-    Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture
-    ("applegpu_g17s") and of Darwin's release, 25.2 in macOS 26.2: a Python that was built for an older system is told
-    an older version of macOS.
+    Sizes are "p" in an iPad or iPhone, "g" in a plain M, "s" in a Pro or Max, "c" and "d" in an Ultra.
     """
     if metal_device() is None:
-        return False
+        return None
     import mlx.core as mx
 
     match = re.search(r"_g(\d+)(\w?)", str(mx.device_info(mx.gpu).get("architecture", "")))
+    return None if match is None else (int(match[1]), match[2])
+
+
+def has_matrix_units() -> bool:
+    """Return whether the GPU has matrix units that the system lets MLX use: M5 and later, from macOS 26.2 on.
+
+    Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture and of Darwin's
+    release, 25.2 in macOS 26.2: a Python that was built for an older system is told an older version of macOS.
+    """
+    architecture = gpu_architecture()
     system = [int(number) for number in re.findall(r"\d+", platform.release())]
-    return match is not None and int(match[1]) >= (18 if match[2] == "p" else 17) and system[:2] >= [25, 2]
+    return (
+        architecture is not None and architecture[0] >= (18 if architecture[1] == "p" else 17) and system[:2] >= [25, 2]
+    )
 
 
 @cache

@@ -137,9 +137,11 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
         mine = driver.answers(PROMPTS, TOKENS)
         kind = type(driver.core.loaded.model.model.layers[0].mlp.gate_proj).__name__
         assert kind == ("_ServedLinear" if chosen == OURS else "QuantizedLinear")
-        rows = {choice.batch for choice in driver.core.stats().choices if choice.job.startswith("product")}
+        choices = driver.core.stats().choices
+        rows = {choice.batch for choice in choices if choice.job.startswith("product")}
+        assert choices[0].job.startswith("product"), "there is most to gain"
         driver.core.release()
-    assert rows == {"2 to 8 rows"} and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
+    assert "5 to 8 rows" in rows and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
     for prompt, answer in zip(PROMPTS, mine, strict=True):
         gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
         assert gap is None or gap[1] < NOISE

@@ -5,8 +5,8 @@
 A list is a file of this folder: a module with `FAULTS` and the `TESTS` that judge them, or a JSON file of more faults
 of the kernels. `--only` takes the faults whose name contains TEXT. With `--seeds` the first test that notices a fault
 runs under N seeds of the simulator's scheduler and must notice it under each. `--check` plants nothing and runs
-nothing: it names the faults whose text is not in its file once, and the tests that do not exist, within a second.
-Exit status 1 if a fault was missed or cannot be planted.
+nothing: it names the faults whose text is not in its file once, those that any test would notice, since they name what
+is not there, and the tests that do not exist. Exit status 1 if a fault was missed or cannot be planted.
 """
 
 from __future__ import annotations
@@ -56,15 +56,24 @@ def fault_lists() -> list[FaultList]:
 
 def unusable(lists: Sequence[FaultList]) -> Iterator[str]:
     """Yield a line for each fault that cannot be planted, and for each test file that is not there."""
+    texts: dict[str, str] = {}
     for each in lists:
         for fault in each.faults:
             path = ROOT / fault.file
             count = path.read_text().count(fault.old) if path.is_file() else 0
             if count != 1:
                 yield f"{each.name}: {fault.name!r}: {fault.file} has {count} times, not once, {fault.old!r}"
+            elif path.suffix == ".py":
+                texts[f"{each.name}: {fault.name!r}"] = path.read_text().replace(fault.old, fault.new)
         for test in each.tests:
             if not (ROOT / "tests" / test).exists():
                 yield f"{each.name}: tests/{test} is not there"
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(texts.values()):
+            Path(folder, f"{number}.py").write_text(text)
+        command = ["-m", "ruff", "check", "--isolated", "--select=F821,E9", "--output-format=json", folder]
+        for found in json.loads(run(ROOT, *command).stdout):
+            yield f"{[*texts][int(Path(found['filename']).stem)]}: {found['message']}"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

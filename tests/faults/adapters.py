@@ -167,7 +167,7 @@ FAULTS = (
         "modules stay changed after a step",
         PLACES,
         'set_attribute(module, "__class__", kind)',
-        'set_attribute(module, "__class__", adapted(kind))',
+        'set_attribute(module, "__class__", make_class(kind))',
     ),
     Fault(
         "the layer that gives the logits may have one",

@@ -8,7 +8,7 @@ CLASSES, TIMED_ON = "cortexmlx/attention/decode_methods.py", "cortexmlx/attentio
 PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
 KERNEL_WAYS, DECODE = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
 TIMING, TABLE, CHOOSER = (f"cortexmlx/autotune/{name}.py" for name in ("timing", "table", "chooser"))
-OPENED = "cortexmlx/execution/autotuning.py"
+OPENED, PRODUCTS = "cortexmlx/execution/autotuning.py", "cortexmlx/products/autotuning.py"
 
 _FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candidate)]"
 
@@ -17,6 +17,7 @@ TESTS = (
     "attention/decode_methods",
     "execution/test_autotuning.py",
     "engine/test_timed_choices.py",
+    "products/test_autotuning.py",
 )
 """The tests that judge these faults."""
 
@@ -44,7 +45,7 @@ FAULTS = (
         "one candidate always goes first",
         TIMING,
         "active_candidates if number % 2 == 0 else active_candidates[::-1]",
-        "core",
+        "active_candidates",
     ),
     Fault(
         "a dropped launch is the fastest", TIMED_ON, "if not share <= _TOLERANCE[self._layer.dtype]:", "if share < 0:"
@@ -57,9 +58,7 @@ FAULTS = (
         "step.lengths - 0 * step.attention_window",
     ),
     Fault("each row alone in a batch counts as one run", CLASSES, "step.rows == 1 and step.runs[0]", "step.runs[0]"),
-    Fault(
-        "a way copies without a bound", PLAIN_WAYS, "max_tokens * numbers > MAX_COPIED_BYTES", "max_total_tokens < 0"
-    ),
+    Fault("a way copies without a bound", PLAIN_WAYS, "max_tokens * numbers > MAX_COPIED_BYTES", "max_tokens < 0"),
     Fault(
         "the tail is no part of the view",
         PLAIN_WAYS,
@@ -79,6 +78,16 @@ FAULTS = (
         DECODE,
         "self._methods.get((key, kv.derived.get(BatchClass.from_step, kv.step)))",
         "next(iter(self._methods.values()))",
+    ),
+    Fault(
+        "a class has rows on both sides of MLX's limit", PRODUCTS, "bounds.add(mlx_limit - 1)", "bounds.add(mlx_limit)"
+    ),
+    Fault("what gains least is timed first", PRODUCTS, "(-expected_gains[item[0]],", "(expected_gains[item[0]],"),
+    Fault(
+        "a class is timed with its most rows",
+        PRODUCTS,
+        "_make_prepare(shape, run_modules, rows.min_rows, products)",
+        "_make_prepare(shape, run_modules, rows.max_rows, products)",
     ),
     Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),

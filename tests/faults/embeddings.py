@@ -110,7 +110,7 @@ FAULTS = (
         "texts evict what chats have cached",
         RUNNING,
         "headroom, match, load, job.is_pooling)",
-        "headroom, match, cache_loaded_blocks)",
+        "headroom, match, load)",
     ),
     Fault(
         "a text may evict chats to begin",
@@ -184,7 +184,7 @@ FAULTS = (
         "sums are made in the model's type",
         KEPT,
         "states = self._rows.hidden_states(kept_states).astype(mx.float32)",
-        "hidden_states = self._rows.hidden_states(kept_states)",
+        "states = self._rows.hidden_states(kept_states)",
     ),
     Fault("sums have no weights", KEPT, " * weights[begin:end]", ""),
     Fault(
@@ -197,7 +197,7 @@ FAULTS = (
         "logits are those after the first token",
         KEPT,
         "kept_states[mx.array([ends[place] - 1",
-        "kept_states[mx.array([begins[index]",
+        "kept_states[mx.array([begins[place]",
     ),
     Fault("any class has last states", ROWS, "return len(outputs) > 1 and outputs[-1] is outputs[-2]", "return True"),
     Fault("the model keeps a wrapper", ROWS, '            self._pick["norm"] = norm\n', "            pass\n"),

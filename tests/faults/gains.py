@@ -13,7 +13,7 @@ TESTS = ("speculation", "scheduling/test_latency.py", "scheduling/test_drafts.py
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= CAP"),
+    Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= BUDGET_CAP"),
     Fault("the purse saves without end", PURSE, "min(self.level + tokens, BUDGET_CAP)", "self.level + tokens"),
     Fault("the purse is never filled", PURSE, "self.add(BUDGET_REFILL * tokens)", "self.add(0 * tokens)"),
     Fault(

@@ -107,4 +107,10 @@ FAULTS = (
         "_SERVED.get(type(module))",
         "_SERVED.get(type(module).__mro__[1], _SERVED.get(type(module)))",
     ),
+    Fault(
+        "attention is timed before products",
+        "cortexmlx/execution/autotuning.py",
+        "*multiplications.values(), *attention.values()",
+        "*attention.values(), *multiplications.values()",
+    ),
 )

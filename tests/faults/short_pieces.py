@@ -24,7 +24,7 @@ FAULTS = (
         "all tokens of a short piece have the newest one's window",
         STEP,
         "oldest_token = self._window.oldest_visible(np.maximum(query_position + tail_tokens, 0))",
-        "oldest_visible = self._window.oldest_visible(np.maximum(query_position.max(axis=1, "
+        "oldest_token = self._window.oldest_visible(np.maximum(query_position.max(axis=1, "
         "keepdims=True) + tail_tokens, 0))",
     ),
     Fault(

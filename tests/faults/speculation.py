@@ -178,7 +178,8 @@ HASHING = (
         RUNNING,
         "            num_cacheable = job.num_sharable(min(tokens, len(job.tokens)))\n"
         "            self.cache.register(job.id, job.tokens, num_cacheable, job.keys)",
-        "            self.cache.register(job.id, [*job.tokens, *job.drafts_in_flight, *job.drafts], tokens, job.keys)",
+        "            self.cache.register(job.id, [*job.tokens, *job.drafts_in_flight, *job.drafts], tokens, job.keys)\n"
+        "            num_cacheable = tokens",
     ),
     Fault(
         "what was taken is not shared",

@@ -49,7 +49,7 @@ FAULTS = (
         "any end of an answer will do",
         REQUESTS,
         "and answer.matcher.accept(token):",
-        "and not stop_token and answer.make_matcher.accept(count_token):",
+        "and not stop_token and answer.matcher.accept(token):",
     ),
     Fault(
         "a matcher's copy that fails allows the end",
@@ -87,7 +87,7 @@ FAULTS = (
     Fault(
         "thoughts have no limit",
         ANSWERS,
-        "        if self.budget is not None:\n            self.budget.count_token(token)\n",
+        "            self.budget.count_token(token)\n",
         "",
     ),
     Fault("tags of thoughts count", BUDGET, "        elif was_inside and inside:\n", "        elif inside:\n"),

@@ -29,7 +29,10 @@ FAULTS = (
     Fault("the oldest place comes first", PLACES, "[*places[way - 1 :: -1], *places[: way - 1 : -1]]", "places"),
     Fault("a range writes the oldest places", PLACES, "ranks >= np.repeat(counts, counts) - WAYS", "ranks < WAYS"),
     Fault(
-        "tokens with the same hash are the same", DRAFTER, "    length = 0\n    end =", "    length = ORDER\n    end ="
+        "tokens with the same hash are the same",
+        DRAFTER,
+        "    length = 0\n    end =",
+        "    length = KEY_TOKENS\n    end =",
     ),
     Fault("any match is the longest", DRAFTER, "            if length > best_length:", "            if length:"),
     Fault(
@@ -39,7 +42,7 @@ FAULTS = (
         "an edit is resumed before its break",
         DRAFTER,
         "source.tokens, break_offset, break_offset + RESUME_DISTANCE",
-        "source.tokens, 2, add + RESUME_DISTANCE",
+        "source.tokens, KEY_TOKENS, break_offset + RESUME_DISTANCE",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(row_tokens) <= row.resumes_until", "len(row_tokens)"),
     Fault("new tokens wait for a long prompt", DRAFTER, "max(remaining, ONE_BY_ONE)", "remaining"),
@@ -55,7 +58,7 @@ FAULTS = (
         "a branch's first place is not found",
         TEXTS,
         "self.indexed_end = branch - self.start",
-        "self.indexed_end = LONGEST + 1",
+        "self.indexed_end = LONGEST_MATCH + 1",
     ),
     Fault("the text used last goes first", TEXTS, "in self.texts.values() if", "in reversed(self.texts.values()) if"),
     Fault("a client has no bound", TEXTS, "client_texts.size > self._max_client_tokens", "client_texts.size > 10**9"),

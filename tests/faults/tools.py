@@ -84,7 +84,7 @@ FAULTS = (
         "the end of an answer ends no call",
         STREAM,
         "            rest, rest_calls = parser.finish()\n",
-        '            finish, rest_calls = "", ()\n',
+        '            rest, rest_calls = "", ()\n',
     ),
     Fault("an answer with calls just stops", "cortexmlx/core/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"),
     Fault(

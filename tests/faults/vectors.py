@@ -39,7 +39,7 @@ FAULTS = (
         "a prompt before token ids", EMBEDDINGS, "if prompt is not None and not all(", "if prompt is None and not all("
     ),
     Fault("what was cut off is not told", EMBEDDINGS, "if is_truncated else item", "if False else item"),
-    Fault("the worst documents come first", RERANK, "key=lambda place: -reranking", "key=lambda index: reranking"),
+    Fault("the worst documents come first", RERANK, "key=lambda place: -reranking", "key=lambda place: reranking"),
     Fault("documents by their ranks", RERANK, "request.documents[index]", "request.documents[-1 - index]"),
     # the server
     Fault("a client that went away is computed for", PATHS, "await run_until_disconnect(request, work)", "await work"),
