@@ -155,7 +155,13 @@ KVGroupSize = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", metavar="N", help="Tokens per KV block.")]
 PrefillBudget = Annotated[
-    int, typer.Option("--prefill-budget", metavar="N", min=1, help="Prompt tokens that a step computes at most.")
+    int | None,
+    typer.Option(
+        "--prefill-budget",
+        metavar="N",
+        min=1,
+        help="Prompt tokens that a step computes at most. Default: 512; on a Mac up to 2,048 while no answer goes on.",
+    ),
 ]
 MaxRows = Annotated[int, typer.Option("--max-rows", metavar="N", help="Sequences that run at once.")]
 KeepFirst = Annotated[

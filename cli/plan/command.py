@@ -353,6 +353,7 @@ def print_model_plan(
     """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
     machine is this one, or a Mac with `memory` bytes. With `hosts`, print what each of so many such machines has.
     """
+    from cortexmlx.attention.backends import auto_backend_name
     from cortexmlx.cli.plan.run import plan_runs
     from cortexmlx.cli.planning.figures import make_plan
     from cortexmlx.cli.planning.hosts import plan_hosts
@@ -366,7 +367,8 @@ def print_model_plan(
     skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
     draft = None if config.draft is None else build_draft_skeleton(str(config.draft))
     machine = this_machine() if memory is None else mac_with_memory(memory)
-    load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
+    on_gpu = memory is not None or auto_backend_name() == "metal"
+    load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)
     figures = make_plan(
         source,
         skeleton,

@@ -83,6 +83,7 @@ class _ModelPlanner:
     """Plans one model of a server with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
+        from cortexmlx.attention.backends import auto_backend_name
         from cortexmlx.cli.planning.skeleton import build_draft_skeleton, build_skeleton
         from cortexmlx.cli.planning.source import find_source
         from cortexmlx.models.adapters.files import read_adapter
@@ -97,7 +98,9 @@ class _ModelPlanner:
         self._source: PlanSource = source
         self._skeleton: Skeleton = skeleton
         self._draft = None if config.active_draft is None else build_draft_skeleton(str(config.active_draft))
-        self._load = sizing.ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
+        self._load = sizing.ArenaDemand.from_options(
+            config.max_rows, config.prefill_budget, config.block_size, auto_backend_name() == "metal"
+        )
         self.fixed = _fixed_bytes(self._figures(0, None))
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:

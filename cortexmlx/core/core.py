@@ -24,6 +24,7 @@ from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.execution.boundary import Refusal, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
+from cortexmlx.kv.sizing import PREFILL_BUDGET
 from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.scheduling.decode_window import RAN_AHEAD
 from cortexmlx.scheduling.job import Job
@@ -82,8 +83,8 @@ class EngineCore:
             raise
 
     def _make_draft_model(self, engine_model: EngineModel) -> DraftModel:
-        rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
-        return DraftModel(engine_model, rows, budget, vocabulary, self.config.prefix_cache)
+        rows, budget = self.config.max_rows, self.config.prefill_budget or PREFILL_BUDGET
+        return DraftModel(engine_model, rows, budget, self.info.vocab_size, self.config.prefix_cache)
 
     def _make_empty_state(self, blocks: GroupCounts, from_scratch: bool = False) -> None:
         """Make an empty cache of at most `blocks` blocks per group, a scheduler without requests, and new counters."""

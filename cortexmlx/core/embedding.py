@@ -132,7 +132,7 @@ class Embedder:
     def _run_prompts(self, owner: object, prompts: Iterator[PoolingPrompt], client: str) -> list[PoolingResult]:
         """Run the prompts and return their results, in order."""
         client_name = checked_client(client) or None
-        tokens_ahead = 2 * self._worker.core.config.prefill_budget
+        tokens_ahead = 2 * self._worker.core.scheduler.config.max_prefill_budget
         with closing(run_pooling(prompts, self._worker.submit, owner, client_name, tokens_ahead)) as vectors:  # type: ignore[type-var]
             return list(vectors)
 

@@ -130,10 +130,11 @@ class InProcessModel:
         vocab_size = check_logits(loaded)
         if self.draft is not None:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
-        self._sizes = load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
+        on_gpu = auto_backend_name() == "metal"
+        self._sizes = load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)
         context = loaded.context_length
         max_row_tokens = context if config.keep is None else min(context, config.keep.max_row_tokens)
-        paged_on_gpu = auto_backend_name() == "metal" and mode.max_rows is None
+        paged_on_gpu = on_gpu and mode.max_rows is None
         self._long_tail_rows = max_long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
@@ -258,7 +259,7 @@ class InProcessModel:
     def make_scheduler(self, cache: KVCache) -> Scheduler:
         """Return a scheduler for this model, without requests."""
         max_rows = self._mode.max_rows
-        settings = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
+        settings = scheduler_config(self._config, self._sizes, self.loaded.context_length, self.info.vocab_size)
         settings = replace(
             settings,
             max_rows=min(settings.max_rows, max_rows or settings.max_rows),

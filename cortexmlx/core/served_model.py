@@ -11,6 +11,7 @@ from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.tokenizers.templates import find_tokenizer_variables
@@ -93,11 +94,12 @@ class EngineModel(Protocol):
         """Free everything, or end the workers. Safe to call again."""
 
 
-def scheduler_config(config: EngineConfig, context: int, vocab_size: int) -> SchedulerConfig:
+def scheduler_config(config: EngineConfig, load: ArenaDemand, context: int, vocab_size: int) -> SchedulerConfig:
     """Return the scheduler's limits and rules, for a model with a context of `context` tokens."""
     return SchedulerConfig(
         max_rows=config.max_rows,
-        prefill_budget=config.prefill_budget,
+        prefill_budget=load.prefill_budget,
+        lone_prefill_budget=load.lone_prefill_budget,
         context_length=context,
         vocab_size=vocab_size,
         max_request_tokens=config.max_request_tokens,

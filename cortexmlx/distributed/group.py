@@ -20,7 +20,14 @@ from cortexmlx.distributed.spec import Hosts
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.kv.sizing import ArenaDemand, arena_blocks, bytes_per_token, row_state_bytes, split_memory
+from cortexmlx.kv.sizing import (
+    PREFILL_BUDGET,
+    ArenaDemand,
+    arena_blocks,
+    bytes_per_token,
+    row_state_bytes,
+    split_memory,
+)
 from cortexmlx.kv.spec import AttentionWindow, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import LOADING_STEPS
@@ -214,7 +221,7 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         attention=config.attention,
         reproducible=config.reproducible,
         max_rows=config.max_rows,
-        prefill_budget=config.prefill_budget,
+        prefill_budget=config.prefill_budget or PREFILL_BUDGET,
         compare_every=read_compare_interval(),
     )
 

@@ -99,7 +99,7 @@ class HostedModel:
     def _divide_memory(self) -> ModelInfo:
         """Divide each worker's memory into weights, KV arena and reserve. Return the model's public description."""
         config, infos, parts = self._config, self._group.infos, self._parts
-        load = ArenaDemand(config.max_rows, config.prefill_budget, config.block_size)
+        self._sizes = load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size)
         context, vocab_size = self.loaded.context_length, infos[0].vocab_size
         max_row_tokens = context if config.keep is None else min(context, config.keep.max_row_tokens)
         on_gpus = all(info.backend == "metal" for info in infos)
@@ -154,7 +154,7 @@ class HostedModel:
 
     def make_scheduler(self, cache: KVCache) -> Scheduler:
         """Return a new scheduler without requests."""
-        settings = scheduler_config(self._config, self.loaded.context_length, self.info.vocab_size)
+        settings = scheduler_config(self._config, self._sizes, self.loaded.context_length, self.info.vocab_size)
         return Scheduler(cache, replace(settings, long_tail_rows=self._long_tail_rows))
 
     def start_store(self) -> None:

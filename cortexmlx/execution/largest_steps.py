@@ -1,9 +1,9 @@
 """Predicts the memory of a run's largest steps: the scheduler plans them, and a traced graph is replayed.
 
-A long run has a few largest steps: the last piece of a long prompt beside rows that decode, or that verify drafts; all
-rows that verify drafts; and a decode step of rows of that length. The tokens of all rows are chosen by a mask and with
-biases, as any request may ask. Beyond some length the steps grow in proportion to the rows' tokens. So very long rows
-are extrapolated from two shorter lengths.
+A long run has a few largest steps: the last piece of a long prompt beside rows that decode, or that verify drafts; a
+larger piece while no row decodes; all rows that verify drafts; and a decode step of rows of that length. The tokens of
+all rows are chosen by a mask and with biases, as any request may ask. Beyond some length the steps grow in proportion
+to the rows' tokens. So very long rows are extrapolated from two shorter lengths.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import ArenaDemand, row_state_bytes
 from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.latency import MIN_PIECE
+from cortexmlx.scheduling.latency import LONE_SCORES, MIN_PIECE
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.speculation.speculation import MAX_STEP_DRAFTS
@@ -78,12 +78,19 @@ def predict_step_bytes(
         decode = replace(decode, column=decode.columns - 1)
         return StepBytes(bytes_of(prefill), max(map(bytes_of, verify_plans), default=0), bytes_of(decode))
 
+    lone = 0
+    if load.lone_prefill_budget > load.prefill_budget:
+        plan = plan_lone_step(groups, load, tokens)
+        runner = _OutlineRunner(model, groups, plan.blocks, load.block_size, vocab_size, attend)
+        lone = runner.predict_peak_bytes(plan)
     if tokens <= _TRACED_LENGTHS[1]:
-        return traced(tokens)
+        step_bytes = traced(tokens)
+        return replace(step_bytes, prefill=max(step_bytes.prefill, lone))
     short_bytes, long_bytes = map(traced, _TRACED_LENGTHS)
     extrapolation = (tokens - _TRACED_LENGTHS[1]) / (_TRACED_LENGTHS[1] - _TRACED_LENGTHS[0])
     pairs = zip(astuple(short_bytes), astuple(long_bytes), strict=True)
-    return StepBytes(*(round(large + extrapolation * (large - small)) for small, large in pairs))
+    prefill, *others = (round(large + extrapolation * (large - small)) for small, large in pairs)
+    return StepBytes(max(prefill, lone), *others)
 
 
 def plan_largest_steps(
@@ -128,6 +135,26 @@ def plan_largest_steps(
     while not drafts and next_plan.kind is not StepKind.DECODE:
         next_plan = _plan_and_commit(scheduler)
     return plan, next_plan
+
+
+def plan_lone_step(groups: tuple[LayerGroup, ...], load: ArenaDemand, tokens: int) -> StepPlan:
+    """Plan the largest step in which no row decodes, for a prompt of up to `tokens` tokens."""
+    end = max(1, min(tokens, LONE_SCORES // load.lone_prefill_budget))
+    config = SchedulerConfig(
+        max_rows=1,
+        prefill_budget=load.prefill_budget,
+        lone_prefill_budget=load.lone_prefill_budget,
+        context_length=end + 1,
+        share_prefixes=False,
+    )
+    scheduler = Scheduler(_make_scattered_cache(groups, -(-end // load.block_size) + 2, load.block_size), config)
+    scheduler.add(JobId(0), QueuedRequest((0,) * end, SamplingParams(max_tokens=1, logit_bias={0: 1.0})), frozenset())
+    if end > load.lone_prefill_budget:
+        scheduler.backoff.tokens = end - load.lone_prefill_budget
+        _plan_and_commit(scheduler)
+        scheduler.backoff.tokens = load.prefill_budget
+    scheduler.cost_model.observe(1, 1e-9)  # as fast as can be
+    return _plan_and_commit(scheduler)
 
 
 def _add_drafts(scheduler: Scheduler, count: int) -> None:

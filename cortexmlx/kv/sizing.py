@@ -186,15 +186,26 @@ def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, ite
     )
 
 
+PREFILL_BUDGET, LONE_PREFILL_BUDGET = 512, 2048
+"""Prompt tokens of a step by default, and on an Apple GPU of a step in which no row decodes."""
+
+
 @dataclass(frozen=True)
 class ArenaDemand:
     """What an arena must serve: `rows` rows in blocks of `block_size` tokens. Their prompts are computed in pieces, at
-    most `prefill_budget` tokens a step for all rows together.
+    most `prefill_budget` tokens a step for all rows together; up to `lone_prefill_budget` while no row decodes.
     """
 
     rows: int
     prefill_budget: int
     block_size: int = DEFAULT_BLOCK_SIZE
+    lone_prefill_budget: int = 0
+
+    @classmethod
+    def from_options(cls, rows: int, prefill_budget: int | None, block_size: int, on_gpu: bool = False) -> ArenaDemand:
+        """Return the demand of an engine with these options, on an Apple GPU or not."""
+        lone_budget = LONE_PREFILL_BUDGET if on_gpu and prefill_budget is None else 0
+        return cls(rows, prefill_budget or PREFILL_BUDGET, block_size, lone_budget)
 
     def max_useful_blocks(self, group: LayerGroup) -> int:
         """Return how many blocks of a group are of use at most. A group that sees all tokens has no limit.

@@ -9,6 +9,12 @@ from cortexmlx.scheduling.plan import StepPlan
 MIN_PIECE = 16
 """How many prompt tokens a step computes at least, however tight the target is."""
 
+LONE_SECONDS = 1.0
+"""How long a step may take whose prompt tokens are more than usual, since no row decodes."""
+
+LONE_SCORES = 2048 * 8192
+"""Scores of a head in such a step, at most: as many as 512 tokens have after 32,256, if an array keeps them."""
+
 _NEWEST_WEIGHT = 0.3
 """Weight of the newest step in the running mean."""
 
@@ -54,6 +60,15 @@ class CostModel:
             min_tokens,
             (max_tokens if seconds is None else self.tokens_within(seconds, min_tokens, max_tokens)) - decode_rows,
         )
+
+    def lone_budget(self, min_tokens: int, max_tokens: int, context: int) -> int:
+        """Return how many prompt tokens a step may compute beside no other row: at least `min_tokens`, and up to
+        `max_tokens` as far as they take `LONE_SECONDS` at most, since a new request waits for the step's end. They come
+        after a prompt's first `context` tokens, and have `LONE_SCORES` scores of a head at most.
+        """
+        while max_tokens > min_tokens and max_tokens * (context + max_tokens) > LONE_SCORES:
+            max_tokens //= 2
+        return self.tokens_within(LONE_SECONDS, min_tokens, max(min_tokens, max_tokens))
 
 
 def share_budget(budget: int, needed_tokens: list[int]) -> list[int]:

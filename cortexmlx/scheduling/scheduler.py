@@ -42,6 +42,11 @@ class SchedulerConfig:
     prefill_budget: int
     """Prompt tokens that a step computes at most."""
 
+    lone_prefill_budget: int = 0
+    """Prompt tokens that a step may compute while no row decodes, if it takes about `LONE_SECONDS`. Less than
+    `prefill_budget`: that is the bound.
+    """
+
     context_length: int
     """Tokens that the model can attend to."""
 
@@ -79,6 +84,11 @@ class SchedulerConfig:
 
     worth_waiting: int = WORTH_WAITING
     """Tokens of a prefix in flight for which a job waits instead of computing them itself."""
+
+    @property
+    def max_prefill_budget(self) -> int:
+        """The most prompt tokens of any step."""
+        return max(self.prefill_budget, self.lone_prefill_budget)
 
 
 class Scheduler:
@@ -350,7 +360,11 @@ class Scheduler:
         decoding = [j for j in self._running_set.jobs if j.can_decode]
         prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
-        budget = self.cost_model.prompt_budget(target, self.backoff.tokens, len(decoding))
+        if decoding or self.backoff.holds_back:
+            budget = self.cost_model.prompt_budget(target, self.backoff.tokens, len(decoding))
+        else:
+            longest = max((j.num_computed_tokens for j in prefilling), default=0)
+            budget = self.cost_model.lone_budget(self.backoff.tokens, self.config.lone_prefill_budget, longest)
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         prefill_counts = []
         for job, count in zip(prefilling, counts, strict=True):

@@ -15,7 +15,7 @@ from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import StopConditions
 from cortexmlx.execution import largest_steps as module
 from cortexmlx.execution.execution_modes import choose_execution_mode
-from cortexmlx.execution.largest_steps import StepBytes, plan_largest_steps, predict_step_bytes
+from cortexmlx.execution.largest_steps import StepBytes, plan_largest_steps, plan_lone_step, predict_step_bytes
 from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
@@ -53,6 +53,19 @@ def test_short_prompts_are_computed_together(rows: int, piece: int, tokens: int,
     pieces = prefill.segments[rows - together :]
     assert sum(s.count for s in pieces) == min(max(min(16, piece), piece - (rows - together)), together * prompt)
     assert len(decode.segments) == rows
+
+
+@pytest.mark.parametrize(("tokens", "piece", "end"), [(200, 200, 200), (3000, 2048, 3000), (100_000, 2048, 8192)])
+def test_the_largest_step_without_a_decoding_row_is_where_scores_are_most(tokens: int, piece: int, end: int) -> None:
+    [segment] = plan_lone_step(GROUPS, ArenaDemand(16, 512, 8, 2048), tokens).segments
+    assert (segment.count, segment.first + segment.count) == (piece, end)
+
+
+def test_a_larger_lone_piece_is_in_the_prediction(wide: Path) -> None:
+    model = load_model(str(wide)).model
+    usual, lone = (bytes_of(model, ArenaDemand(2, 32, 8, budget), 300) for budget in (0, 256))
+    assert lone.prefill > usual.prefill and (lone.verify, lone.decode) == (usual.verify, usual.decode)
+    assert lone.prefill == bytes_of(model, ArenaDemand(1, 256, 8), 300 + TAIL_COLUMNS + 2).prefill
 
 
 @pytest.fixture(scope="module")

@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "sums are made in the model's type",
         KEPT,
-        "states = self._rows.hidden_states(kept_states).astype(mx.float32)",
-        "states = self._rows.hidden_states(kept_states)",
+        "(states[begin:end] * weights[begin:end]).sum",
+        "(states[begin:end] * weights[begin:end]).astype(kept_states.dtype).sum",
     ),
     Fault("sums have no weights", KEPT, " * weights[begin:end]", ""),
     Fault(

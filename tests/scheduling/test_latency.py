@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.scheduling.latency import CostModel, share_budget
+from cortexmlx.scheduling.latency import LONE_SCORES, LONE_SECONDS, CostModel, share_budget
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.scheduling.clockwork import Clockwork
 
@@ -147,3 +147,57 @@ def test_the_cost_model_stays_within_its_bounds(steps: list[tuple[int, float]], 
         rates = [took / tokens for tokens, took in steps]
         assert model.seconds_per_token is not None
         assert min(rates) * 0.999 <= model.seconds_per_token <= max(rates) * 1.001
+
+
+# Pieces while no row decodes: larger on an Apple GPU, as far as a new request does not wait long for them.
+
+
+@pytest.mark.parametrize("cost", [1e-5, 4e-4, 1e-3, 1.4e-3, 1e-2])
+def test_a_prompt_that_nobody_waits_beside_has_large_pieces_of_a_second_at_most(cost: float) -> None:
+    clock = Clockwork(cost, lone_budget=2048)
+    clock.add(1, 12000)
+    clock.until_first(1)
+    pieces = [len(plan.positions) for plan, _ in clock.plans]
+    assert pieces[0] == 512, "nothing is known yet"
+    assert max(pieces) == max(512, min(2048, int(LONE_SECONDS / cost)))
+    position = 0
+    for piece in pieces:
+        assert piece <= 512 or piece * (position + piece) <= LONE_SCORES
+        position += piece
+
+
+def test_pieces_are_as_ever_beside_decoding_rows_and_after_a_refusal_of_memory() -> None:
+    clock = Clockwork(1e-5, target=None, lone_budget=2048)
+    clock.add(1, 6000)
+    clock.until_first(1)
+    assert max(len(plan.positions) for plan, _ in clock.plans) == 2048
+    clock.plans.clear()
+    clock.add(2, 6000)
+    clock.until_first(2)
+    assert max(len(plan.positions) for plan, _ in clock.plans) == 512
+    alone = Clockwork(1e-5, lone_budget=2048)
+    alone.scheduler.backoff.tighten(16)
+    alone.add(1, 3000)
+    alone.step(3)
+    assert [len(plan.positions) for plan, _ in alone.plans] == [256] * 3
+
+
+@pytest.mark.parametrize("cost", [2e-4, 1e-3])
+def test_who_comes_during_a_large_piece_waits_a_second_and_a_step_of_its_own(cost: float) -> None:
+    clock = Clockwork(cost, lone_budget=2048)
+    clock.add(1, 40000)
+    clock.step(3)
+    arrived = clock.now
+    clock.step(1)  # it comes just as this one begins
+    clock.add(2, 20)
+    assert clock.until_first(2) - arrived <= 2 * LONE_SECONDS + cost
+
+
+@given(min_tokens=st.integers(1, 512), lone=st.integers(0, 4096), context=st.integers(0, 1 << 20))
+def test_a_lone_budget_is_never_below_the_usual_one(min_tokens: int, lone: int, context: int) -> None:
+    model = CostModel()
+    assert model.lone_budget(min_tokens, lone, context) == min_tokens
+    model.observe(1, 1e-9)
+    budget = model.lone_budget(min_tokens, lone, context)
+    assert min_tokens <= budget <= max(min_tokens, lone)
+    assert budget == min_tokens or budget * (context + budget) <= LONE_SCORES

@@ -17,12 +17,20 @@ LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 class Clockwork:
     """A scheduler on a machine whose steps take exactly `cost` seconds per token."""
 
-    def __init__(self, cost: float, max_rows: int = 16, target: float | None = 0.1, budget: int = 512) -> None:
+    def __init__(
+        self,
+        cost: float,
+        max_rows: int = 16,
+        target: float | None = 0.1,
+        budget: int = 512,
+        lone_budget: int = 0,
+    ) -> None:
         self.now = 0.0
         self.cost = cost
         config = SchedulerConfig(
             max_rows=max_rows,
             prefill_budget=budget,
+            lone_prefill_budget=lone_budget,
             context_length=1 << 20,
             token_target=target,
             share_prefixes=False,
