@@ -1,12 +1,13 @@
-"""Timing jobs that find the fastest decode attention method for each layer and class of steps."""
+"""Timing jobs that find the fastest attention for each layer: single tokens by the class of steps, and prefill."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -21,16 +22,19 @@ from cortexmlx.attention.decode_methods import (
     LayerKey,
     SelectableBackend,
     batch_classes,
+    make_variant,
     mlx_methods_for,
 )
-from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
+from cortexmlx.attention.metal import MetalAttention, PrefillKey, chunks_fit_blocks
+from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, PagedKV
 from cortexmlx.autotune.chooser import Autotuner
 from cortexmlx.autotune.job import Candidate, CannotServe, TuningJob
 from cortexmlx.autotune.table import TimingIdentity
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
-from cortexmlx.kv.step import GroupStep
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.step import GroupStep, PrefillPiece
+from cortexmlx.metal.prefill import PrefillVariant, refusal
 from cortexmlx.system.machine import metal_device, uses_matrix_units
 
 AttentionJobs = dict[tuple[LayerKey, BatchClass], TuningJob]
@@ -43,7 +47,7 @@ def attention_jobs(
     """Return a timing job for each layer shape and each class of steps up to `max_rows` rows and `max_tokens` tokens.
     The most common classes come first. Nothing is allocated before a job's candidates are prepared.
     """
-    bench = _CandidatePreparer(backend)
+    bench = _CandidatePreparer()
     jobs: AttentionJobs = {}
     for key, layer in layers.items():
         visible_tokens = max_tokens if layer.window is None else min(max_tokens, layer.window)
@@ -51,8 +55,15 @@ def attention_jobs(
             methods = (*backend.kernel_methods(layer), *mlx_methods_for(layer, batch))
             sample = batch.sample_size(max_rows, visible_tokens)
             times = attentions_per_run(layer, *sample)
+            problem = partial(TimedProblem, layer, batch, *sample, bench.slabs)
             candidates = tuple(
-                Candidate(method.value, partial(bench.prepare, layer, batch, sample, method), times)
+                Candidate(
+                    method.value,
+                    partial(
+                        bench.prepare, (layer, batch), problem, partial(backend.attend_with, method, layer), method
+                    ),
+                    times,
+                )
                 for method in methods
             )
             name = f"{layer.label}; {batch.label}; {sample[0]} x {sample[1]}"
@@ -69,6 +80,71 @@ def apply_choices(backend: SelectableBackend, jobs: AttentionJobs, chooser: Auto
         key: name for key, name in chosen_methods.items() if name is not None and name != jobs[key].default_candidate
     }
     backend.choices.set_methods({key: DecodeMethod(name) for key, name in non_default_methods.items()})
+
+
+PREFILL_KERNEL, PREFILL_BY_MLX = "prefill kernel", "MLX over pieces"
+"""The two ways to compute prefill pieces, as they are called in tables and on disk."""
+
+_PIECE_TOKENS, _PIECE_CONTEXT = 512, 2048
+"""The piece on which prefill is timed, and the tokens before it."""
+
+
+def prefill_jobs(
+    layers: Iterable[tuple[AttentionCall, KVSpec]], attention: MetalAttention, block_size: int
+) -> dict[PrefillKey, TuningJob]:
+    """Return a timing job for each kind of layer whose prefill pieces the kernel can compute. The way that the rules
+    prefer is the default.
+    """
+    bench, prefill = _CandidatePreparer(), attention.prefill
+    jobs: dict[PrefillKey, TuningJob] = {}
+    for call, spec in layers:
+        variant, window = make_variant(PrefillVariant, call, spec, block_size), spec.attention_window
+        if (variant, window) in jobs or refusal(variant) is not None or not chunks_fit_blocks(variant, window):
+            continue
+        problem = partial(TimedPiece, call, spec, block_size, bench.slabs)
+        ways = (PREFILL_KERNEL, PREFILL_BY_MLX)
+        candidates = tuple(
+            Candidate(
+                name,
+                partial(
+                    bench.prepare,
+                    (variant, window),
+                    problem,
+                    partial(_attend_pieces_with, attention, (variant, window), name == PREFILL_KERNEL),
+                    name,
+                ),
+            )
+            for name in (ways if prefill.is_preferred(variant, window) else ways[::-1])
+        )
+        width = "" if window.tokens is None else f", {'chunks' if window.chunked else 'windows'} of {window.tokens:,}"
+        label = f"prefill {variant.label}, {call.query_heads} heads{width}"
+        batch = f"{_PIECE_TOKENS} tokens after {_PIECE_CONTEXT:,}"
+        jobs[variant, window] = TuningJob(f"{label}; {batch}", label, batch, candidates)
+    return jobs
+
+
+def _attend_pieces_with(attention: MetalAttention, key: PrefillKey, by_kernel: bool) -> Attend:
+    """Return `attention.attend` with the kernel, or without it, for layers of this kind. Raises CannotServe."""
+    if by_kernel and not attention.prefill.is_approved(*key):
+        raise CannotServe("it does not run here, or disagrees with float64")
+
+    def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+        choices = attention.prefill.choices
+        attention.prefill.choices = {**choices, key: by_kernel}
+        try:
+            return attention.attend(queries, kv, params)
+        finally:
+            attention.prefill.choices = choices
+
+    return attend
+
+
+def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, TuningJob], chooser: Autotuner) -> None:
+    """Let the prefill kernel, or MLX, compute the pieces of the layers for which it was chosen."""
+    for key, job in jobs.items():
+        chosen = chooser.chosen_candidate(job.key)
+        if chosen is not None and chosen != job.default_candidate:
+            attention.prefill.choices[key] = chosen == PREFILL_KERNEL and attention.prefill.is_approved(*key)
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: SelectableBackend) -> list[TuningJob]:
@@ -92,38 +168,31 @@ def _raise_untimed() -> Callable[[], object]:
 class _CandidatePreparer:
     """Prepares the candidates of timing jobs. Only the problem of the current job is in memory."""
 
-    def __init__(self, backend: SelectableBackend) -> None:
-        self._backend = backend
-        self._slabs = TimedArena()
-        self._job: tuple[LayerAttention, BatchClass] | None = None
+    def __init__(self) -> None:
+        self.slabs = TimedArena()
+        self._job: object = None
         self._problem: TimedProblem | None = None
-        self._checked_methods: set[DecodeMethod] = set()
+        self._checked_methods: set[object] = set()
 
     def prepare(
-        self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int], method: DecodeMethod
+        self, job: object, make_problem: Callable[[], TimedProblem], make_attend: Callable[[], Attend], method: object
     ) -> Callable[[], object]:
-        """Return a function that runs a method on a layer and class. Raises CannotServe, and what the method raises."""
+        """Return a function that runs a method on a job's problem. Raises CannotServe, and what the method raises."""
         with _synchronize_on_error():
-            problem = self._problem_for(layer, batch, sample)
-            attend = self._backend.attend_with(method, layer)
+            if self._problem is None or self._job != job:
+                self._problem, self._checked_methods = None, set()  # before there is another one
+                self._problem, self._job = make_problem(), job
+            attend = make_attend()
             if method not in self._checked_methods:
-                problem.require_agreement(attend)
+                self._problem.require_agreement(attend)
                 self._checked_methods.add(method)
-            run = problem.build_run(attend)
+            run = self._problem.build_run(attend)
 
         def compute() -> None:
             with _synchronize_on_error():
                 run()
 
         return compute
-
-    def _problem_for(self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int]) -> TimedProblem:
-        """Return the timed problem of a layer and class, made at its first use."""
-        if self._problem is None or self._job != (layer, batch):
-            self._problem, self._checked_methods = None, set()
-            self._problem = TimedProblem(layer, batch, *sample, self._slabs)
-            self._job = layer, batch
-        return self._problem
 
 
 @contextmanager
@@ -244,6 +313,37 @@ class TimedProblem:
         if not share <= _TOLERANCE[self._layer.dtype]:
             raise CannotServe(f"its result differs by {share:.2g} of the largest number")
         self._expected = expected
+
+
+class TimedPiece(TimedProblem):
+    """A random input for timing: a layer's attention for a piece of `_PIECE_TOKENS` tokens of a prompt, in one run."""
+
+    def __init__(self, call: AttentionCall, spec: KVSpec, block_size: int, slabs: TimedArena) -> None:
+        tokens, scale = _PIECE_CONTEXT + _PIECE_TOKENS, spec.key_dim**-0.5
+        sinks = call.dtype if call.sinks else None
+        softcap = 30.0 if call.softcap else None
+        layer = LayerAttention(
+            call.dtype,
+            call.query_heads,
+            replace(spec, window=None, chunked=False),
+            block_size,
+            scale,
+            softcap,
+            sinks,
+            False,
+            spec.window,
+        )
+        self._layer, self._times, self._expected = layer, 1, None
+        blocks = -(-tokens // block_size)
+        arena = slabs.arena_for(layer, blocks)
+        piece = PrefillPiece(0, _PIECE_TOKENS, _PIECE_CONTEXT, KVHandle(0, blocks), None)
+        step = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), (piece,), spec.attention_window)
+        self._queries = _random_array((_PIECE_TOKENS, call.query_heads, 1, spec.key_dim), call.dtype, 2)
+        self._params = AttentionParams(
+            scale, None if sinks is None else _random_array((call.query_heads,), sinks, 3), softcap
+        )
+        self._kv = PagedKV(arena, 0, step, None, 0, getattr(mx, spec.dtype), _raise_unused)
+        mx.eval(self._queries, *([] if self._params.sinks is None else [self._params.sinks]))
 
 
 def _random_array(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:

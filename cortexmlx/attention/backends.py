@@ -64,6 +64,9 @@ class AttentionBackend:
     """What may be told which method single tokens take; None: nothing may. Then its `attend` takes the place of this
     one.
     """
+    by_kernels: MetalAttention | None = None
+    """The attention whose prefill pieces a kernel or MLX computes, as timing says; None for a backend without kernels.
+    """
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes as one line, such as "metal, matrix kernel"."""
@@ -88,7 +91,7 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
 
     selectable = SelectableKernels(attention.methods, attention.attend, attention.decode)
     return AttentionBackend(
-        name, attention.attend, notes, reconsider, attention.used_kernels, checks, writer, selectable
+        name, attention.attend, notes, reconsider, attention.used_kernels, checks, writer, selectable, attention
     )
 
 

@@ -80,7 +80,7 @@ class MetalAttention:
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
         self._approval = KernelApproval(check)
-        self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
+        self.prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
         self.methods = KernelSelector(self._kernels, self._approval)
         self._selected_methods: dict[tuple[LayerKey, DecodeMethod | None], Variant | Attend] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
@@ -108,23 +108,21 @@ class MetalAttention:
             variant = make_variant(Variant, call, spec, block_size)
             checks.setdefault(variant, KernelCheck(variant.label, partial(self.methods.is_approved, variant)))
             shape, window = make_variant(PrefillVariant, call, spec, block_size), spec.attention_window
-            if self._prefill.is_preferred(shape, window):
+            if self.prefill.is_preferred(shape, window):
                 check_key = (shape, chunks_fit_blocks(shape, window))
-                checks.setdefault(
-                    check_key, KernelCheck(shape.label, partial(self._prefill.is_approved, shape, window))
-                )
+                checks.setdefault(check_key, KernelCheck(shape.label, partial(self.prefill.is_approved, shape, window)))
         return list(checks.values())
 
     def used_kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
         names = {method.kernel.value for method in self._selected_methods.values() if isinstance(method, Variant)}
-        return tuple(sorted(names | ({"prefill"} if self._prefill.has_served else set())))
+        return tuple(sorted(names | ({"prefill"} if self.prefill.has_served else set())))
 
     def reconsider(self) -> None:
         """Check every kernel variant again at its next use, because a step failed, perhaps by a kernel."""
         self._selected_methods.clear()
         self.methods.clear_checks()
-        self._prefill.reconsider()
+        self.prefill.reconsider()
         self._approval.reconsider()
 
     def attend(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
@@ -134,7 +132,7 @@ class MetalAttention:
         if not kv.step.pieces:
             return self._attend_rows(queries, kv, params)
         shape, reproducible = self._variant_for(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
-        prefill = self._prefill.serves(shape, kv.step.attention_window)
+        prefill = self.prefill.serves(shape, kv.step.attention_window)
         if (
             not prefill
             and not reproducible
@@ -153,7 +151,7 @@ class MetalAttention:
         if prefill:
             factors, per_head = self._score_factors(params), self._per_head_input("sinks", kv.layer, params.sinks)
             of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
-            parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
+            parts.append(self.prefill.attend(shape, of_pieces, kv, factors, per_head))
         else:
             parts += reference.attend_pieces(queries, kv, params, one_by_one=reproducible)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -294,6 +292,12 @@ class PrefillKernelStep:
         return self._lists[block_size, tile]
 
 
+PrefillKey = tuple[PrefillVariant, AttentionWindow]
+"""What decides which way computes a layer's prefill pieces. All of them take the same: if their length counted, or
+where their blocks lie, a request's tokens would depend on the other requests in the batch.
+"""
+
+
 class MetalPrefill:
     """Prefill attention by a kernel of `factory`, for layers where it is faster than MLX's attention and approved."""
 
@@ -302,6 +306,8 @@ class MetalPrefill:
         self._approval = approval
         self._matrix_units = matrix_units
         self._approvals: dict[tuple[PrefillVariant, bool], bool] = {}
+        self.choices: dict[PrefillKey, bool] = {}
+        """Whether the kernel serves, where that was timed. Elsewhere rules decide."""
 
     @property
     def has_served(self) -> bool:
@@ -322,7 +328,10 @@ class MetalPrefill:
         return self._approvals[variant, fits_blocks]
 
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Return whether the prefill kernel is better than MLX's attention for a layer."""
+        """Return whether the prefill kernel is better than MLX's attention for a layer, by time or by the rules."""
+        choice = self.choices.get((variant, attention_window))
+        if choice is not None:
+            return choice
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:

@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
-from cortexmlx.attention.autotuning import apply_choices, attention_jobs, current_identity, fixed_jobs
+from cortexmlx.attention.autotuning import (
+    apply_choices,
+    apply_prefill_choices,
+    attention_jobs,
+    current_identity,
+    fixed_jobs,
+    prefill_jobs,
+)
 from cortexmlx.attention.backends import AttentionBackend
 from cortexmlx.attention.decode_methods import probe_layer_shapes
+from cortexmlx.attention.probe import probe_attention_calls
 from cortexmlx.autotune.chooser import SECONDS, Autotuner
 from cortexmlx.autotune.job import TuningJob
 from cortexmlx.autotune.table import ChoiceTable
@@ -50,9 +58,9 @@ def choose_kernels(
     has_waiters: Callable[[], bool] = lambda: False,
 ) -> tuple[TimedChoice, ...]:
     """Choose what computes a model's attention and quantized products, by timing the candidates, and return the
-    choices. With `reproducible`, nothing is timed: attention gets its defaults. Attention is timed for single
-    tokens in steps of up to `max_rows` rows that see up to `max_context` tokens. See `Autotuner.choose` for the other
-    arguments.
+    choices. With `reproducible`, nothing is timed: attention gets its defaults. Attention is timed for pieces of
+    prompts, and for single tokens in steps of up to `max_rows` rows that see up to `max_context` tokens. See
+    `Autotuner.choose` for the other arguments.
 
     If anything fails, the rules choose. They also do for a model that runs on mlx-lm's own caches.
     """
@@ -71,9 +79,16 @@ def choose_kernels(
             dtype = next((layer.dtype for layer in layers.values()), "float32")
             products = _choosable_products(runner)
             multiplications = {} if products is None else product_jobs(products, dtype, gpu_architecture())
-            jobs = [*multiplications.values(), *attention.values()]  # products first: there is most to gain
+            by_kernels, pieces = backend.by_kernels, {}
+            if by_kernels is not None:
+                calls = ((call, runner.arena.spec(layer)) for layer, call in probe_attention_calls(runner.model))
+                pieces = prefill_jobs(calls, by_kernels, runner.arena.block_size)
+            # products first: there is most to gain
+            jobs = [*multiplications.values(), *pieces.values(), *attention.values()]
             chooser.choose(jobs, seconds=seconds, ignore_table=ignore_table, has_waiting=has_waiters)
             apply_choices(choosing_backend, attention, chooser)
+            if by_kernels is not None:
+                apply_prefill_choices(by_kernels, pieces, chooser)
             if products is not None:
                 _apply_product_choices(products, multiplications, chooser)
     except Exception:

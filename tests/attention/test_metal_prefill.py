@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention import reference
+from cortexmlx.attention import autotuning, reference
+from cortexmlx.attention.autotuning import PREFILL_BY_MLX, PREFILL_KERNEL, apply_prefill_choices, prefill_jobs
 from cortexmlx.attention.metal import MetalAttention, PrefillKernelStep
-from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData
+from cortexmlx.attention.paged import AttentionCall, AttentionParams, PagedKV, StepDerivedData
+from cortexmlx.autotune.chooser import Autotuner
+from cortexmlx.autotune.job import Candidate
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -20,6 +24,7 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
 from support.kernels.paged_problem import TOLERANCE, error
+from support.scripted_choice import Clock
 
 pytestmark = pytest.mark.lab  # kernels are executed
 
@@ -144,3 +149,80 @@ def test_a_kernel_that_disagrees_is_disabled_with_a_warning(
     assert says in attention.notes()[0] and attention.used_kernels() == ()
     attention.reconsider()
     assert attention.notes() == ()
+
+
+# Timed: which way a layer's pieces take, whatever the rules prefer.
+
+
+CALL, SPEC = AttentionCall("float32", HEADS, 16, False, False, False), KVSpec(KV_HEADS, 16, 16, "float32")
+
+
+def timed(attention: MetalAttention, fastest: str, spec: KVSpec = SPEC) -> Autotuner:
+    """Choose by scripted times: both ways are computed and compared, and `fastest` takes half as long."""
+    jobs, clock = prefill_jobs([(CALL, spec)], attention, BLOCK), Clock()
+
+    def scripted(candidate: Candidate) -> Candidate:
+        def prepare() -> Callable[[], object]:
+            run, seconds = candidate.prepare(), 1.0 if candidate.name == fastest else 2.0
+
+            def compute() -> None:
+                run()
+                clock.now += seconds
+
+            return compute
+
+        return replace(candidate, prepare=prepare)
+
+    jobs = {key: replace(job, candidates=tuple(map(scripted, job.candidates))) for key, job in jobs.items()}
+    chooser = Autotuner(None, clock)
+    chooser.choose(jobs.values(), seconds=1e6)
+    apply_prefill_choices(attention, jobs, chooser)
+    return chooser
+
+
+@pytest.fixture
+def small_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotuning, "_PIECE_TOKENS", 9)
+    monkeypatch.setattr(autotuning, "_PIECE_CONTEXT", 14)
+
+
+@pytest.mark.parametrize("fastest", [PREFILL_KERNEL, PREFILL_BY_MLX])
+@pytest.mark.parametrize("matrix_units", [False, True])
+def test_the_faster_way_computes_all_pieces_of_a_kind_of_layer(
+    fastest: str, matrix_units: bool, small_piece: None
+) -> None:
+    """Without matrix units the rules prefer the kernel at heads of 16, and MLX with them."""
+    attention, layer = MetalAttention(sim.metal_kernel, check=False, matrix_units=matrix_units), Layer()
+    [choice] = timed(attention, fastest).choices()
+    assert choice.chosen == fastest and choice.job.startswith("prefill float32") and not choice.refused
+    attention.prefill.reconsider()  # of what was asked while timing
+    wanted = layer.attend(reference.attend)
+    found = layer.attend(attention.attend)
+    assert error(found, wanted) < TOLERANCE["float32"]
+    assert (attention.used_kernels() == ("prefill",)) == (fastest == PREFILL_KERNEL)
+    other = Layer(AttentionWindow(6))
+    other.attend(attention.attend)
+    assert attention.used_kernels() == ("prefill",), "a layer with a window is another kind, and the rules choose"
+
+
+def test_a_prefill_kernel_that_is_wrong_is_not_chosen_however_fast(small_piece: None) -> None:
+    attention = MetalAttention(damaged(lambda a: a + 0.5, "prefill"), check=False)
+    [choice] = timed(attention, PREFILL_KERNEL).choices()
+    assert choice.chosen == PREFILL_KERNEL, "the first way is what others are compared with"
+    assert "differs by" in choice.refused[PREFILL_BY_MLX]
+    checked = MetalAttention(damaged(lambda a: a + 0.5, "prefill"))
+    [choice] = timed(checked, PREFILL_KERNEL).choices()
+    assert choice.chosen == PREFILL_BY_MLX and "disagrees" in choice.refused[PREFILL_KERNEL]
+
+
+@pytest.mark.parametrize(
+    ("call", "spec"),
+    [
+        (replace(CALL, slopes=True), SPEC),
+        (CALL, replace(SPEC, kv_bits=8, kv_group_size=16)),
+        (CALL, replace(SPEC, window=12, chunked=True)),
+    ],
+    ids=["slopes", "quantized", "chunks that end within blocks"],
+)
+def test_what_the_kernel_does_not_compute_is_not_timed(call: AttentionCall, spec: KVSpec) -> None:
+    assert prefill_jobs([(call, spec)], MetalAttention(sim.metal_kernel, check=False), BLOCK) == {}

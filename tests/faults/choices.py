@@ -18,6 +18,7 @@ TESTS = (
     "execution/test_autotuning.py",
     "engine/test_timed_choices.py",
     "products/test_autotuning.py",
+    "attention/test_metal_prefill.py",
 )
 """The tests that judge these faults."""
 
@@ -88,6 +89,24 @@ FAULTS = (
         PRODUCTS,
         "_make_prepare(shape, run_modules, rows.min_rows, products)",
         "_make_prepare(shape, run_modules, rows.max_rows, products)",
+    ),
+    Fault(
+        "a choice for one kind of layer is all layers'",
+        "cortexmlx/attention/metal.py",
+        "self.choices.get((variant, attention_window))",
+        "next(iter(self.choices.values()), None)",
+    ),
+    Fault(
+        "while a way is timed, the other one computes",
+        TIMED_ON,
+        "{**choices, key: by_kernel}",
+        "{**choices}",
+    ),
+    Fault(
+        "a prefill kernel is timed unchecked",
+        TIMED_ON,
+        "if by_kernel and not attention.prefill",
+        "if False and not attention.prefill",
     ),
     Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),

@@ -110,7 +110,7 @@ FAULTS = (
     Fault(
         "attention is timed before products",
         "cortexmlx/execution/autotuning.py",
-        "*multiplications.values(), *attention.values()",
-        "*attention.values(), *multiplications.values()",
+        "*multiplications.values(), *pieces.values(), *attention.values()",
+        "*attention.values(), *pieces.values(), *multiplications.values()",
     ),
 )

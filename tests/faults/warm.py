@@ -25,7 +25,7 @@ FAULTS = (
     Fault(
         "prefill kernels are compiled in an answer",
         BACKEND,
-        "if self._prefill.is_preferred(shape, window):",
+        "if self.prefill.is_preferred(shape, window):",
         "if False:",
     ),
     Fault(
