@@ -80,11 +80,17 @@ class VariantCheck:
     """The whole text of the exception, if there was one."""
     judge: str = "attention in float64"
     """What it is compared with."""
+    limit: float | None = None
+    """The largest difference that counts as agreement; None: that of the dtype."""
+    place: str = ""
+    """Where the difference is, if its limit is not the same everywhere."""
+    refused: bool = False
+    """Whether a rule refuses the variant, so that it never serves."""
 
     @property
     def tolerance(self) -> float:
         """The largest difference that counts as agreement."""
-        return _TOLERANCE[self.variant.dtype]
+        return _TOLERANCE[self.variant.dtype] if self.limit is None else self.limit
 
     @property
     def agrees(self) -> bool:
@@ -97,7 +103,7 @@ class VariantCheck:
         if self.error is None:
             return self.reason
         verb = "agrees with" if self.agrees else "differs from"
-        return f"it {verb} {self.judge} by {self.error:.2g} (limit {self.tolerance:.2g})"
+        return f"it {verb} {self.judge} by {self.error:.2g} (limit {self.tolerance:.2g}{self.place})"
 
 
 class NoResult(Exception):
@@ -193,33 +199,52 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
 def check_tail_write(kernel: TailWriteKernel, variant: TailWriteVariant) -> VariantCheck:
     """Check a tail-write kernel variant: its rotated queries, and the tails. Errors are as in `check_decode`."""
 
-    def compared() -> float:
+    def compared() -> Difference:
         problem = make_tail_problem(variant)
         outputs = kernel(
             problem.new, problem.tail, problem.columns, problem.packed_positions, init_value=UNWRITTEN_VALUE
         )
-        errors, tolerance = [], _TOLERANCE[variant.dtype]
-        far_share = tolerance / (tolerance + _FAR_ERROR)
+        tolerance = _TOLERANCE[variant.dtype]
+        near, far = Difference(0.0, tolerance), Difference(0.0, tolerance + _FAR_ERROR, " that far into a text")
         for output, expected in zip(outputs, problem.expected, strict=True):
             numbers = read_output("tail", 32, output)
-            errors.append(max_difference(numbers[:NUM_NEAR_ROWS], expected[:NUM_NEAR_ROWS]))
-            errors.append(far_share * max_difference(numbers[NUM_NEAR_ROWS:], expected[NUM_NEAR_ROWS:]))
-        return max(errors)
+            near = near.or_larger(max_difference(numbers[:NUM_NEAR_ROWS], expected[:NUM_NEAR_ROWS]))
+            far = far.or_larger(max_difference(numbers[NUM_NEAR_ROWS:], expected[NUM_NEAR_ROWS:]))
+        return max(near, far, key=lambda difference: difference.error / difference.limit)
 
     return run_check(variant, tail_write.refusal(variant), compared)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A difference from float64, with a limit of its own."""
+
+    error: float
+    limit: float
+    place: str = ""
+
+    def or_larger(self, error: float) -> Difference:
+        """Return the difference with this error, if it is larger."""
+        return replace(self, error=max(self.error, error))
+
+
 def run_check(
-    variant: CheckedVariant, reason: str | None, measure_error: Callable[[], float], judge: str = "attention in float64"
+    variant: CheckedVariant,
+    reason: str | None,
+    measure_error: Callable[[], float | Difference],
+    judge: str = "attention in float64",
 ) -> VariantCheck:
     """Run a check and return its result. `reason` says why the variant does not run. `measure_error` runs it and
     returns the largest difference from what `judge` says.
     """
     if reason is not None:
-        return VariantCheck(variant, None, f"it does not run ({reason})")
+        return VariantCheck(variant, None, f"it does not run ({reason})", refused=True)
     mx.synchronize()
     try:
-        return VariantCheck(variant, measure_error(), judge=judge)
+        found = measure_error()
+        if isinstance(found, Difference):
+            return VariantCheck(variant, found.error, judge=judge, limit=found.limit, place=found.place)
+        return VariantCheck(variant, found, judge=judge)
     except NoResult as nothing:
         return VariantCheck(variant, None, str(nothing))
     except Exception as error:

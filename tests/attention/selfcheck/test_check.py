@@ -235,6 +235,22 @@ def test_positions_that_16_bits_do_not_hold_are_looked_at(variant: TailWriteVari
     assert not check_tail_write(TailWriteKernel(factory), variant).agrees
 
 
+@pytest.mark.parametrize(("off", "says"), [(0.05, "agrees with"), (0.5, "differs from")])
+def test_differences_far_into_a_text_are_told_as_they_are(off: float, says: str) -> None:
+    """They have a larger limit, and are no smaller for it."""
+
+    def far_rows(kernel: Any, call: dict[str, Any]) -> list[mx.array]:
+        queries, *tails = kernel(**call)
+        return [queries + mx.where(mx.arange(4)[:, None, None, None] == 3, off, 0.0).astype(queries.dtype), *tails]
+
+    check = check_tail_write(TailWriteKernel(broken(far_rows)), WRITES[0])
+    assert check.agrees is (off < 0.08) and check.error is not None and abs(check.error - off) < 0.02
+    limit = 0.08 + {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}[WRITES[0].dtype]
+    assert (
+        check.outcome == f"it {says} attention in float64 by {check.error:.2g} (limit {limit:.2g} that far into a text)"
+    )
+
+
 @pytest.mark.parametrize(("kernel", "token"), [(Kernel.VECTOR, "token"), (Kernel.MATRIX, "looked_up")])
 def test_tokens_that_16_bits_do_not_count_are_looked_at(kernel: Kernel, token: str) -> None:
     """Beyond a window, so that few are computed."""
