@@ -9,6 +9,7 @@ import mmap
 import os
 import platform
 import re
+import subprocess
 import sys
 import threading
 from functools import cache
@@ -89,11 +90,36 @@ def metal_device() -> str | None:
         return None
 
 
+def trusts_gpu() -> bool:
+    """Return whether MLX computes on an Apple GPU that is not a virtual machine's: what fails there is a fault."""
+    import mlx.core as mx
+
+    name = metal_device()
+    return (
+        name is not None and mx.default_device() == mx.gpu and "Paravirtual" not in name and not _is_virtual_machine()
+    )
+
+
+def _is_virtual_machine() -> bool:
+    """Return whether macOS says that it runs in a virtual machine."""
+    if sys.platform != "darwin":
+        return False
+    try:
+        done = subprocess.run(["sysctl", "-n", "kern.hv_vmm_present"], capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return done.stdout.strip() == "1"
+
+
 def uses_matrix_units() -> bool:
     """Return whether MLX's products run on the GPU's matrix units: it has them, and this build of MLX has kernels for
     them.
+
+    Where the build cannot be known, the answer is no. Then our prefill kernel computes windows and heads for which MLX
+    has no fused attention: its result is checked, and it needs no memory for scores. A wrong no costs speed on an M5.
+    After a wrong yes, MLX would write every score, without the units that make this fast.
     """
-    return has_matrix_units() and mlx_matrix_kernels() != 0
+    return has_matrix_units() and mlx_has_matrix_kernels() is True
 
 
 def gpu_architecture() -> tuple[int, str] | None:
@@ -123,25 +149,32 @@ def has_matrix_units() -> bool:
 
 
 @cache
-def mlx_matrix_kernels() -> int | None:
-    """Return how many kernels for matrix units ("NAX") this build of MLX has; None if that cannot be known.
+def mlx_has_matrix_kernels() -> bool | None:
+    """Return whether this build of MLX has kernels for matrix units ("NAX"); None if that cannot be known.
 
-    MLX's wheel for macOS 26 has thousands, those for macOS 14 and 15 none. Where the library of kernels cannot be read,
-    the wheel's tag tells only whether there are any.
+    MLX's wheel for macOS 26 has thousands, those for macOS 14 and 15 none. A build that compiles its kernels when they
+    are needed (`MLX_METAL_JIT`) has no products in its library, so the library does not tell. Where no library can be
+    read, the wheel's tag may say that there are none.
     """
     import mlx.core as mx
 
-    library = Path(str(mx.__file__)).parent / "lib" / "mlx.metallib"
-    with (
-        contextlib.suppress(OSError, ValueError),
-        library.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kernels,
-    ):
-        return sum(1 for _ in re.finditer(rb"_nax_", kernels))
+    package = Path(str(mx.__file__)).parent
+    # A wheel has it in mlx/lib. Other builds have it beside libmlx: conda in the environment's lib.
+    for folder in (package / "lib", package, Path(sys.prefix) / "lib"):
+        with (
+            contextlib.suppress(OSError, ValueError),
+            (folder / "mlx.metallib").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kernels,
+        ):
+            if kernels.find(b"_nax_") >= 0:
+                return True
+            if kernels.find(b"steel_gemm_") >= 0:
+                return False
+            break
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         tags = importlib.metadata.distribution("mlx-metal").read_text("WHEEL") or ""
         if (match := re.search(r"macosx_(\d+)_", tags)) is not None and int(match[1]) < 26:
-            return 0
+            return False
     return None
 
 

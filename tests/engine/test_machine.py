@@ -15,7 +15,8 @@ from cortexmlx.system.machine import (
     has_matrix_units,
     memory_bytes,
     metal_device,
-    mlx_matrix_kernels,
+    mlx_has_matrix_kernels,
+    trusts_gpu,
     uses_matrix_units,
     working_set_bytes,
 )
@@ -59,7 +60,7 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
     assert metal_device() is None and working_set_bytes() == memory_bytes() * 3 // 4
 
 
-@pytest.mark.parametrize("kernels", [0, 7920, None])
+@pytest.mark.parametrize("kernels", [False, True, None])
 @pytest.mark.parametrize(
     ("architecture", "system", "units"),
     [
@@ -73,13 +74,13 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
     ],
 )
 def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, system: str, units: bool, kernels: int | None
+    monkeypatch: pytest.MonkeyPatch, architecture: str, system: str, units: bool, kernels: bool | None
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "a GPU", "architecture": architecture})
     monkeypatch.setattr("cortexmlx.system.machine.platform.release", lambda: system)
-    monkeypatch.setattr("cortexmlx.system.machine.mlx_matrix_kernels", lambda: kernels)
-    assert has_matrix_units() is units and uses_matrix_units() is (units and kernels != 0)
+    monkeypatch.setattr("cortexmlx.system.machine.mlx_has_matrix_kernels", lambda: kernels)
+    assert has_matrix_units() is units and uses_matrix_units() is (units and kernels is True)
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert not has_matrix_units()
 
@@ -99,22 +100,31 @@ def missing(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("library", "tag", "count"),
+    ("library", "tag", "found"),
     [
-        (b"\0steel_gemm_nax_float\0qmm_t_nax_half\0sdpa_vector\0", "macosx_15_0_arm64", 2),
-        (b"\0steel_gemm_float\0" * 1000, "macosx_26_0_arm64", 0),
-        (None, "macosx_15_0_arm64", 0),
+        (b"\0steel_gemm_nax_float\0qmm_t_nax_half\0sdpa_vector\0", "macosx_15_0_arm64", True),
+        (b"\0steel_gemm_float\0" * 1000, "macosx_26_0_arm64", False),
+        (b"\0arange_float\0rms_norm\0", "macosx_26_0_arm64", None),  # the others are compiled when they are needed
+        (b"\0arange_float\0rms_norm\0", None, None),
+        (None, "macosx_15_0_arm64", False),
         (None, "macosx_26_0_arm64", None),
-        (b"", "macosx_14_0_arm64", 0),
+        (b"", "macosx_14_0_arm64", False),
         (None, None, None),
     ],
 )
+@pytest.mark.parametrize("place", ["mlx/lib", "mlx", "prefix/lib"])
 def test_a_build_of_mlx_is_asked_for_its_kernels_and_else_for_its_tag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bytes | None, tag: str | None, count: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    library: bytes | None,
+    tag: str | None,
+    found: bool | None,
+    place: str,
 ) -> None:
-    (tmp_path / "lib").mkdir()
+    """In a wheel's place, beside the module, and in the environment's lib, where conda has it."""
+    (tmp_path / place).mkdir(parents=True)
     if library is not None:
-        (tmp_path / "lib" / "mlx.metallib").write_bytes(library)
+        (tmp_path / place / "mlx.metallib").write_bytes(library)
     if tag is not None:
         wheel = tmp_path / "mlx_metal-0.32.4.dist-info"
         wheel.mkdir()
@@ -122,8 +132,29 @@ def test_a_build_of_mlx_is_asked_for_its_kernels_and_else_for_its_tag(
         (wheel / "WHEEL").write_text(f"Wheel-Version: 1.0\nTag: py3-none-{tag}\n")
     else:
         monkeypatch.setattr("cortexmlx.system.machine.importlib.metadata.distribution", missing)
-    monkeypatch.setattr(mx, "__file__", str(tmp_path / "core.so"))
+    monkeypatch.setattr(mx, "__file__", str(tmp_path / "mlx" / "core.so"))
+    monkeypatch.setattr("cortexmlx.system.machine.sys.prefix", str(tmp_path / "prefix"))
     monkeypatch.syspath_prepend(tmp_path)
-    mlx_matrix_kernels.cache_clear()
-    assert mlx_matrix_kernels() == count
-    mlx_matrix_kernels.cache_clear()
+    mlx_has_matrix_kernels.cache_clear()
+    assert mlx_has_matrix_kernels() is found
+    mlx_has_matrix_kernels.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual", "device", "trusted"),
+    [
+        ("Apple M4", "0\n", mx.gpu, True),
+        ("Apple M4", "1\n", mx.gpu, False),
+        ("Apple M4", "0\n", mx.cpu, False),
+        ("Apple Paravirtual device", "0\n", mx.gpu, False),
+        (None, "0\n", mx.gpu, False),
+    ],
+)
+def test_a_gpu_is_trusted_if_it_is_real_and_computes(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, virtual: str, device: Any, trusted: bool
+) -> None:
+    monkeypatch.setattr(machine, "metal_device", lambda: name)
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+    monkeypatch.setattr("cortexmlx.system.machine.sys.platform", "darwin")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=virtual))
+    assert trusts_gpu() is trusted
