@@ -12,3 +12,14 @@ from cortexmlx.metal.tail_write import WRITES, TailWriteVariant
 CheckedKernel = Variant | PrefillVariant | TailWriteVariant | ProductVariant
 
 CHECKED: tuple[CheckedKernel, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)
+
+
+def select_quick() -> tuple[CheckedKernel, ...]:
+    """Return the first variant of every kernel and dtype: what `cortexmlx doctor --quick` checks. Kernels that read
+    quantized keys and values have a text of their own.
+    """
+    first: dict[tuple[object, ...], CheckedKernel] = {}
+    for variant in CHECKED:
+        kernel = (variant.kernel, variant.kv_bits is not None) if isinstance(variant, Variant) else ()
+        first.setdefault((type(variant), kernel, variant.dtype), variant)
+    return tuple(first.values())

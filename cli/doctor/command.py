@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time as clock
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,11 @@ from cortexmlx.cli import options
 from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.cli.terminal.text import format_duration
 
 if TYPE_CHECKING:
     from cortexmlx.cli.doctor.check import DoctorCheck
+    from cortexmlx.cli.doctor.checks import OnKernel
 
 DEFAULT_FILE = "cortexmlx-report.json"
 """Where `--report` without a name writes."""
@@ -26,6 +29,7 @@ DEFAULT_FILE = "cortexmlx-report.json"
 def doctor(
     model: options.Model = None,
     time: Annotated[bool, typer.Option("--time", help="Time the ways to compute MODEL.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check one variant of every kernel and dtype.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     report: Annotated[
         Path | None,
@@ -38,19 +42,22 @@ def doctor(
 ) -> None:
     """Check the installation, a line each: ok, warn or fail, and what to do.
 
-    On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
-    line says fail.
+    On an Apple GPU every variant of our kernels is run and compared with the plain computation. A terminal shows how
+    many remain, and for how long. Exit code 1 if a line says fail: of a kernel, only where the GPU is not virtual.
 
     With --time, only the ways to compute a model's attention and quantized products are timed, for classes of rows and
     lengths: what engines do when they open on an Apple GPU, without their bound of 1.5 seconds.
 
-    --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
-    no paths and no texts. With --time it has these times, too.
+    --report also runs a small model beside mlx-lm for some seconds and, on an Apple GPU, times our kernels beside MLX's
+    in the sizes of three known models. The file has no names of the user or the machine, no paths and no texts. With
+    --time it has these times, too.
     """
     from cortexmlx.cli.doctor.check import CheckStatus
 
     if model is not None and not time:
         raise typer.BadParameter("a model is only timed: add --time", param_hint="MODEL")
+    if quick and time and report is None:
+        raise typer.BadParameter("--time alone checks no kernels: omit it, or add --report", param_hint="--quick")
     if report is not None:
         from cortexmlx.cli.doctor.report import check_writable
 
@@ -69,11 +76,16 @@ def doctor(
         if check.advice:
             console.print_result(f"{'':<20}-> {adapt_commands(check.advice)}", flush=True)
 
-    checks = []
-    for check in _selected_checks(options.model_name(model, None) if time else None, report is not None):
-        checks.append(check)
-        if not as_json:
-            show(check)
+    checks, progress = [], KernelProgress()
+    timed_model = options.model_name(model, None) if time else None
+    try:
+        for check in _selected_checks(timed_model, report is not None, quick, progress.update):
+            checks.append(check)
+            progress.clear()
+            if not as_json:
+                show(check)
+    finally:
+        progress.clear()
     sections: dict[str, Any] = {}
     if report is not None:
         from cortexmlx.cli.doctor.trial import run_trial
@@ -90,14 +102,42 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _selected_checks(timed_model: str | None, everything: bool) -> Iterator[DoctorCheck]:
+class KernelProgress:
+    """A line on stderr that says how many kernels remain to be checked, and for about how long. Only a terminal gets
+    it; whatever is printed replaces it.
+    """
+
+    _start_time = 0.0
+    _shown = False
+
+    def update(self, done: int, count: int) -> None:
+        """Show that `done` of `count` kernels are checked."""
+        self.clear()
+        self._start_time = self._start_time if done else clock.monotonic()
+        if done < count and console.is_terminal(sys.stderr):
+            seconds = (clock.monotonic() - self._start_time) / max(done, 1) * (count - done)
+            left = f", about {format_duration(seconds)} left" if done else ""
+            console.print_message(f"checking kernels: {count - done} of {count} remain{left}", end="")
+            self._shown = True
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            console.write_control(sys.stderr, "\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
+
+
+def _selected_checks(
+    timed_model: str | None, everything: bool, quick: bool, on_kernel: OnKernel
+) -> Iterator[DoctorCheck]:
     """Yield all checks, or only a model's attention times; with `everything` both, a timing error as a failed check."""
     from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
     from cortexmlx.cli.doctor.checks import run_checks
     from cortexmlx.cli.doctor.choices import NAME, time_choices
 
     if timed_model is None or everything:
-        yield from run_checks()
+        yield from run_checks(quick=quick, on_kernel=on_kernel)
     if timed_model is None:
         return
     try:

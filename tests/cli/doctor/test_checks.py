@@ -62,14 +62,25 @@ def test_switches_that_make_a_cpu_slow_are_warned_of(monkeypatch: pytest.MonkeyP
     assert check.verdict is CheckStatus.WARN and check.advice == "unset CORTEXMLX_DEQUANTIZE for speed"
 
 
+MLX = importlib.metadata.version("mlx")
+
+
 @pytest.mark.parametrize(
     ("system", "built", "opened", "verdict", "says"),
     [
         ("darwin", True, "Apple M4", CheckStatus.OK, ""),
+        ("darwin", True, "Apple M5", CheckStatus.OK, ""),
         ("darwin", True, "Apple Paravirtual device", CheckStatus.WARN, "virtual machine"),
         ("darwin", True, None, CheckStatus.FAIL, "none can be opened"),
-        ("darwin", False, None, CheckStatus.WARN, "built without Metal"),
-        ("darwin", True, "Apple M5, without NAX", CheckStatus.WARN, "no NAX kernels"),
+        (
+            "darwin",
+            False,
+            None,
+            CheckStatus.WARN,
+            f"built without Metal: pip install --force-reinstall --no-cache mlx=={MLX}",
+        ),
+        ("darwin", True, "Apple M5, without NAX", CheckStatus.WARN, f"reinstall mlx=={MLX} mlx-metal=={MLX}, "),
+        ("darwin", True, "Apple M5, unknown", CheckStatus.OK, ""),
         ("linux", False, None, CheckStatus.OK, ""),
     ],
 )
@@ -81,14 +92,19 @@ def test_the_device_is_told_apart_from_one_that_only_seems_to_be_there(
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.sys.platform", system)
     monkeypatch.setattr(mx.metal, "is_available", lambda: built)
     monkeypatch.setattr("cortexmlx.bench.measure.machine.metal_device", lambda: opened)
-    monkeypatch.setattr("cortexmlx.cli.doctor.checks.uses_matrix_units", lambda: False)
+    kernels = {"Apple M5, without NAX": False, "Apple M5, unknown": None}
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.mlx_has_matrix_kernels", lambda: kernels.get(opened or "", True))
     monkeypatch.setattr("cortexmlx.cli.doctor.checks.has_matrix_units", lambda: "M5" in (opened or ""))
     [check] = CHECKS["device"]()
     assert check.verdict is verdict and says in check.advice
     assert check.detail.startswith(f"Metal GPU: {opened}" if opened else "CPU: ")
+    assert ("cannot tell" in check.detail) is ("unknown" in (opened or ""))
 
 
-def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(
+    trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlx.core as mx
 
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
@@ -97,8 +113,11 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
     variants = (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0], PRODUCTS[0])
     monkeypatch.setattr("cortexmlx.metal.checked.CHECKED", variants)
-    backend, *kernels = CHECKS["attention"]()
-    assert backend.detail == "metal" and [check.verdict for check in kernels] == [CheckStatus.WARN] * 4
+    monkeypatch.setattr("cortexmlx.cli.doctor.checks.trusts_gpu", lambda: trusted)
+    told: list[tuple[int, int]] = []
+    backend, *kernels = CHECKS["attention"](False, lambda *progress: told.append(progress))
+    assert backend.detail == "metal, 4 of 4 kernels checked" and told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [check.verdict for check in kernels] == [CheckStatus.FAIL if trusted else CheckStatus.WARN] * 4
     assert [check.advice.startswith("MLX's kernel serves instead: ") for check in kernels] == [False] * 3 + [True]
     for check, variant in zip(kernels, variants, strict=True):
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")

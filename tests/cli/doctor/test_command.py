@@ -56,12 +56,16 @@ def test_doctor_tells_why_a_kernel_cannot_be_used(
     monkeypatch.setattr(mx.fast, "metal_kernel", factory)
     monkeypatch.setattr("cortexmlx.metal.checked.CHECKED", (small,))
     monkeypatch.setattr(checks, "CHECKS", {"attention": checks.CHECKS["attention"]})
-    assert run(["doctor"]) == 0, "the reference path serves"
+    monkeypatch.setattr(checks, "trusts_gpu", lambda: False)
+    assert run(["doctor", "--json"]) == 0, "the reference path serves, and a virtual GPU decides nothing"
+    assert json.loads(capsys.readouterr().out)[1]["verdict"] == "warn"
+    monkeypatch.setattr(checks, "trusts_gpu", lambda: True)
+    assert run(["doctor"]) == 1
     _, line, advice = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"warn  kernel        {small.label}: {says}") and "reference path" in advice
-    assert run(["doctor", "--json"]) == 0
+    assert line.startswith(f"fail  kernel        {small.label}: {says}") and "reference path" in advice
+    assert run(["doctor", "--json"]) == 1
     _, found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "warn" and says in found["detail"] and found["message"] == message
+    assert found["verdict"] == "fail" and says in found["detail"] and found["message"] == message
 
 
 def test_doctor_says_what_to_do_and_fails_for_what_is_broken(
@@ -81,3 +85,35 @@ def test_doctor_says_what_to_do_and_fails_for_what_is_broken(
         "fail  b             RuntimeError: no such thing\n"
         "                    -> run it with --debug, and report it\n"
     )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_many_kernels_remain_and_a_pipe_nothing(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attention(quick: bool, on_kernel: checks.OnKernel) -> Any:
+        assert quick
+        for number in range(3):
+            on_kernel(number, 3)
+            seconds[0] += 60.0
+            yield DoctorCheck("kernel", CheckStatus.OK, f"number {number}")
+        on_kernel(3, 3)
+
+    seconds = [0.0]
+    monkeypatch.setattr("cortexmlx.cli.doctor.command.clock.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("cortexmlx.cli.doctor.command.console.is_terminal", lambda stream: terminal)
+    monkeypatch.setattr(checks, "check_attention", attention)
+    monkeypatch.setattr(checks, "CHECKS", {"attention": attention})
+    assert run(["doctor", "--quick"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("kernel  ") == 3
+    texts = [
+        f"checking kernels: {left}"
+        for left in ("3 of 3 remain", "2 of 3 remain, about 2:00 left", "1 of 3 remain, about 1:00 left")
+    ]
+    assert err == ("".join(f"{text}\r\x1b[K" for text in texts) if terminal else "")
+
+
+def test_quick_times_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--quick", "--time", "smollm2"]) == 2
+    assert "checks no kernels" in capsys.readouterr().err
