@@ -28,10 +28,19 @@ _COLUMNS = 1_024
 
 BANDWIDTHS = {
     "M1": 68.25,
+    "M1 Pro": 200.0,
+    "M1 Max": 400.0,
     "M1 Ultra": 800.0,
+    "M2": 100.0,
+    "M2 Pro": 200.0,
     "M2 Max": 400.0,
+    "M2 Ultra": 800.0,
+    "M3": 100.0,
+    "M3 Pro": 150.0,
     "M3 Max": 400.0,
+    "M3 Ultra": 819.0,
     "M4": 120.0,
+    "M4 Pro": 273.0,
     "M4 Max": 546.0,
     "M5": 153.0,
     "M5 Pro": 307.0,
@@ -68,6 +77,8 @@ class KernelSpeed:
     kernel: str
     rates: tuple[float, ...]
     peak: float
+    bytes: int = 0
+    """Bytes of keys and values that a call reads."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +100,15 @@ def find_peak_bandwidth(size: int) -> PeakBandwidth:
     row = mx.zeros((1, len(numbers)), mx.float32)
     mx.eval(numbers, row)
     read_functions = (lambda: mx.max(numbers), lambda: row @ numbers)
-    max_rate = max(numbers.nbytes / 1e9 / _seconds_per_call(read) for _ in range(5) for read in read_functions)
+    max_rate = max(numbers.nbytes / 1e9 / seconds_per_call(read) for _ in range(5) for read in read_functions)
     return PeakBandwidth(max_rate, "what reading an array of that size reaches in this run")
 
 
-def _seconds_per_call(make: Callable[[], mx.array], times: int = 1) -> float:
-    """Return the seconds per evaluation, for `times` evaluations with one wait."""
+def seconds_per_call(*calls: Callable[[], mx.array]) -> float:
+    """Return the seconds per evaluation, for the evaluation of all calls with one wait."""
     started = time.perf_counter()
-    mx.eval([make() for _ in range(times)])
-    return (time.perf_counter() - started) / times
+    mx.eval([make() for make in calls])
+    return (time.perf_counter() - started) / len(calls)
 
 
 class KernelInputs:
@@ -164,6 +175,6 @@ def measure_kernels(
             kernel_calls = [(OURS, problem.attend_paged), (THEIRS, problem.attend_contiguous)]
             for name, make in kernel_calls if repetition % 2 == 0 else kernel_calls[::-1]:
                 on_run(f"kernel, run {repetition + 1} of {repetitions}: {name}, {shape.name}")
-                rates[name].append(problem.bytes / 1e9 / _seconds_per_call(make, times))
-        speeds += [KernelSpeed(shape, name, tuple(values), peak.rate) for name, values in rates.items()]
+                rates[name].append(problem.bytes / 1e9 / seconds_per_call(*[make] * times))
+        speeds += [KernelSpeed(shape, name, tuple(values), peak.rate, problem.bytes) for name, values in rates.items()]
     return speeds, peak.source

@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -91,8 +91,8 @@ def safe_environment() -> dict[str, str]:
     }
 
 
-FORMAT = 1
-"""The version of the file's layout."""
+FORMAT = 2
+"""The version of the file's layout. `cortexmlx.bench.studies.first_report` reads this one."""
 
 
 def check_writable(path: Path) -> None:
@@ -114,21 +114,39 @@ def make_report(checks: Sequence[DoctorCheck], sections: dict[str, Any]) -> dict
     names = Anonymizer()
     return {
         "report": FORMAT,
-        "machine": names.anonymize_data(_machine_facts()),
+        "machine": names.anonymize_data(_facts(_machine_facts)),
+        "gpu": names.anonymize_data(_facts(_gpu_facts)),
         "variables": names.anonymize_data(safe_environment()),
         "checks": [names.anonymize_data(asdict(check)) | {"verdict": check.verdict.value} for check in checks],
         **names.anonymize_data(sections),
     }
 
 
-def _machine_facts() -> dict[str, Any]:
-    """Return the facts about the machine, or why they cannot be read."""
+def _facts(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return facts, or why they cannot be read."""
     try:
-        from cortexmlx.bench.measure.machine import BenchMachine
-
-        return asdict(BenchMachine.detect())
+        return read()
     except Exception as error:  # mlx or mlx-lm is not installed, say: the checks tell more
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _machine_facts() -> dict[str, Any]:
+    """Return the facts about the machine."""
+    from cortexmlx.bench.measure.machine import BenchMachine
+
+    return asdict(BenchMachine.detect())
+
+
+def _gpu_facts() -> dict[str, Any]:
+    """Return the facts about the GPU that defaults depend on."""
+    from cortexmlx.system import machine
+
+    return {
+        "trusted": machine.trusts_gpu(),
+        "matrix_units": machine.has_matrix_units(),
+        "matrix_kernels": machine.mlx_has_matrix_kernels(),
+        "working_set_bytes": machine.working_set_bytes(),
+    }
 
 
 def write_file(path: Path, data: dict[str, Any]) -> int:

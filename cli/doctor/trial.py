@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cortexmlx.cli.doctor.check import CheckStatus, DoctorCheck
 from cortexmlx.kv.sizing import format_bytes
@@ -16,6 +16,7 @@ from cortexmlx.stats import EngineStats
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
+    from cortexmlx.metal.kernels import KernelFactory
 
 
 def check_arena_writes(stats: EngineStats) -> Iterator[DoctorCheck]:
@@ -134,8 +135,48 @@ def engine_section(engine: Engine) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if name not in _PERSONAL_OR_LONG}
 
 
+IDLE_SECONDS = 5.0
+"""A pause after which macOS has unwired memory that no residency set holds: llama.cpp's users saw it after 1.2 s."""
+
+
+def time_after_idle(engine: Engine) -> dict[str, Any]:
+    """Time a first token right after the one before, and after a pause: what it costs that the wired limit is not
+    set. Each has a prompt of one token.
+    """
+
+    def first_token_seconds() -> float:
+        start_time = time.perf_counter()
+        engine.generate([1], max_tokens=1)
+        return time.perf_counter() - start_time
+
+    busy = [first_token_seconds() for _ in range(RUNS_PER_SIDE + 1)][1:]
+    after_idle = []
+    for _ in range(RUNS_PER_SIDE):
+        time.sleep(IDLE_SECONDS)
+        after_idle.append(first_token_seconds())
+    return {
+        "weight_bytes": engine.info.weight_bytes,
+        "idle_seconds": IDLE_SECONDS,
+        "busy_seconds": busy,
+        "after_idle_seconds": after_idle,
+    }
+
+
+def kernel_speeds(engine: Engine) -> list[dict[str, Any]]:
+    """Return the records of our kernels and MLX's in the sizes of known models; none where ours do not serve."""
+    import mlx.core as mx
+
+    from cortexmlx.attention.backends import auto_backend_name
+    from cortexmlx.bench.suites.known_models import measure_models
+
+    on_gpu = auto_backend_name() == "metal"
+    return list(measure_models(cast("KernelFactory", mx.fast.metal_kernel), "metal")) if on_gpu else []
+
+
 SECTIONS: dict[str, Callable[[Engine], Any]] = {
     "a short decode beside mlx-lm": compare_decode,
     "stats": engine_section,
+    "a first token after a pause": time_after_idle,
+    "speeds": kernel_speeds,
 }
 """The sections by name, in order. Each returns data for JSON."""

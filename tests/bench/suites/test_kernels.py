@@ -33,6 +33,6 @@ def test_a_known_gpu_has_its_published_bandwidth(monkeypatch: pytest.MonkeyPatch
 
 def test_a_peak_is_that_of_reading_as_much_in_the_best_way(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([4.0, 2.0, 3.0, 1.0, *[8.0] * 6])
-    monkeypatch.setattr(kernels, "_seconds_per_call", lambda make: make() is not None and next(taken))
+    monkeypatch.setattr(kernels, "seconds_per_call", lambda make: make() is not None and next(taken))
     found = kernels.find_peak_bandwidth(64 << 20)
     assert found.rate == (64 << 20) / 1e9 / 1.0 and "of that size" in found.source

@@ -39,7 +39,8 @@ def test_a_report_has_the_checks_the_machine_and_the_trial_and_says_where_it_is(
     text = (quick / "cortexmlx-report.json").read_text()
     assert f"wrote cortexmlx-report.json ({len(text):,} bytes)" in " ".join(err.split())
     found = json.loads(text)
-    assert found["report"] == 1 and found["stats"] == {"steps": 3}
+    assert found["report"] == report.FORMAT and found["stats"] == {"steps": 3}
+    assert found["gpu"]["trusted"] is False
     assert found["checks"] == [
         {"name": "fine", "verdict": "ok", "detail": "as it should be", "advice": "", "message": ""},
         {"name": "KV cache", "verdict": "ok", "detail": "in place", "advice": "", "message": ""},
@@ -163,6 +164,7 @@ def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
     monkeypatch.setattr(import_module("cortexmlx.models.resolve"), "starter_path", lambda: None)
     monkeypatch.setattr(trial, "PROMPT", 8)
     monkeypatch.setattr(trial, "RUNS_PER_SIDE", 1)
+    monkeypatch.setattr(trial, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(platform, "node", lambda: "adas-machine.example")
     monkeypatch.setattr(getpass, "getuser", lambda: "adalov")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "ada" / "models"))
@@ -180,4 +182,7 @@ def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
     assert found["model"]["name"] == "random-llama-8M"
     assert found["stats"]["generated_tokens"] == 2 * trial.TOKENS
     assert found["stats"]["arena_writes"]["copied"] == 0
+    assert found["speeds"] == [], "only of an Apple GPU"
+    idle = found["a first token after a pause"]
+    assert idle["weight_bytes"] > 0 and len(idle["busy_seconds"]) == len(idle["after_idle_seconds"]) == 1
     assert not {"requests", "sequences", "timeline"} & found["stats"].keys()

@@ -1,0 +1,168 @@
+"""Measures the kernels in the sizes of three well-known models, for `cortexmlx doctor --report`: bytes, time, share of
+the memory's bandwidth, and MLX's time beside it. Each figure is a record of plain data. Random weights do for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+from cortexmlx.autotune.chooser import Autotuner
+from cortexmlx.bench.suites.kernels import OURS, KernelShape, find_peak_bandwidth, measure_kernels, seconds_per_call
+from cortexmlx.errors import CortexError
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, AttentionWindow
+from cortexmlx.kv.step import PrefillPiece
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
+from cortexmlx.metal.products.shape import MAX_TILES, TILE
+from cortexmlx.metal.work import SMALL, make_prefill_work_list
+from cortexmlx.products.autotuning import MLX, product_jobs
+from cortexmlx.products.autotuning import OURS as OUR_PRODUCT
+from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.types.arrays import dtype_name
+
+ROUNDS = 3
+"""Timed runs of each figure, of which the median counts."""
+
+DECODES, BLOCKS = ((1, 4_096), (8, 1_024)), (16, 32, 64, 128)
+"""Rows and tokens of each decode step, and the block sizes."""
+
+PIECES = (128, 256, 512, 1_024, 2_048)
+"""Tokens of a prefill piece: rows of its products."""
+
+PIECE, CONTEXT, WINDOWS = 512, 4_096, (None, 128, 512, 1_024)
+"""Tokens of a piece whose attention is measured, of its text up to its end, and the windows."""
+
+PRODUCT_SECONDS = 5.0
+"""How long the products of a model are timed at most."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """The sizes of a model: its attention, and the first product of its MLP."""
+
+    name: str
+    kv_heads: int
+    group: int
+    """Query heads per KV head."""
+    dim: int
+    hidden: int
+    inner: int
+    experts: int | None = None
+
+    def make_layer(self) -> nn.Module:
+        """Return the product with random weights of 4 bits."""
+        form = {"bias": False, "group_size": 64, "bits": 4}
+        if self.experts is None:
+            layer = nn.QuantizedLinear(self.hidden, self.inner, **form)
+        else:
+            layer = QuantizedSwitchLinear(self.hidden, self.inner, self.experts, **form)
+        layer.set_dtype(mx.bfloat16)  # of scales and biases: codes are integers
+        mx.eval(layer.parameters())
+        return layer
+
+
+MODELS = (
+    KnownModel("Llama 3.2 1B", 8, 4, 64, 2_048, 8_192),
+    KnownModel("Qwen3 8B", 8, 4, 128, 4_096, 12_288),
+    KnownModel("Qwen3 30B-A3B", 4, 8, 128, 2_048, 768, experts=128),
+)
+
+
+def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownModel, ...] = MODELS) -> Iterator[Record]:
+    """Measure every kernel in the sizes of each model, and yield the records. A kernel that fails has its error."""
+    for model in models:
+        for kernel, records in (
+            ("decode attention", _decode_attention(model, attention)),
+            ("product", _products(model, factory)),
+            ("prefill attention", _prefill_attention(model, factory)),
+        ):
+            head = {"model": model.name, "kernel": kernel}
+            try:
+                yield from (head | record for record in records)
+            except Exception as error:  # of one kernel: the others tell as much as before
+                yield head | {"error": f"{type(error).__name__}: {error}"}
+            mx.clear_cache()
+
+
+def _record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:
+    """Return the record of a call that must read or write `size` bytes; None for what was not measured."""
+    shares = [None if seconds is None else round(size / 1e9 / seconds / peak, 4) for seconds in (ours, theirs)]
+    times = {"seconds": ours, "mlx_seconds": theirs, "bandwidth_share": shares[0], "mlx_bandwidth_share": shares[1]}
+    return {**sizes, "bytes": size, "peak_gigabytes_per_second": peak, **times}
+
+
+def _decode_attention(model: KnownModel, attention: str) -> Iterator[Record]:
+    """Measure decode attention on blocks of each size, beside MLX's on contiguous arrays."""
+    for rows, tokens in DECODES:
+        shape = KernelShape(rows, tokens, model.kv_heads, model.group, model.dim)
+        for block in BLOCKS:
+            (first, other), _ = measure_kernels([shape], block, attention, ROUNDS, lambda what: None)
+            assert first.kernel == OURS
+            ours, theirs = (speed.bytes / 1e9 / median(speed.rates) for speed in (first, other))
+            yield _record(first.bytes, ours, theirs, first.peak, rows=rows, tokens=tokens, block_size=block)
+
+
+def _products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
+    """Measure quantized products by our kernel beside MLX's, and by MLX alone for one row and for prefill pieces. The
+    weights of several layers are used in turns, so that they come from memory as in a step.
+    """
+    holder = nn.Module()
+    holder.layers = [model.make_layer() for _ in range(8 if model.experts is None else 2)]
+    products = QuantizedProducts(factory, lambda shape, rows: False)
+    products.install(holder)
+    jobs, chooser = product_jobs(products, "bfloat16", TILE * MAX_TILES), Autotuner(None)
+    shape = next(iter(jobs))[0]
+    peak = find_peak_bandwidth(shape.weight_bytes * len(holder.layers)).rate
+    chooser.choose(jobs.values(), seconds=PRODUCT_SECONDS)
+    for (_, rows), choice in zip(jobs, chooser.choices(), strict=True):
+        size = shape.weight_bytes * min(rows, shape.experts or 1)
+        times = choice.seconds.get(OUR_PRODUCT), choice.seconds.get(MLX)
+        yield _record(size, *times, peak, rows=rows, experts=shape.experts) | {"refused": dict(choice.refused)}
+    for rows in (1, *PIECES) if shape.experts is None else ():
+        x = mx.random.normal((rows, shape.inputs)).astype(mx.bfloat16)
+        calls = [partial(layer, x) for layer in holder.layers]
+        seconds = [seconds_per_call(*calls) for _ in range(1 + ROUNDS)][1:]
+        yield _record(shape.weight_bytes, None, median(seconds), peak, rows=rows)
+
+
+def _prefill_attention(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
+    """Measure the prefill kernel on a piece at the end of a long text, beside MLX's attention to what the piece sees.
+
+    Raises CortexError if the results differ by 0.01 or more.
+    """
+    dtype = mx.float16 if mx.default_device() == mx.gpu else mx.float32
+    name, first, scale = dtype_name(dtype), CONTEXT - PIECE, model.dim**-0.5
+    kernel = PrefillKernel(factory)
+    variant = PrefillVariant(name, name, model.dim, model.dim, DEFAULT_BLOCK_SIZE, model.group)
+    sizes = (model.kv_heads * model.group, PIECE), (model.kv_heads, CONTEXT), (model.kv_heads, CONTEXT)
+    queries, keys, values = (mx.random.normal((*size, model.dim)).astype(dtype) for size in sizes)
+    flat, factors, sinks = mx.contiguous(queries.swapaxes(0, 1)[:, :, None]), mx.array([scale, 0.0]), mx.zeros(SMALL)
+    piece = PrefillPiece(0, PIECE, first, KVHandle(0, CONTEXT // DEFAULT_BLOCK_SIZE), None)
+    for window in WINDOWS:
+        work = make_prefill_work_list([piece], DEFAULT_BLOCK_SIZE, AttentionWindow(window), variant.tile)
+        inputs = PrefillInputs(flat, keys, values, mx.array(work.tables), mx.array(work.plan), factors, sinks)
+        oldest = 0 if window is None else max(0, first + 1 - window)
+        distance = mx.arange(first, CONTEXT)[:, None] - mx.arange(oldest, CONTEXT)[None]
+        mask = "causal" if window is None else (distance >= 0) & (distance < window)
+        seen = [mx.contiguous(array[None, :, oldest:]) for array in (keys, values)]
+        ours = partial(kernel, variant, work.items, inputs)
+        theirs = partial(mx.fast.scaled_dot_product_attention, queries[None], *seen, scale=scale, mask=mask)
+        difference = np.array(mx.abs(ours()[:, :, 0] - theirs()[0].swapaxes(0, 1)).max(), np.float32)
+        if not difference < 1e-2:
+            raise CortexError(f"the prefill kernel and MLX's attention differ by {difference:.2g}: no figure")
+        seconds, mlx_seconds = (median(seconds_per_call(call) for _ in range(ROUNDS)) for call in (ours, theirs))
+        size = 2 * queries.nbytes + 2 * seen[0].nbytes
+        peak = find_peak_bandwidth(size).rate
+        yield _record(size, seconds, mlx_seconds, peak, tokens=PIECE, context=CONTEXT, window=window)
