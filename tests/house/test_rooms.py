@@ -155,3 +155,8 @@ def test_what_decides_and_what_others_formats_are_read_by_never_see_mlx() -> Non
     code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n" + "".join(f"import {n}\n" for n in names)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wired_limit_is_never_set() -> None:
+    """As docs/memory.md promises: macOS can panic with it."""
+    assert [module for module, path in MODULES.items() if "set_wired_limit" in path.read_text()] == []
