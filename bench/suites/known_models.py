@@ -88,12 +88,12 @@ def measure_models(factory: KernelFactory, attention: str, models: tuple[KnownMo
             ("product", _products(model, factory)),
             ("prefill attention", _prefill_attention(model, factory)),
         ):
+            mx.clear_cache()
             head = {"model": model.name, "kernel": kernel}
             try:
                 yield from (head | record for record in records)
             except Exception as error:  # of one kernel: the others tell as much as before
                 yield head | {"error": f"{type(error).__name__}: {error}"}
-            mx.clear_cache()
 
 
 def _record(size: int, ours: float | None, theirs: float | None, peak: float, **sizes: int | None) -> Record:

@@ -63,8 +63,8 @@ def made(
             "cortexmlx_tokens_per_second": [100.0 * ratio] * 3,
             "mlx_lm_tokens_per_second": [100.0] * 3,
         },
-        "a first token after a pause": {
-            "weight_bytes": 2 * 10**9,
+        "memory after a pause": {
+            "bytes": 2 * 10**9,
             "busy_seconds": [0.01] * 3,
             "after_idle_seconds": [0.01 + 2 * idle] * 3,
         },
@@ -102,7 +102,7 @@ def slow() -> Report:
         (lambda: m5(False), {"wired limit": "never set: propose an option"}),
         (lambda: m5(None), {"wired limit": "never set: propose an option"}),
         (with_a_wrong_kernel, {"kernels": "propose a rule that refuses it"}),
-        (slow, {"decode kernel": "propose another by its `cycles`", "products' rows": "propose ()"}),
+        (slow, {"decode kernel": "propose another, by its `cycles`", "products' rows": "propose ()"}),
     ],
 )
 def test_a_report_asks_for_these_changes_and_no_others(report: Callable[[], Report], changes: dict[str, str]) -> None:
@@ -126,6 +126,7 @@ EDGES: tuple[tuple[str, Report, Report], ...] = (
     ("block size", {"blocks": {64: 1.04}}, {"blocks": {64: 1.06}}),
     ("products' rows", {"products": (1.5, 1.5, 1.06)}, {"products": (1.5, 1.5, 1.04)}),
     ("prefill pieces", {"pieces": {512: 1.09}}, {"pieces": {512: 1.11}}),
+    ("prefill pieces", {"pieces": {512: 1.0, 1024: 1.3}}, {"pieces": {512: 1.3, 1024: 1.2}}),
     ("prefill on matrix units", {"windows": {512: 1.09}}, {"windows": {512: 1.11}}),
     ("prefill on matrix units", {"windows": {128: 0.92}}, {"windows": {128: 0.90}}),
     ("run-ahead", {"run_ahead": 0.9, "ratio": 0.96}, {"run_ahead": 0.9, "ratio": 0.94}),

@@ -164,7 +164,8 @@ def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
     monkeypatch.setattr(import_module("cortexmlx.models.resolve"), "starter_path", lambda: None)
     monkeypatch.setattr(trial, "PROMPT", 8)
     monkeypatch.setattr(trial, "RUNS_PER_SIDE", 1)
-    monkeypatch.setattr(trial, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "IDLE_SECONDS", 0.001)
+    monkeypatch.setattr(trial, "IDLE_BYTES", 4096)
     monkeypatch.setattr(platform, "node", lambda: "adas-machine.example")
     monkeypatch.setattr(getpass, "getuser", lambda: "adalov")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "ada" / "models"))
@@ -183,6 +184,6 @@ def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
     assert found["stats"]["generated_tokens"] == 2 * trial.TOKENS
     assert found["stats"]["arena_writes"]["copied"] == 0
     assert found["speeds"] == [], "only of an Apple GPU"
-    idle = found["a first token after a pause"]
-    assert idle["weight_bytes"] > 0 and len(idle["busy_seconds"]) == len(idle["after_idle_seconds"]) == 1
+    idle = found["memory after a pause"]
+    assert idle["bytes"] == 4096 and len(idle["busy_seconds"]) == len(idle["after_idle_seconds"]) == 1
     assert not {"requests", "sequences", "timeline"} & found["stats"].keys()
