@@ -108,7 +108,7 @@ def _(report: Record, now: Any) -> Finding:
     return "MLX's time over ours at best: " + _listed(gains, max), None if len(kept) == len(gains) else kept
 
 
-@rule("prefill pieces", "cortexmlx/core/config.py", "prefill_budget")
+@rule("prefill pieces", "cortexmlx/kv/sizing.py", "PREFILL_BUDGET")
 def _(report: Record, now: int) -> Finding:
     """`product`: `mlx_seconds` of one token, by `rows` | {PREFILL_GAIN:.0%} less in a longer piece, for a model"""
     costs: dict[str, dict[int, float]] = defaultdict(dict)

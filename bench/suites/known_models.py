@@ -23,11 +23,11 @@ from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
-from cortexmlx.metal.products.shape import MAX_TILES, TILE
 from cortexmlx.metal.work import SMALL, make_prefill_work_list
 from cortexmlx.products.autotuning import MLX, product_jobs
 from cortexmlx.products.autotuning import OURS as OUR_PRODUCT
 from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.system.machine import gpu_architecture
 from cortexmlx.types.arrays import dtype_name
 
 ROUNDS = 3
@@ -122,14 +122,15 @@ def _products(model: KnownModel, factory: KernelFactory) -> Iterator[Record]:
     holder.layers = [model.make_layer() for _ in range(8 if model.experts is None else 2)]
     products = QuantizedProducts(factory, lambda shape, rows: False)
     products.install(holder)
-    jobs, chooser = product_jobs(products, "bfloat16", TILE * MAX_TILES), Autotuner(None)
+    jobs, chooser = product_jobs(products, "bfloat16", gpu_architecture()), Autotuner(None)
     shape = next(iter(jobs))[0]
     peak = find_peak_bandwidth(shape.weight_bytes * len(holder.layers)).rate
     chooser.choose(jobs.values(), seconds=PRODUCT_SECONDS)
-    for (_, rows), choice in zip(jobs, chooser.choices(), strict=True):
-        size = shape.weight_bytes * min(rows, shape.experts or 1)
+    for (_, timed), choice in zip(jobs, chooser.choices(), strict=True):
+        size = shape.weight_bytes * min(timed.min_rows, shape.experts or 1)
         times = choice.seconds.get(OUR_PRODUCT), choice.seconds.get(MLX)
-        yield _record(size, *times, peak, rows=rows, experts=shape.experts) | {"refused": dict(choice.refused)}
+        sizes = {"rows": timed.max_rows, "timed_rows": timed.min_rows, "experts": shape.experts}
+        yield _record(size, *times, peak, **sizes) | {"refused": dict(choice.refused)}
     for rows in (1, *PIECES) if shape.experts is None else ():
         x = mx.random.normal((rows, shape.inputs)).astype(mx.bfloat16)
         calls = [partial(layer, x) for layer in holder.layers]

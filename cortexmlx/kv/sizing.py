@@ -186,8 +186,11 @@ def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, ite
     )
 
 
-PREFILL_BUDGET, LONE_PREFILL_BUDGET = 512, 2048
-"""Prompt tokens of a step by default, and on an Apple GPU of a step in which no row decodes."""
+PREFILL_BUDGET = 512
+"""Prompt tokens of a step, by default."""
+
+LONE_PREFILL_BUDGET = 2048
+"""Prompt tokens of a step in which no row decodes, by default on an Apple GPU."""
 
 
 @dataclass(frozen=True)

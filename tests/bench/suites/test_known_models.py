@@ -9,6 +9,7 @@ import pytest
 from cortexmlx.bench.suites import known_models
 from cortexmlx.bench.suites.known_models import KnownModel, measure_models
 from cortexmlx.metal.lab.sim import metal_kernel
+from cortexmlx.products.autotuning import ROWS
 from support.kernels.broken_kernels import damaged
 
 pytestmark = pytest.mark.lab  # kernels are executed
@@ -37,7 +38,7 @@ def test_every_kernel_has_bytes_times_and_a_share_of_the_bandwidth() -> None:
     }
     assert sizes == {
         "decode attention": [16, 32],
-        "product": [8, 16, 24, 1, 128, 256],
+        "product": [24, 16, 8, 4, 2, 1, 128, 256],
         "prefill attention": [16, 16],
     }
     assert [r["window"] for r in dense if r["kernel"] == "prefill attention"] == [None, 20]
@@ -49,7 +50,7 @@ def test_every_kernel_has_bytes_times_and_a_share_of_the_bandwidth() -> None:
             if record[name] is not None:
                 wanted = record["bytes"] / 1e9 / record[name] / record["peak_gigabytes_per_second"]
                 assert share == pytest.approx(wanted, abs=1e-4)
-        alone = record["kernel"] == "product" and record["rows"] not in (8, 16, 24)
+        alone = record["kernel"] == "product" and record["rows"] not in ROWS
         assert (record["seconds"] is None) is alone and record["mlx_seconds"] > 0
 
 
@@ -57,4 +58,4 @@ def test_a_kernel_that_is_wrong_has_an_error_or_a_refusal_and_the_others_their_f
     found = list(measure_models(damaged(lambda a: a + 0.5), "sim", MODELS[:1]))
     wrong = {record["kernel"]: record for record in found if record.get("error") or record.get("refused")}
     assert "differ by 0.5" in wrong["prefill attention"]["error"] and wrong["product"]["seconds"] is None
-    assert "disagrees with float64" in str(wrong["product"]["refused"]) and len(found) == 2 + 6 + 1
+    assert "disagrees with float64" in str(wrong["product"]["refused"]) and len(found) == 2 + 8 + 1
