@@ -19,7 +19,7 @@ RUN = CORTEXMLX_STARTED_BY=make $(BIN)/cortexmlx
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat serve test test-lab test-model test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
+.PHONY: chat serve test test-lab test-model test-mlx-lm test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(RUN) chat $(MODEL) $(ARGS)
@@ -35,6 +35,11 @@ test: .venv/.starter .venv/.dev
 # When kernels, studies or pictures changed: what executes, judges and compiles kernels on this machine.
 test-lab: .venv/.starter .venv/.dev
 	$(PYTEST) -m "lab and not model and not slow and not metal and not cuda" $(ARGS)
+
+# Against the mlx-lm that is installed, perhaps a newer one than the pinned: what we rely on, and every model type.
+test-mlx-lm: .venv/.starter .venv/.dev
+	$(PYTEST) tests/mlx_lm $(ARGS)
+	$(BIN)/python -m tests.architectures
 
 # On real weights, those of the starter model.
 test-model: .venv/.starter .venv/.dev

@@ -33,8 +33,10 @@ def remapped() -> dict[str, str]:
 
 
 def configuration(name: str) -> dict[str, Any]:
-    """What config.json of a tiny model of this type, or of a name that is taken for it, holds."""
-    own = _FILE["types"][name if name in TYPES else remapped()[name]]
+    """What config.json of a tiny model of this type, or of a name that is taken for it, holds: for a type of a newer
+    mlx-lm only the numbers that all share.
+    """
+    own = _FILE["types"].get(remapped().get(name, name) if name not in TYPES else name, {})
     return {**_whole(own), "model_type": name}
 
 

@@ -236,3 +236,23 @@ def test_a_window_off_by_one_is_noticed(name: str, change: int, made: Made, tmp_
     (folder / "config.json").write_text(json.dumps(config | {"sliding_window": config["sliding_window"] + change}))
     with pytest.raises(Wrong):
         ragged(replace(one, folder=folder))
+
+
+def test_a_type_that_only_a_newer_mlx_lm_has_is_tried_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No list of ours refuses it, and one that cannot be built says which numbers it lacks."""
+    import mlx_lm.models
+
+    monkeypatch.setattr(mlx_lm.models, "__path__", [*mlx_lm.models.__path__, str(tmp_path / "newer")])
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "made_type.py").write_text("from mlx_lm.models.qwen3 import Model, ModelArgs\n")
+    (tmp_path / "newer" / "made_other.py").write_text(
+        "from dataclasses import dataclass\nfrom mlx_lm.models.base import BaseModelArgs\nModel = None\n"
+        "@dataclass\nclass ModelArgs(BaseModelArgs):\n    number_of_its_own: int\n"
+    )
+    assert "made_type" not in TYPES
+    found = outcome("made_type", tmp_path / "model")
+    assert found.status is Status.SERVED and found.kept == ("2 × all tokens",)
+    lacking = outcome("made_other", tmp_path / "other")
+    assert lacking.status is Status.UNJUDGED and "number_of_its_own" in lacking.why
