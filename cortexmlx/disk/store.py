@@ -287,6 +287,8 @@ class RecordReader:
         self._requests: deque[tuple[ReadRequest, float]] = deque()
         self._answer_deadlines: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
+        self._early_requests: set[ReadRequest] = set()
+        """Those that came before the store was open."""
         self._paused_until = 0.0
         self._has_missed_opening = False
         self._last_refresh_time = time.monotonic()
@@ -309,6 +311,8 @@ class RecordReader:
                 return
             if request is not _REFRESH_REQUEST:
                 self._answer_deadlines[request] = deadline + _GRACE
+                if not self._segments.is_open:
+                    self._early_requests.add(request)
             self._requests.append((request, deadline))
             self._condition.notify_all()
 
@@ -323,9 +327,7 @@ class RecordReader:
         return self._has_missed_opening and not self._segments.is_open
 
     def _watch_timeouts(self) -> None:
-        """Answer every request that takes too long with no records: the target of the second thread. A store that is
-        still opened, as its index is made anew after a crash, is not slow for that.
-        """
+        """Answer every request that takes too long with no records: the target of the second thread."""
         while True:
             with self._condition:
                 if self._stopping:
@@ -335,22 +337,25 @@ class RecordReader:
                 if not late_requests:
                     self._condition.wait(min(self._answer_deadlines.values()) - now if self._answer_deadlines else None)
             for reading in late_requests:
-                if self._segments.is_open:
-                    self._pause(reading)
-                else:
-                    self._has_missed_opening = True
+                self._pause(reading)
                 self._answer(reading, {})
 
     def _pause(self, request: ReadRequest) -> None:
-        """Pause reading for a minute, because a request took too long."""
+        """Pause reading for a minute, because a request took too long. A store is not slow because it is being opened,
+        as its index is made anew after a crash.
+        """
+        if request in self._early_requests:
+            self._has_missed_opening = True
+            return
         self._paused_until = time.monotonic() + _PAUSE
         self._segments.warn_once("is slow", f"{request.seconds:.1f} s were not enough for a reading")
 
     def _answer(self, request: ReadRequest, records: dict[bytes, Record]) -> None:
         """Call the request's `on_records` with the records that were found, unless it is answered already."""
         with self._condition:
-            is_open = self._answer_deadlines.pop(request, None) is not None
-        if is_open:
+            is_unanswered = self._answer_deadlines.pop(request, None) is not None
+            self._early_requests.discard(request)
+        if is_unanswered:
             request.on_records(records)
 
     def refresh(self) -> None:

@@ -216,6 +216,23 @@ def test_a_store_that_is_still_opened_keeps_nobody_waiting_and_is_not_slow(
     store.close()
 
 
+def test_a_request_that_came_before_the_store_was_open_says_nothing_of_the_disk(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening took its time, so it is late just after that."""
+    opens, goes_on, reads = segment_store.open, threading.Event(), threading.Event()
+    monkeypatch.setattr(segment_store, "open", lambda: (goes_on.wait(PATIENCE), opens()))
+    store = KVStore(segment_store, "model")
+    told = queue.SimpleQueue[int]()
+    choose = lambda there, rate: (reads.wait(PATIENCE), list(there))[1]  # noqa: E731
+    store.reader.submit(ReadRequest({b"k" * 16: (1,)}, choose, lambda found: told.put(len(found)), 0.05))
+    goes_on.set()
+    assert told.get(timeout=PATIENCE) == 0 and segment_store.is_open and not store.reader.is_paused
+    reads.set()
+    assert not caplog.records and not store.reader.is_opening_late
+    store.close()
+
+
 def test_a_disk_that_stands_still_keeps_nobody_waiting(
     segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
