@@ -17,7 +17,7 @@ def _make_entry(sources: str) -> str:
     """Return the Metal lines that call the matrix kernel, with the lines of `sources` that find keys and values."""
     return f"""{STRUCTS}
   constexpr int SHARES = (GROUP * TOKENS + 7) / 8 * PARTS;
-  threadgroup T shared_queries[(KEY_DIM + 31) / 32 * 256];
+  alignas(16) threadgroup T shared_queries[(KEY_DIM + 31) / 32 * 256];
   threadgroup float outputs[SLICES * 8 * 72];
   threadgroup float max_scores[SLICES * 8];
   threadgroup float sum_exp_scores[SLICES * 8];

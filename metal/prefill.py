@@ -24,8 +24,8 @@ registers left for the rest.
 ENTRY = f"""{PREFILL_STRUCT}
   constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256, LONGER = KEY_DIM > VALUE_DIM ? KEY_DIM : VALUE_DIM;
   constexpr int ROW = Padded<KV, LONGER>::ROW;
-  threadgroup T shared_queries[SIMDGROUPS * QUERY_NUMBERS];
-  threadgroup KV staged[SLICE * ROW];
+  alignas(16) threadgroup T shared_queries[SIMDGROUPS * QUERY_NUMBERS];
+  alignas(16) threadgroup KV staged[SLICE * ROW];
   const int query_heads = queries_shape[1], kv_heads = keys_shape[0];
   const int first_head = int(threadgroup_position_in_grid.y) * HEADS;
   const int64_t first_slot = first_head / (query_heads / kv_heads) * int64_t(keys_shape[1]);

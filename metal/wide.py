@@ -25,8 +25,8 @@ class WideGeometry(KernelGeometry):
     slice_tokens = SLICE
     entry = f"""{STRUCTS}
   constexpr int SHARES = (GROUP * TOKENS + 7) / 8, QUERIES = WidePart<KEY_DIM, VALUE_DIM, PARTS, LATENT>::QUERIES;
-  threadgroup T shared_queries[PARTS * QUERIES];
-  threadgroup float shared_scores[2 * PARTS * 8 * (SLICE + 4)];
+  alignas(16) threadgroup T shared_queries[PARTS * QUERIES];
+  alignas(16) threadgroup float shared_scores[2 * PARTS * 8 * (SLICE + 4)];
 {WORK}
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
   const device int* block_table = block_tables + row * block_tables_shape[1];{PARTIAL}

@@ -394,6 +394,12 @@ FAULTS = (
     Fault("tokens behind a piece are brought", PREFILL, "slice + row, oldest, end - 1", "slice + row, oldest, end"),
     Fault("slices begin with the window", PREFILL, "int slice = oldest / SLICE * SLICE;", "int slice = oldest;"),
     Fault("the sink counts in every row of lanes", PREFILL, "SINKS && place.row == 0 ?", "SINKS ?"),
+    Fault(
+        "16-byte stores behind an odd threadgroup array",
+        PREFILL_ENTRY,
+        "alignas(16) threadgroup KV staged",
+        "threadgroup KV odd[1];\n  threadgroup KV staged",
+    ),
     Fault("the maximum of a piece starts at 0", PREFILL, "sinks[head] : LOWEST", "sinks[head] : 0.0f"),
     Fault("outputs of a piece are not rescaled", PREFILL, "out[m].thread_elements()[e] *= factor;", ""),
     Fault("sums of a piece are not rescaled", PREFILL, "sum_exp_score[e] *= factor;", ""),

@@ -21,7 +21,7 @@ _ATTRIBUTES = """
   const uint simdgroup_index_in_threadgroup = threadIdx.x / 32, thread_index_in_simdgroup = threadIdx.x % 32;
 """
 _ADDRESS_SPACE = re.compile(r"\b(?:device|constant|thread|threadgroup) (?=[\w:<])")
-_SHARED = re.compile(r"\bthreadgroup (\w+ \w+\[)")
+_SHARED = re.compile(r"(?:\balignas\(16\) )?\bthreadgroup (\w+ \w+\[)")
 _FUNCTION_OF_CONSTANTS = re.compile(r"\bconstexpr (?=\w+ \w+\()")
 _METAL_HEADER = re.compile(r"^#include <metal_\w+>$", re.M)
 

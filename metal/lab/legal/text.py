@@ -35,7 +35,7 @@ _CONST_REFERENCE = re.compile(
 _THREAD_MEMBER = re.compile(r"(\)\s*)((?:const\b\s*)?)thread\b(\s*const\b)?(?=\s*(?:[{;:=]|\\|->|noexcept))")
 # OpenCL refuses a thread reference into *this. A constexpr function with a refused body is left out of everything.
 _CONSTEXPR_REFERENCE = re.compile(r"\bconstexpr\b(?=\s+(?:const\s+)?thread\b[^;{}()=]*[&*][^;{}=]*\()")
-_STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
+_STATEMENT = re.compile(r"(?<![\w])(alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
 _WORD = re.compile(r"\s*[A-Za-z_]\w*")
 _RETURNS_REFERENCE = re.compile(
     r"\bthread\s+(?!const\s*\()[^;{}()=\[\]]*&\s*(?:[\w:]+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\("
@@ -103,9 +103,10 @@ def _is_variable(declared: str) -> bool:
 def _statics(text: str, plain: str) -> str:
     out, at = [], 0
     for match in _STATEMENT.finditer(plain):
-        if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(1)):
-            out += [text[at : match.start()], 'static __attribute__((annotate("metal threadgroup variable"))) ']
-            at = match.start()
+        if match.start() >= at and _starts_statement(plain, match.start()) and _is_variable(match.group(2)):
+            start = match.start() + len(match.group(1) or "")
+            out += [text[at:start], 'static __attribute__((annotate("metal threadgroup variable"))) ']
+            at = start
     return "".join(out) + text[at:]
 
 

@@ -76,7 +76,7 @@ _FLOATING = re.compile(
     r"(?P<digits>(?:(?:\d[\d']*)?\.\d[\d']*|\d[\d']*\.)(?:[eE][+-]?\d+)?|\d[\d']*[eE][+-]?\d+"
     r"|0[xX][\da-fA-F]*\.?[\da-fA-F]*[pP][+-]?\d+)(?P<suffix>[hH]|bf|BF|)"
 )
-_THREADGROUP = re.compile(r"\bthreadgroup\b")
+_THREADGROUP = re.compile(r"(?P<align>\balignas\s*\((?:[^()]|\([^()]*\))*\)\s*)?\bthreadgroup\b")
 _DECLARATOR = re.compile(r"\s*(?P<type>.*?)(?P<name>\b\w+)\s*(?P<dims>(?:\[.*\])?)\s*$", re.S)
 # A parameter that points to a thread's own memory, and what assigns to a pointer.
 _OWN_POINTER = re.compile(
@@ -126,8 +126,11 @@ def _declarator(text: str) -> _Declarator | None:
     return found and _Declarator(found["type"].strip(), found["name"], found["dims"], text[end:].strip())
 
 
-def _threadgroup_variables(statement: str) -> str | None:
-    """Return `T x[N], y = 1` as references into the threadgroup's memory; None for pointers, which do not change."""
+def _threadgroup_variables(statement: str, align: str) -> str | None:
+    """Return `T x[N], y = 1` as references into the threadgroup's memory; None for pointers, which do not change.
+
+    `align` is the alignment that the text asks for, if any: `alignas(16)`.
+    """
     declarators = [_declarator(part) for part in split(statement)]
     if not declarators or declarators[0] is None or not declarators[0].type:
         return None
@@ -135,7 +138,7 @@ def _threadgroup_variables(statement: str) -> str | None:
     for d in declarators:
         if d is None:
             return None
-        out.append(f"SIM_THREADGROUP({d.name}, ({declarators[0].type}), {d.dims})")
+        out.append(f"SIM_THREADGROUP({d.name}, ({declarators[0].type}), {d.dims}{align and ', ' + align})")
         if d.value:
             out.append(f"SIM_INITIAL({d.name}, {d.value})")
     return " ".join(out)
@@ -152,7 +155,8 @@ def _threadgroup_memory(text: str) -> str:
         if found.start() < at or not _starts_statement(text, found.start()):
             continue
         end = _statement_end(text, found.end())
-        new = _threadgroup_variables(text[found.end() : end]) if end is not None else None
+        align = (found["align"] or "").strip()
+        new = _threadgroup_variables(text[found.end() : end], align) if end is not None else None
         if new is not None and end is not None:
             lines = text.count("\n", found.start(), end) - new.count("\n")
             out += [text[at : found.start()], new, "\n" * lines]

@@ -40,6 +40,7 @@ def test_every_line_stays_where_it_was(parts):
         ("a = 1.5h + .5H + 1e2bf + 2.BF;", "a = 1.5f16 + .5f16 + bfloat((__bf16)1e2) + bfloat((__bf16)2.);"),
         ("a = 1.0f + 10u + 1.5_x + x1.5;", "a = 1.0f + 10u + 1.5_x + x1.5;"),
         ("threadgroup float s[64];", "SIM_THREADGROUP(s, (float), [64])"),
+        ("alignas(16) threadgroup half s[4];", "SIM_THREADGROUP(s, (half), [4], alignas(16))"),
         ("threadgroup float s[4], t;", "SIM_THREADGROUP(s, (float), [4]) SIM_THREADGROUP(t, (float), )"),
         ("threadgroup float* p = s;", "threadgroup float* p = s;"),
         ("/*\\\n*/ threadgroup float s[4];", "  \\\n   SIM_THREADGROUP(s, (float), [4])"),

@@ -129,6 +129,11 @@ PAIRS = {
         I + "y[i] = (*(const device float4*)(x + 1)).x;",
         ["an address that is a multiple of 4 only"],
     ),
+    "a vector in an array of its numbers": (
+        I + "alignas(16) threadgroup half s[8]; if (i == 0) *(threadgroup half4*)(s + 4) = half4(1); y[i] = 0;",
+        I + "threadgroup half s[8]; if (i == 0) *(threadgroup half4*)(s + 4) = half4(1); y[i] = 0;",
+        ["an address that is a multiple of 2 only"],
+    ),
     "misaligned atomic": (
         I + "atomic_store_explicit((device atomic_uint*)(y + i), i, memory_order_relaxed);",
         I + "y[i] = 0; atomic_store_explicit((device atomic_uint*)((device uchar*)y + 2), i, memory_order_relaxed);",

@@ -72,7 +72,8 @@ void place_arrays() {
       continue;
     }
     // No array is a round number of bytes from another, or from a buffer: an index off by 2^34 elements must meet nothing, either.
-    a->base = S.launch->arena + array_count * kArraySlot + kArraySlot / 2 + (array_count + 1) * kArrayStagger;
+    // And it lies at a multiple of its own alignment that is one of no greater: Metal promises no more.
+    a->base = S.launch->arena + array_count * kArraySlot + kArraySlot / 2 + (array_count + 1) * kArrayStagger + a->align;
     Cell* cells = (Cell*)calloc(a->bytes + 1, sizeof(Cell));
     arrays[array_count++] = {(uint8_t*)a->base, a->bytes, a->name, cells, (uint32_t)(a->align >= 4 ? 4 : a->align)};
   }

@@ -18,10 +18,11 @@
 
 // A variable in threadgroup memory: one for all threads of the threadgroup. Its declaration makes an entry in a table, run or not.
 #define SIM_UNWRAP(...) __VA_ARGS__
-#define SIM_THREADGROUP(name, type, dims)                                                                  \
+#define SIM_THREADGROUP(name, type, dims, ...)                                                             \
   typedef SIM_UNWRAP type sim_type_##name dims;                                                            \
+  struct sim_aligned_##name { __VA_ARGS__ sim_type_##name sim_value; };                                    \
   static SimArray sim_array_##name SIM_ARRAY_TABLE = {                                                     \
-      nullptr, sizeof(sim_type_##name), alignof(sim_type_##name), #name, __func__};                        \
+      nullptr, sizeof(sim_type_##name), alignof(sim_aligned_##name), #name, __func__};                        \
   sim_type_##name& name = *(sim_type_##name*)((SIM_HIDDEN SimArray*)&sim_array_##name)->base;
 // Its initial value, which every thread writes where it comes by.
 #define SIM_INITIAL(name, ...) { const sim_type_##name sim_value __VA_ARGS__; metal::__copy_into(name, sim_value); }
