@@ -62,7 +62,7 @@ inline void add_chunk_of_scores(
     UNROLL
     for (int n = 0; n < 8; n += 2) {
       if (n < count) {
-        simdgroup_matrix<T, 8, 8> query;
+        simdgroup_matrix<typename Factor<T, KV>::type, 8, 8> query;
         query.thread_elements()[0] = query_numbers[n];
         query.thread_elements()[1] = query_numbers[n + 1];
         UNROLL

@@ -69,7 +69,7 @@ inline void add_slice_scores(
         simdgroup_matrix<KV, 8, 8> tokens;
         tokens.thread_elements()[0] = numbers[n];
         tokens.thread_elements()[1] = numbers[n + 1];
-        simdgroup_matrix<T, 8, 8> query;
+        simdgroup_matrix<typename Factor<T, KV>::type, 8, 8> query;
         query.thread_elements()[0] = query_numbers[n];
         query.thread_elements()[1] = query_numbers[n + 1];
         simdgroup_multiply_accumulate(score[u], tokens, query, score[u]);

@@ -98,7 +98,7 @@ inline void add_part_scores(
       simdgroup_matrix<KV, 8, 8> tokens;
       tokens.thread_elements()[0] = numbers[u][n];
       tokens.thread_elements()[1] = numbers[u][n + 1];
-      simdgroup_matrix<T, 8, 8> query;
+      simdgroup_matrix<typename Factor<T, KV>::type, 8, 8> query;
       query.thread_elements()[0] = query_numbers[n];
       query.thread_elements()[1] = query_numbers[n + 1];
       simdgroup_multiply_accumulate(score[u], tokens, query, score[u]);

@@ -75,7 +75,7 @@ inline void add_scores(
           load_words<WORDS>(codes.base, codes.first + uint(chunk * 4 + (lane.column >> 1)) * WORDS, words);
           UNROLL
           for (int n = 0; n < 4; n++) {
-            simdgroup_matrix<T, 8, 8> query;
+            simdgroup_matrix<typename Factor<T, half>::type, 8, 8> query;
             query.thread_elements()[0] = query_numbers[n * 2];
             query.thread_elements()[1] = query_numbers[n * 2 + 1];
             const half2 numbers = as_type<half2>(two_codes<BITS>(words[n / (16 / BITS)], n % (16 / BITS)));

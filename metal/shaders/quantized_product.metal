@@ -152,7 +152,7 @@ inline void quantized_product(
   // For each group of inputs that is this simdgroup's turn
   for (uint g = slice; g < groups; g += SLICES) {
     // The rows of x, as matrices, and the sum of each over the group
-    simdgroup_matrix<T, 8, 8> numbers[TILES][GROUP / 8];
+    simdgroup_matrix<typename Factor<T, half>::type, 8, 8> numbers[TILES][GROUP / 8];
     float x_sum[TILES][2];
     UNROLL
     for (int t = 0; t < TILES; t++) {

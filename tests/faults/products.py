@@ -46,6 +46,7 @@ FAULTS = (
         "thread_elements()[e] = loaded[k]",
         "thread_elements()[e] = T(half(loaded[k]))",
     ),
+    Fault("halves are multiplied by bfloats", TEXT, "typename Factor<T, half>::type", "T"),
     Fault(
         "no barrier after the last tile",
         TEXT,

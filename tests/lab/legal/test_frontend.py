@@ -176,6 +176,12 @@ OVERLOADS = {
         "'select'",
     ),
     "sincos into device memory": ("float c; float s = sincos(1.0f, c);", "float s = sincos(1.0f, x[0]); //!", "sincos"),
+    "halves times bfloats": (
+        "simdgroup_float8x8 c(0), f(1); simdgroup_half8x8 a(1); simdgroup_multiply_accumulate(c, a, f, c);",
+        "simdgroup_float8x8 c(0); simdgroup_half8x8 a(1); simdgroup_bfloat8x8 b(1);\n"
+        "simdgroup_multiply_accumulate(c, a, b, c); //!",
+        "simdgroup_multiply_accumulate",
+    ),
     "simdgroup_load from thread memory": (
         "simdgroup_float8x8 m; simdgroup_load(m, x);",
         "float a[64]; simdgroup_float8x8 m; simdgroup_load(m, a); //!",

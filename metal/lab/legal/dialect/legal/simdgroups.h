@@ -74,10 +74,12 @@ template <class T, int C = 8, int R = 8> simdgroup_matrix<T, C, R> make_filled_s
   template <class T> void simdgroup_store(simdgroup_matrix<T, 8, 8>, space T*, ulong = 8, ulong2 = 0, bool = false);
 LEGAL_TRANSFER(device) LEGAL_TRANSFER(threadgroup)
 #undef LEGAL_TRANSFER
+// A compiler may refuse a product of halves and bfloats.
+template <class A, class B> using __product = enable_if_t<is_same<A, B>::value || is_same<A, float>::value || is_same<B, float>::value>;
 template <class D, class A, class B>
-void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>);
+__product<A, B> simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>);
 template <class D, class A, class B, class C>
-void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>, simdgroup_matrix<C, 8, 8>);
+__product<A, B> simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>, simdgroup_matrix<C, 8, 8>);
 template <class T> simdgroup_matrix<T, 8, 8> operator*(simdgroup_matrix<T, 8, 8>, simdgroup_matrix<T, 8, 8>);
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;

@@ -50,6 +50,7 @@ SIM_FN void simdgroup_store(simdgroup_matrix<T, R, C> m, P target, ulong stride 
 }
 template <class D, class A, class B, class C>
 SIM_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, SIM_AT) {
+  static_assert(is_same_v<A, B> || is_same_v<A, float> || is_same_v<B, float>, "a compiler may refuse halves times bfloats");
   struct Operands { vec<A, 2> a; vec<B, 2> b; };
   __exchange e = __meet(at, Operands{a.__elements, b.__elements}, SIM_OP_MATRIX_MULTIPLY);
   __whole_simdgroup(e);
