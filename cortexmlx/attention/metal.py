@@ -236,7 +236,8 @@ class MetalAttention:
         cached = self._per_head.get((name, layer))
         if cached is None or cached[0] is not numbers:
             padding = max(0, SMALL - numbers.size)  # a small input would be in another address space: another kernel
-            padded = mx.pad(mx.contiguous(numbers.astype(mx.float32)), (0, padding))
+            finite = mx.maximum(numbers.astype(mx.float32), -1e37)  # LOWEST: the kernels' exponentials take no infinity
+            padded = mx.pad(mx.contiguous(finite), (0, padding))
             self._per_head[name, layer] = cached = (numbers, padded)
         return cached[1]
 

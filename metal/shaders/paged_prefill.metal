@@ -197,11 +197,11 @@ inline void paged_prefill(
           }
           score[u].thread_elements()[e] = x;
         }
-        if (in_part) {  // exp(-inf) will be 0
+        if (in_part) {
           UNROLL
           for (int u = 0; u < UNITS; u++) {
             const int older = query + e - (slice + u * 8 + place.row);
-            score[u].thread_elements()[e] = older >= 0 && older < reach ? score[u].thread_elements()[e] : -INFINITY;
+            score[u].thread_elements()[e] = older >= 0 && older < reach ? score[u].thread_elements()[e] : UNSEEN;
           }
         }
         float new_max = max_score[e];

@@ -54,6 +54,7 @@ def test_the_engine_sends_these_texts_and_no_comment_of_them() -> None:
     for name, text in texts.items():
         assert text.isascii(), name
         assert not re.search(r"//|/\*|[ \t]\n|\n[ \t]|  ", text), name
+        assert not re.search(r"INFINITY|infinity\(|FLT_MAX", text), f"{name}: fast math may assume that none is there"
 
 
 def test_a_plain_kernel_carries_no_quantized_code() -> None:
