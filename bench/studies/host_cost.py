@@ -89,6 +89,7 @@ def measure_host_cost(model: str, rows: int) -> HostCost:
     timed_attention = _TimedAttention(MetalAttention(make_stub_kernel, check=False))
     assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
     core.runner._attend = timed_attention.attend
+    core.runner._feed.enabled = False  # a GPU gets a step as a whole: see `cpu/feed.py`
     params = SamplingParams(max_tokens=STEPS + 2 * rows, ignore_eos=True, temperature=0.0)
     for row in range(rows):
         handle = RequestHandle(RequestId(row), core.cancel)

@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.bench.studies import host_cost
+from cortexmlx.cpu.feed import EarlyEvaluator
 
 
 def test_a_stub_gives_outputs_of_the_shapes_and_types_that_were_asked_for() -> None:
@@ -45,7 +46,10 @@ def test_every_step_of_a_window_goes_through_the_kernels(
         return counted
 
     monkeypatch.setattr(host_cost, "make_stub_kernel", factory)
+    fed: list[bool] = []
+    monkeypatch.setattr(EarlyEvaluator, "__call__", lambda feed, *_: fed.append(feed.enabled))
     cost = host_cost.measure_host_cost(model, rows)
     assert cost.rows == rows and 0 < cost.attention < cost.build and cost.mlx_lm > 0
+    assert fed and not any(fed), "the feed is a CPU's"
     attended = [shape for shape in calls if shape[0] == rows and len(shape) == 4]
     assert len(attended) >= 2 * 10, "two layers, every step of the rows together"
