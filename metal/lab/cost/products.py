@@ -30,6 +30,7 @@ from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.lab.cost.mlx_attention import Buffer
 from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer, flatten
 from cortexmlx.metal.products.shape import OUTPUTS, TILE, ProductShape, ProductVariant, split_rows
+from cortexmlx.products.autotuning import mlx_row_limit
 
 LAYER = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096))
 LAYERS, HEAD = 32, (4096, 128256)
@@ -65,6 +66,8 @@ class AppleGpu:
     cores: int
     clock: float
     bandwidth: float
+    architecture: tuple[int, str]
+    """As `gpu_architecture` returns it: it decides which kernel MLX takes."""
 
     @property
     def scheduler_cycles(self) -> float:
@@ -72,8 +75,14 @@ class AppleGpu:
         return self.cores * SCHEDULERS * self.clock
 
 
-CHIPS = {"M3 Max": AppleGpu(40, 1.380, 400.0), "M4 Max": AppleGpu(40, 1.578, 546.0), "M4": AppleGpu(10, 1.578, 120.0)}
-"""Cores and bandwidth as Apple publishes them, clocks as published logs of powermetrics show them."""
+CHIPS = {
+    "M1": AppleGpu(8, 1.278, 68.25, (13, "g")),
+    "M3 Max": AppleGpu(40, 1.380, 400.0, (15, "s")),
+    "M4 Max": AppleGpu(40, 1.578, 546.0, (16, "s")),
+    "M4": AppleGpu(10, 1.578, 120.0, (16, "g")),
+    "M5": AppleGpu(10, 1.578, 153.6, (17, "g")),
+}
+"""Cores and bandwidth as Apple publishes them, clocks as logs of powermetrics show them; of an M5 an M4's."""
 
 
 def cycles(work: Work) -> float:
@@ -180,14 +189,17 @@ def ours(rows: int) -> WeightCost:
     return _times(parts.parts, parts.parts, {"matrix": work["matrix"]}, work)
 
 
-def mlx(rows: int) -> WeightCost:
-    """Return what the kernel spends that MLX takes on an M3 or M4."""
-    if rows == 1:
-        work = _compiled()["qmv_fast", 1]
-        return _times(1, 1, {"fma": 1 / 32}, work)
-    if rows > VECTOR_ROWS:
+def mlx(rows: int, vector_rows: int = VECTOR_ROWS, generation: int = 16) -> WeightCost:
+    """Return what the kernel spends that MLX takes, with up to `vector_rows` rows one for vectors: by default on an M3
+    or M4.
+    """
+    if rows > vector_rows:
+        if generation >= 17:  # matrix units: as fast as memory
+            return WeightCost(1, {}, {})
         tiles, work = -(-rows // 32), matrix_work()
         return _times(tiles, tiles, {"matrix": work["matrix"]}, work)
+    if rows == 1 or generation < 15:
+        return _times(rows, rows, {"fma": 1 / 32}, _compiled()["qmv_fast", 1])
     tiles = -(-rows // WIDE_ROWS)
     held = -(-rows // tiles)
     return _times(tiles, tiles, {"fma": held / 32}, _compiled()["qmv_wide", held])
@@ -205,6 +217,83 @@ def step(chip: AppleGpu, shapes: tuple[ProductShape, ...], spent: WeightCost) ->
     memory = sum(shape.weight_bytes for shape in shapes) / chip.bandwidth / 1e6
     computing = [numbers * cycles(work) / chip.scheduler_cycles / 1e6 for work in (spent.least, spent.most)]
     return Milliseconds(max(memory, computing[0]), max(spent.reads * memory, computing[1]))
+
+
+@dataclass(frozen=True)
+class DecodeModel:
+    """A model in 4 bits: the (inputs, outputs) of a layer's matrices, and those of an expert, if it has any."""
+
+    layers: int
+    matrices: tuple[tuple[int, int], ...]
+    head: tuple[int, int]
+    kv_bytes: int
+    """Of a token, in all layers."""
+    experts: int = 0
+    chosen: int = 0
+    """Experts that a token takes."""
+    expert: tuple[tuple[int, int], ...] = ()
+
+
+MODELS = {
+    "Qwen3-8B-4bit": DecodeModel(
+        36,
+        ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 12288), (4096, 12288), (12288, 4096)),
+        (4096, 151936),
+        36 * 2 * 8 * 128 * 2,
+    ),
+    "Qwen3-30B-A3B-4bit": DecodeModel(
+        48,
+        ((2048, 4096), (2048, 512), (2048, 512), (4096, 2048), (2048, 128)),
+        (2048, 151936),
+        48 * 2 * 4 * 128 * 2,
+        128,
+        8,
+        ((2048, 768), (2048, 768), (768, 2048)),
+    ),
+}
+
+
+def decode_step(model: DecodeModel, chip: AppleGpu, rows: int, tokens: int, *, by_mlx: bool) -> Milliseconds:
+    """Return the time of a step's products and of reading its rows' keys and values, `tokens` each.
+
+    Rows choose experts at random. MLX reads an expert's weights for each row that chose it; in the shorter time, a
+    cache has them the second time. Norms, rotations and launches are not in it.
+    """
+    total = [model.kv_bytes * rows * tokens / chip.bandwidth / 1e6] * 2
+    for dims in (*model.matrices * model.layers, model.head):
+        shape = ProductShape("float16", "affine", 4, 64, *dims)
+        limit = mlx_row_limit(shape, chip.architecture)
+        assert limit is not None
+        time = step(chip, (shape,), mlx(rows, limit - 1, chip.architecture[0]) if by_mlx else ours(rows))
+        total = [total[0] + time.least, total[1] + time.most]
+    if model.experts:
+        pairs = rows * model.chosen
+        read = model.experts * (1 - (1 - model.chosen / model.experts) ** rows)
+        shapes = tuple(ProductShape("float16", "affine", 4, 64, *dims) for dims in model.expert)
+        one = step(chip, shapes, mlx(1) if by_mlx else ours(1))
+        total = [
+            total[0] + model.layers * read * one.least,
+            total[1] + model.layers * (pairs if by_mlx else read) * one.most,
+        ]
+    return Milliseconds(*total)
+
+
+def model_table() -> Iterator[str]:
+    """Yield the steps of the models by our product and by MLX's, line by line."""
+    for name, model in MODELS.items():
+        yield f"{name}, ms of a decode step: a model"
+        yield f"{'rows':>4}{'tokens':>8}" + "".join(f"{c + ', ours':>20}{'MLX':>16}" for c in ("M1", "M4 Max", "M5"))
+        for rows in (1, 8, 16):
+            for tokens in (2048, 16384):
+                times = (
+                    decode_step(model, CHIPS[chip], rows, tokens, by_mlx=by_mlx)
+                    for chip in ("M1", "M4 Max", "M5")
+                    for by_mlx in (False, True)
+                )
+                yield f"{rows:>4}{tokens:>8,}" + "".join(
+                    f"{time!s:>{20 - 4 * (i % 2)}}" for i, time in enumerate(times)
+                )
+        yield ""
 
 
 def table() -> Iterator[str]:
@@ -350,10 +439,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or record the instructions. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.lab.cost.products", description=__doc__)
     parser.add_argument("--record", type=Path, metavar="FILE", help="compile the kernels and write their instructions")
+    parser.add_argument("--models", action="store_true", help="steps of two models on an M1, an M4 Max and an M5")
     options = parser.parse_args(arguments)
     if options.record is not None:
         return record(options.record)
-    for line in table():
+    for line in model_table() if options.models else table():
         print(line, flush=True)
     return 0
 

@@ -15,12 +15,15 @@ from cortexmlx.metal.lab.cost.products import (
     CHIPS,
     MEASURED,
     MEASURED_SHAPE,
+    MODELS,
     MeasuredTime,
     ProductWork,
+    decode_step,
     main,
     matrix_work,
     mlx,
     model_8b,
+    model_table,
     ours,
     read_count,
     stale,
@@ -84,6 +87,28 @@ def test_the_table_has_a_line_for_each_number_of_rows() -> None:
     lines = list(table())
     assert [line.split()[0] for line in lines[2:9]] == ["1", "4", "8", "12", "16", "24", "32"]
     assert len(lines) == 11 + len(MEASURED)
+
+
+@pytest.mark.parametrize(("name", "weights"), [("Qwen3-8B-4bit", 7.57e9), ("Qwen3-30B-A3B-4bit", 30.2e9)])
+def test_a_model_has_its_weights_and_a_row_reads_those_that_it_chooses(name: str, weights: float) -> None:
+    model, chip = MODELS[name], CHIPS["M4 Max"]
+    of_layer = sum(i * o for i, o in model.matrices) + model.experts * sum(i * o for i, o in model.expert)
+    assert model.layers * of_layer + model.head[0] * model.head[1] == pytest.approx(weights, rel=0.01)
+    read = model.layers * (of_layer - (model.experts - model.chosen) * sum(i * o for i, o in model.expert))
+    seconds = ((read + model.head[0] * model.head[1]) * 4.5 / 8 + 1000 * model.kv_bytes) / chip.bandwidth / 1e9
+    assert decode_step(model, chip, 1, 1000, by_mlx=True).least == pytest.approx(1000 * seconds, rel=0.01)
+
+
+def test_mlx_computes_each_row_anew_on_an_m1_and_takes_matrix_units_on_an_m5() -> None:
+    model = MODELS["Qwen3-8B-4bit"]
+    times = {
+        (chip, rows): decode_step(model, CHIPS[chip], rows, 0, by_mlx=True)
+        for chip in ("M1", "M5")
+        for rows in (1, 5, 16)
+    }
+    assert times["M1", 5].most > 4 * times["M1", 1].most
+    assert times["M5", 16].least < 1.5 * times["M5", 1].most
+    assert len([*model_table()]) == 2 * 9
 
 
 STATISTICS = "90 inst, 1 alu, 700 bytes, 135 regs, 8 uniforms, 0 scratch, 768 threads, 1 loops, 2:3 spills"
