@@ -78,7 +78,10 @@ def choose_kernels(
             attention = attention_jobs(layers, choosing_backend, max_rows, max_context)
             dtype = next((layer.dtype for layer in layers.values()), "float32")
             products = _choosable_products(runner)
-            multiplications = {} if products is None else product_jobs(products, dtype, gpu_architecture())
+            multiplications = {}
+            if products is not None:
+                products.install(runner.model)  # also what an earlier choice left to MLX
+                multiplications = product_jobs(products, dtype, gpu_architecture())
             by_kernels, pieces = backend.by_kernels, {}
             if by_kernels is not None:
                 calls = ((call, runner.arena.spec(layer)) for layer, call in probe_attention_calls(runner.model))
@@ -101,7 +104,7 @@ def choose_kernels(
 def keep_own_products(runner: Runner) -> None:
     """Let the model's own modules multiply with quantized weights wherever timing would have to decide."""
     if isinstance(runner, ModelRunner) and (products := _choosable_products(runner)) is not None:
-        products.remove()
+        products.keep_shared()
 
 
 def _choosable_products(runner: ModelRunner) -> QuantizedProducts | None:
@@ -122,4 +125,4 @@ def _apply_product_choices(
     assert isinstance(products.use, ProductChoices)
     products.use.set_classes(kernel_classes)
     if not kernel_classes:
-        products.remove()
+        products.keep_shared()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention.backends import AttentionBackend, choose_backend
-from cortexmlx.attention.probe import NotPaged, probe_kv_specs
+from cortexmlx.attention.probe import NotPaged, probe_attention_calls, probe_kv_specs
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, raise_if_refused
@@ -120,8 +121,10 @@ class PagedMode:
             vocab_size,
             backend.attend,
             backend.writer,
-            _make_products(backend),
+            products := _make_products(backend),
         )
+        if products is not None:
+            products.share_inputs(partial(probe_attention_calls, self._model))
         return self._runner
 
     def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:

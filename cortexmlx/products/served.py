@@ -21,6 +21,8 @@ from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
 from cortexmlx.metal.products.shape import ProductShape, ProductVariant, refusal, split_rows
 from cortexmlx.metal.shape import DTYPES
 from cortexmlx.products.selfcheck import check_product
+from cortexmlx.products.shared_input import SharedInput, find_shared_inputs
+from cortexmlx.system.machine import is_memory_refusal
 from cortexmlx.types.arrays import dtype_name
 
 _log = logging.getLogger(__name__)
@@ -45,9 +47,11 @@ class QuantizedProducts:
         self._served_shapes: dict[tuple[ProductShape, int], bool] = {}
         self._modules: list[tuple[nn.Module, type]] = []
         self._in_step = False
+        self.calls: list[tuple[nn.Module, mx.array]] | None = None
+        """The calls of linear modules, while `share_inputs` looks for them."""
 
     def install(self, model: nn.Module) -> int:
-        """Make a model's quantized modules use our kernel. Return how many of them it can serve."""
+        """Make a model's quantized modules use our kernel. Return how many of them it can serve. Safe to call again."""
         for _, module in model.named_modules():
             served_class = _SERVED.get(type(module))
             if served_class is None or (product := _make_product(self, module)) is None:
@@ -56,6 +60,37 @@ class QuantizedProducts:
             module.product = product
             module.__class__ = served_class
         return len(self._modules)
+
+    def share_inputs(self, run_lazily: Callable[[], object]) -> int:
+        """Let linear modules that get the same array be one product for a lone row, as far as there is memory to join
+        their weights. `run_lazily` builds a pass without computing it. Return how many products a step has less.
+        """
+        calls: list[tuple[nn.Module, mx.array]] = []
+        self.calls = calls
+        try:
+            run_lazily()
+        finally:
+            self.calls = None
+        saved = 0
+        try:
+            for modules in list(find_shared_inputs(calls)):
+                shared = SharedInput(modules)
+                for module in modules:
+                    module.product.shared = shared
+                saved += len(modules) - 1
+                mx.clear_cache()  # of the separate weights: no other group is as large
+        except Exception as error:
+            if not is_memory_refusal(error):
+                raise
+            _log.info("no memory to join more weights: %s", error)
+        return saved
+
+    def keep_shared(self) -> None:
+        """Give the modules their own classes back, unless they share an input: our kernel is not used."""
+        kept = [entry for entry in self._modules if entry[0].product.shared is not None]
+        self._modules = [entry for entry in self._modules if entry[0].product.shared is None]
+        self.remove()
+        self._modules = kept
 
     def remove(self) -> None:
         """Give the modules their own classes back. Safe to call again."""
@@ -97,6 +132,10 @@ class QuantizedProducts:
         self._served_shapes.clear()
         self._approval.reconsider()
 
+    def shares(self, rows: int) -> bool:
+        """Return whether modules with the same input are one product now: in a step, for a lone row."""
+        return rows == 1 and self._in_step
+
     def serves(self, shape: ProductShape, rows: int) -> bool:
         """Return whether our kernel computes a product now: in a step, chosen and approved."""
         if not self._in_step or not self.use(shape, rows):
@@ -122,19 +161,26 @@ class _ModuleProduct:
     """The product of one module: its shape for each dtype of rows, and the calls of our kernel."""
 
     def __init__(self, products: QuantizedProducts, shapes: Iterable[ProductShape]) -> None:
-        self._products = products
+        self.products = products
         self._shapes = {getattr(mx, shape.dtype): shape for shape in shapes}
+        self.shared: SharedInput | None = None
+        """The joint product of this module and others that get the same array."""
 
     def shape_for(self, dtype: str) -> ProductShape | None:
         """Return the product's shape with rows of `dtype`; None if the kernel cannot multiply them."""
         return self._shapes.get(getattr(mx, dtype))
 
     def multiply(self, module: nn.Module, x: mx.array) -> mx.array | None:
-        """Return the product of `x` `[..., inputs]` by our kernel, or None if MLX computes it."""
+        """Return the product of `x` `[..., inputs]` by our kernel or as part of a joint one. None: MLX computes it."""
+        if self.products.calls is not None:
+            self.products.calls.append((module, x))
         shape = self._shapes.get(x.dtype)
-        if shape is None or not self._products.serves(shape, x.size // shape.inputs):
+        if shape is None:
             return None
-        return self._products.kernel(shape, x, _get_weights(module))
+        rows = x.size // shape.inputs
+        if self.shared is not None and self.products.shares(rows):
+            return self.shared.part(module, x)
+        return self.products.kernel(shape, x, _get_weights(module)) if self.products.serves(shape, rows) else None
 
     def multiply_experts(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
         """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
@@ -142,9 +188,9 @@ class _ModuleProduct:
         """
         shape, batch = self._shapes.get(x.dtype), tuple(x.shape[:-2])
         shapes_match = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
-        if shape is None or not shapes_match or not self._products.serves(shape, experts.size):
+        if shape is None or not shapes_match or not self.products.serves(shape, experts.size):
             return None
-        product = self._products.kernel.multiply_experts(shape, x, _get_weights(module), experts)
+        product = self.products.kernel.multiply_experts(shape, x, _get_weights(module), experts)
         return product.reshape(*experts.shape, 1, shape.outputs)
 
 

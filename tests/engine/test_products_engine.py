@@ -135,7 +135,7 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(execution_modes, "_make_products", lambda backend: products)
         driver = Driver(folder, dequantize=False, attention="sim", max_rows=4)
         mine = driver.answers(PROMPTS, TOKENS)
-        kind = type(driver.core.loaded.model.model.layers[0].mlp.gate_proj).__name__
+        kind = type(driver.core.loaded.model.model.layers[0].self_attn.o_proj).__name__
         assert kind == ("_ServedLinear" if chosen == OURS else "QuantizedLinear")
         choices = driver.core.stats().choices
         rows = {choice.batch for choice in choices if choice.job.startswith("product")}

@@ -6,6 +6,7 @@ from tests.faults.planted import Fault
 
 TEXT, ENTRY = "metal/shaders/quantized_product.metal", "metal/products/kernel.py"
 SHAPE, SERVED = "metal/products/shape.py", "cortexmlx/products/served.py"
+SHARED = "cortexmlx/products/shared_input.py"
 
 _BARRIER = "    threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 
@@ -108,6 +109,16 @@ FAULTS = (
         "_SERVED.get(type(module))",
         "_SERVED.get(type(module).__mro__[1], _SERVED.get(type(module)))",
     ),
+    Fault("a product of another array is taken", SHARED, "self._input is not x or", "self._input is None or"),
+    Fault(
+        "a part begins with its neighbour's",
+        SHARED,
+        "self._product[..., begin:end]",
+        "self._product[..., : end - begin]",
+    ),
+    Fault("weights of other bits are joined", SHARED, "return module.mode, module.bits, ", "return module.mode, "),
+    Fault("a joint product is kept for ever", SHARED, "self._waiting.discard(id(module))", "pass"),
+    Fault("rows of a batch share, too", SERVED, "return rows == 1 and self._in_step", "return self._in_step"),
     Fault(
         "attention is timed before products",
         "cortexmlx/execution/autotuning.py",
