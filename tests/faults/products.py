@@ -116,7 +116,7 @@ FAULTS = (
         "self._product[..., begin:end]",
         "self._product[..., : end - begin]",
     ),
-    Fault("weights of other bits are joined", SHARED, "return module.mode, module.bits, ", "return module.mode, "),
+    Fault("weights in other groups are joined", SHARED, "module.bits, module.group_size, ", "module.bits, "),
     Fault("a joint product is kept for ever", SHARED, "self._waiting.discard(id(module))", "pass"),
     Fault("rows of a batch share, too", SERVED, "return rows == 1 and self._in_step", "return self._in_step"),
     Fault(

@@ -16,20 +16,20 @@ from cortexmlx.products import served
 from cortexmlx.products.served import QuantizedProducts
 
 
-def linear(outputs: int, seed: int, bits: int = 4, bias: bool = False, mode: str = "affine") -> nn.QuantizedLinear:
+def linear(outputs: int, seed: int, group: int = 32, bias: bool = False, mode: str = "affine") -> nn.QuantizedLinear:
     mx.random.seed(seed)
-    module = nn.QuantizedLinear.from_linear(nn.Linear(64, outputs, bias=bias), 32, bits, mode=mode)
+    module = nn.QuantizedLinear.from_linear(nn.Linear(64, outputs, bias=bias), group, 4, mode=mode)
     mx.eval(module.parameters())
     return module
 
 
 class Layer(nn.Module):  # type: ignore[misc]
-    """Three modules get x, one of them with other bits; two get what the first returned."""
+    """Three modules get x, one of them in other groups; two get what the first returned."""
 
     def __init__(self, mode: str = "affine") -> None:
         super().__init__()
         self.q, self.k = linear(64, 1, bias=True, mode=mode), linear(16, 2, bias=True, mode=mode)
-        self.v, self.w = linear(24, 3, mode=mode), linear(8, 4, 8)
+        self.v, self.w = linear(24, 3, mode=mode), linear(8, 4, 64)
         self.gate, self.up = linear(48, 5, mode=mode), linear(48, 6, mode=mode)
 
     def __call__(self, x: mx.array) -> mx.array:
