@@ -58,3 +58,14 @@ def test_a_pipeline_sends_before_the_keys_of_its_last_cache(monkeypatch: pytest.
     keys = cache.keys
     model(mx.array([[1], [2]]), cache=[cache])
     assert [to for _, to in sent] == [0] and cache.keys is not keys
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_cut_layer_sums_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/hosts.md counts a token's exchanges. `SharedSamplerFactory` adds one."""
+    model = built(CONFIGS[kind])
+    model.shard(mx.distributed.init())
+    sums: list[mx.array] = []
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, **_: sums.append(x) or x)
+    mx.eval(model(mx.array([[1]])))
+    assert len(sums) == 2 * len(model.layers) > 2
