@@ -20,9 +20,6 @@ from cortexmlx.stats import DraftStats, SpeculationStats
 from cortexmlx.types.request import Completion, TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
 
-LIVE_TEMPERATURE = 0.8
-"""The temperature at which the model's own choices are taken. Those of a small model at 0 repeat themselves."""
-
 
 @dataclass(frozen=True)
 class TimedSpan:
@@ -70,8 +67,6 @@ class Workload:
     kind: AnswerKind
     texts: tuple[tuple[ReplayText, ...], ...]
     """`[pairs][rows]`"""
-    is_live: bool
-    """Whether the model's own choices are taken, and not the scripts'."""
 
     def mean_repetition(self, order: int) -> float:
         """Return the mean share of n-grams of `order` tokens that occurred earlier in their text."""
@@ -119,24 +114,13 @@ class WorkloadResult:
         """The pairs of a run with drafts and one without."""
         return list(zip(self.speculating_runs, self.plain_runs, strict=True))
 
-    @property
-    def same_answers(self) -> int:
-        """The number of answers, of all pairs, that have the same tokens with drafts and without."""
-        return sum(
-            a == b
-            for speculating_run, plain_run in self._pairs
-            for a, b in zip(speculating_run.tokens, plain_run.tokens, strict=True)
-        )
 
-
-def make_workload(
-    kind: AnswerKind, pairs: int, rows: int, tokens: int, engine: Engine, is_live: bool = False
-) -> Workload:
+def make_workload(kind: AnswerKind, pairs: int, rows: int, tokens: int, engine: Engine) -> Workload:
     """Return the texts of one kind for pairs of runs, with answers of at most `tokens` tokens."""
     texts = [make_text(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
     if kind is AnswerKind.SCHEMA:
         texts = [apply_forced_tokens(row, engine) for row in texts]
-    return Workload(kind, tuple(tuple(texts[first : first + rows]) for first in range(0, len(texts), rows)), is_live)
+    return Workload(kind, tuple(tuple(texts[first : first + rows]) for first in range(0, len(texts), rows)))
 
 
 def measure_workloads(
@@ -155,7 +139,7 @@ def measure_workloads(
                 name = "with drafts" if engine is speculating_engine else "without"
                 on_run(f"{work.kind.value}, {work.rows} rows, pair {pair + 1} of {len(work.texts)}: {name}")
                 run = _run_workload(engine, rows, f"{work.kind.value} {pair}", work)
-                if not work.is_live and run.tokens != tuple(row.answer for row in rows):
+                if run.tokens != tuple(row.answer for row in rows):
                     raise CortexError(f"an answer of {work.kind.value} {name} is not its script")
                 if pair >= 0:
                     runs.append(run)
@@ -185,13 +169,12 @@ class _AnswerClock:
 
 def _run_workload(engine: Engine, rows: Sequence[ReplayText], client: str, work: Workload) -> ReplayRun:
     """Compute the answers of all rows. Prompts are computed before, so that they are found in the prefix cache."""
-    scripts = {} if work.is_live else {seed: row.answer for seed, row in enumerate(rows)}
-    with use_scripts(scripts):
+    with use_scripts({seed: row.answer for seed, row in enumerate(rows)}):
         _compute_answers(engine, rows, client, SamplingParams(max_tokens=1))
         stats_before, clock = engine.stats().speculation, _AnswerClock()
         params = SamplingParams(
             max_tokens=None,
-            temperature=LIVE_TEMPERATURE if work.is_live else 0.0,
+            temperature=0.0,
             ignore_eos=True,
             structured=RECORDS if work.kind is AnswerKind.SCHEMA else None,
         )

@@ -24,7 +24,7 @@ def timed(seconds: float, accepted: int = 0) -> ReplayRun:
 
 def test_the_section_has_the_ratio_of_the_pairs_and_how_much_is_repeated() -> None:
     found = WorkloadResult(
-        Workload(AnswerKind.EDIT, ((TEXT,), (TEXT,)), False), (timed(4), timed(6)), (timed(2, 40), timed(2, 20))
+        Workload(AnswerKind.EDIT, ((TEXT,), (TEXT,))), (timed(4), timed(6)), (timed(2, 40), timed(2, 20))
     )
     part = report.speculation_section([found])
     [record] = part.records

@@ -32,7 +32,7 @@ def test_both_engines_write_it_and_the_one_with_drafts_finds_its_keys(model: str
         [found] = measure_workloads(
             plain, speculating, [make_workload(AnswerKind.SCHEMA, 1, 2, 60, plain)], lambda what: None
         )
-    assert found.same_answers == 2 and not found.plain_runs[0].drafts.drafted
+    assert not found.plain_runs[0].drafts.drafted
     forced = found.speculating_runs[0].drafts.sources["forced"]
     assert forced.drafted == forced.accepted
 

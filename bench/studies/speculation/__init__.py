@@ -1,1 +1,0 @@
-"""What speculative drafts save, where they come from, and what they cost."""
