@@ -40,8 +40,8 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
 from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
-from cortexmlx.bench.studies.adapters.random_adapters import ATTENTION, layer_sizes, write_adapter  # noqa: E402
 from cortexmlx.bench.studies.layer_kinds import KINDS  # noqa: E402
+from cortexmlx.bench.studies.random_adapters import ATTENTION, layer_sizes, write_adapter  # noqa: E402
 from cortexmlx.engine import Engine  # noqa: E402
 
 SAMPLE_SECONDS = 10.0

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from cortexmlx.engine import Engine
 
 ATTENTION = ("q_proj", "v_proj")
-SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, int]]:

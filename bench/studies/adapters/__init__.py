@@ -1,1 +1,0 @@
-"""What LoRA adapters per request cost, and what they save."""
