@@ -86,8 +86,8 @@ def allocator_section(results: Sequence[ReplayResult]) -> ReportSection:
         f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
         f"replayed: {', '.join(counts.values())}.",
         "runs/request: 1.00 where every request for blocks got one contiguous run, which attention reads where it is.",
-        "A scan takes longer the more blocks there are (`python -m cortexmlx.bench.studies.allocator`); the others "
-        "do not.",
+        "A scan takes longer the more blocks there are, the others do not (cortexmlx: `python -m "
+        "cortexmlx.bench.studies.allocator`).",
     )
     records = tuple(
         {

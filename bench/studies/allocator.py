@@ -1,7 +1,8 @@
-"""Measures the cost of a call to the KV block allocator: by the size of the arena, and compared with scans of it.
+"""Measures the cost of a call to the KV block allocator, by the size of the arena.
 
-`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure_costs()` returns them as data. Only calls to
-the allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
+`python -m cortexmlx.bench.studies.allocator` prints the table; `measure_churn()` returns it as data. Only calls to the
+allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
+`cortexmlx bench --suite allocator` compares the allocator with others.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cortexmlx.bench.suites.allocators import Allocator, LoopScan, NumpyScan, SubstringScan
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 
 ARENA_SIZES = (1_000, 10_000, 100_000, 1_000_000)
-SCAN_BLOCKS = 100_000
 LONGEST = 64
 CALLS = 20_000
 
@@ -35,40 +34,6 @@ class ChurnCost:
     def median_us(self) -> float:
         """Median microseconds per call."""
         return statistics.median(self.repeats_us)
-
-
-@dataclass(frozen=True)
-class ScanCost:
-    """Microseconds of one `allocate` and the `free` that undoes it, when only the arena's last run is long enough."""
-
-    name: str
-    repeats_us: tuple[float, ...]
-
-    @property
-    def median_us(self) -> float:
-        """Median microseconds per pair of calls."""
-        return statistics.median(self.repeats_us)
-
-
-@dataclass(frozen=True)
-class AllocatorBench:
-    """All figures of the study; the first entry of `scans` is KVBlockAllocator itself."""
-
-    churn: tuple[ChurnCost, ...]
-    scans: tuple[ScanCost, ...]
-
-    @property
-    def cost_growth(self) -> float:
-        """Cost of a call in the largest arena over the cost in the smallest."""
-        return self.churn[-1].median_us / self.churn[0].median_us
-
-
-SCANS: tuple[tuple[str, Callable[[int], Allocator]], ...] = (
-    ("KVBlockAllocator", KVBlockAllocator),
-    ("linear scan, Python loop", LoopScan),
-    ("linear scan, NumPy", NumpyScan),
-    ("linear scan, bytearray.find", SubstringScan),
-)
 
 
 @dataclass(frozen=True)
@@ -148,73 +113,31 @@ def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: i
     return tuple(ChurnCost(total, fragmentation[total], tuple(times[total])) for total in sizes)
 
 
-def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
-    """Measure each allocator: allocate and free the last 64 blocks, where every second one before them is free."""
-    results = []
-    for name, make in SCANS:
-        allocator = make(total_blocks)
-        allocator.allocate(total_blocks)
-        for block in range(0, total_blocks - LONGEST - 1, 2):
-            allocator.free(KVHandle(block, 1))
-        last = KVHandle(total_blocks - LONGEST, LONGEST)
-        allocator.free(last)
-        results.append(ScanCost(name, tuple(_pair_cost(allocator, last) for _ in range(repeats))))
-    return tuple(results)
-
-
-def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
-    """Return the microseconds to allocate and free the last run, the mean over at least 50 ms of such pairs."""
-    pairs, spent_seconds = 0, 0.0
-    started = time.perf_counter()
-    while spent_seconds < 0.05:
-        run = allocator.allocate(expected.count)
-        allocator.free(run)
-        if run != expected:
-            raise AssertionError(f"allocated {run}, only {expected} is long enough")
-        pairs += 1
-        spent_seconds = time.perf_counter() - started
-    return spent_seconds * 1e6 / pairs
-
-
-def measure_costs(repeats: int = 5) -> AllocatorBench:
-    """Measure the costs of churn and of scans, in about ten seconds."""
-    return AllocatorBench(measure_churn(repeats=repeats), measure_scans(repeats=repeats))
-
-
-def report(bench: AllocatorBench) -> str:
-    """Return the figures as two Markdown tables."""
+def report(churn: Sequence[ChurnCost]) -> str:
+    """Return the figures as a Markdown table."""
     lines = [
         f"allocate or free, runs of 1 to {LONGEST} blocks, half of the arena free, median of "
-        f"{len(bench.churn[0].repeats_us)} (fastest to slowest):",
+        f"{len(churn[0].repeats_us)} (fastest to slowest):",
         "",
         "| blocks | fragmentation | us per call | of the smallest |",
         "|---:|---:|---:|---:|",
     ]
-    for row in bench.churn:
+    for row in churn:
         lines.append(
             f"| {row.total_blocks:,} | {row.fragmentation:.3f} | {row.median_us:.2f} "
             f"({min(row.repeats_us):.2f} to {max(row.repeats_us):.2f}) | "
-            f"{row.median_us / bench.churn[0].median_us:.2f}x |"
+            f"{row.median_us / churn[0].median_us:.2f}x |"
         )
-    our_median_us = bench.scans[0].median_us
-    lines += [
-        "",
-        f"allocate {LONGEST} blocks and free them, {SCAN_BLOCKS:,} blocks, only the last run is long enough:",
-        "",
-        "| allocator | us per pair | of ours |",
-        "|---|---:|---:|",
-    ]
-    lines += [f"| {row.name} | {row.median_us:,.2f} | {row.median_us / our_median_us:,.1f}x |" for row in bench.scans]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the study, and print its tables."""
+    """Run the study, and print its table."""
     parser = argparse.ArgumentParser(
-        prog="python -m cortexmlx.bench.studies.allocator", description=measure_costs.__doc__
+        prog="python -m cortexmlx.bench.studies.allocator", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--repeats", type=int, default=5, help="repeats, of which the median counts (default 5)")
-    print(report(measure_costs(parser.parse_args(argv).repeats)))
+    print(report(measure_churn(repeats=parser.parse_args(argv).repeats)))
 
 
 if __name__ == "__main__":

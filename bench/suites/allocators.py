@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVHandle
 
@@ -39,27 +37,6 @@ class LoopScan:
 
     def free(self, handle: KVHandle) -> None:
         self._is_free[handle.start : handle.stop] = [True] * handle.count
-
-
-class NumpyScan:
-    """First-fit allocator by NumPy: the differences of the free flags give all run boundaries at once."""
-
-    def __init__(self, total_blocks: int) -> None:
-        self._used_flags = np.ones(total_blocks + 2, dtype=np.int8)
-        self._used_flags[1:-1] = 0
-
-    def allocate(self, n: int) -> KVHandle:
-        edges = np.diff(self._used_flags)
-        starts, stops = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
-        long_enough = np.flatnonzero(stops - starts >= n)
-        if not long_enough.size:
-            raise KVCacheFull(f"no run of {n} blocks: free some first")
-        start = int(starts[long_enough[0]])
-        self._used_flags[1 + start : 1 + start + n] = 1
-        return KVHandle(start, n)
-
-    def free(self, handle: KVHandle) -> None:
-        self._used_flags[1 + handle.start : 1 + handle.stop] = 0
 
 
 class SubstringScan:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from cortexmlx.bench.suites.allocators import Allocator, BuddyAllocator, LoopScan, NumpyScan, SubstringScan
+from cortexmlx.bench.suites.allocators import Allocator, BuddyAllocator, LoopScan, SubstringScan
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVHandle
 
 
-@pytest.mark.parametrize("make", [BuddyAllocator, LoopScan, NumpyScan, SubstringScan])
+@pytest.mark.parametrize("make", [BuddyAllocator, LoopScan, SubstringScan])
 @pytest.mark.parametrize("blocks", [1, 37, 64])
 def test_no_block_is_handed_out_twice_and_none_is_lost(make: Callable[[int], Allocator], blocks: int) -> None:
     chosen, allocator, used = random.Random(blocks), make(blocks), set[int]()
