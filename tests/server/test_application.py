@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.models.tokenizers import shared
@@ -62,6 +63,18 @@ def test_a_call_is_streamed_and_whole(client: openai.OpenAI) -> None:
             assert call.function is not None
             pieces += call.function.arguments or ""
     assert pieces == whole[0].function.arguments
+
+
+class Visit(BaseModel):
+    """A form."""
+
+    city: Literal["Paris", "Rome"]
+
+
+def test_the_package_reads_an_answer_of_a_type_by_both_protocols(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.parse(model="tiny", messages=USER, response_format=Visit, max_tokens=300)
+    response = client.responses.parse(model="tiny", input="Hello?", text_format=Visit, max_output_tokens=300)
+    assert isinstance(chat.choices[0].message.parsed, Visit) and isinstance(response.output_parsed, Visit)
 
 
 @pytest.mark.parametrize("tools", [False, True])
