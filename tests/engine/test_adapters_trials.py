@@ -1,6 +1,6 @@
 """Rows with five adapters and none on models of every kind, and random trials of what can happen to them.
 
-`python -m tests.trials.adapters` runs as many trials as are asked for.
+`TRIALS=100 make test-slow ARGS=tests/engine/test_adapters_trials.py` runs more of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 
 from support.adapters.kinds import NAMES, Adapted, adapted_kinds, content
 from support.adapters.trial import AdaptedTrial
+from support.effort import trial_seeds
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement, greedy
 from support.models.tiny import tokens_of
@@ -74,6 +75,7 @@ def test_random_requests_beside_engines_with_one_adapter(
 @pytest.mark.parametrize("name", NAMES)
 def test_many_random_requests(name: str, adapted: Callable[[str], Adapted], tmp_path: Path) -> None:
     counts = Counts()
-    for seed in range(100, 120):
+    for seed in trial_seeds(20):
+        print("seed", seed)
         AdaptedTrial(seed, adapted(name), store=tmp_path / str(seed)).run(counts)
     assert counts.preemptions > 5 and counts.cancelled

@@ -1,6 +1,6 @@
 """The same answers with speculation as without, whatever drafts, and whatever happens to an answer on the way.
 
-`python -m tests.trials.speculation` runs as many trials as are asked for.
+`TRIALS=130 make test-slow ARGS=tests/engine/test_speculation.py` runs more of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.effort import trial_seeds
 from support.speculation.counts import Counts
 from support.speculation.kinds import NAMES, Kind, kinds
 from support.speculation.trial import Trial
@@ -23,6 +24,7 @@ def kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kind]:
 def trials(kind: Kind, store: Path, seeds: range) -> Counts:
     counts = Counts()
     for seed in seeds:
+        print("seed", seed)
         Trial(seed, kind, store=store / str(seed)).run(counts)
     print(counts)
     assert (counts.accepted > 10 * len(seeds)) is kind.speculates
@@ -38,5 +40,5 @@ def test_answers_are_those_without_speculation(name: str, kind: Callable[[str], 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
-    counts = trials(kind(name), tmp_path, range(100, 140))
+    counts = trials(kind(name), tmp_path, trial_seeds(40))
     assert counts.preemptions > 5

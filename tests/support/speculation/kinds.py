@@ -40,8 +40,6 @@ NAMES = (
 """Everything, windows beside it, wider ones, chunks, sinks, latents; recurrent layers beside attention and alone, which
 do not speculate; quantized keys and values.
 """
-PLAIN = ("llama", "llama", "8 bits", "4 bits")
-"""Kinds that come more often."""
 
 _RECURRENT = ("lfm2", "mamba")
 _QUANTIZED = {"8 bits": ("llama", 8), "4 bits": ("llama", 4), "4 bits in windows": ("windowed llama", 4)}
