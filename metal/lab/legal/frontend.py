@@ -25,7 +25,7 @@ MAIN = "kernel.cl"
 _PRELUDE = "legal/prelude.h"
 _STANDARD_HEADERS = (
     *("array", "assert", "atomic", "common", "compute", "config", "cooperative_tensor", "extended_vector"),
-    *("geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "quadgroup", "relational"),
+    *("geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "quadgroup", "relational"),
     *("simdgroup", "simdgroup_matrix", "stdlib", "tensor", "type_traits", "types", "uniform"),
 )
 _DETAILED = 0x01  # the preprocessing record

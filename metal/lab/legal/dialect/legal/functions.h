@@ -35,11 +35,8 @@
 
 #define LEGAL_INTEGER_OF(T)                                                                                        \
   T abs(T); T max(T, T); T min(T, T); T clamp(T, T, T); T max3(T, T, T); T min3(T, T, T); T median3(T, T, T);     \
-  T addsat(T, T); T subsat(T, T); T hadd(T, T); T rhadd(T, T); T mulhi(T, T); T madhi(T, T, T); T madsat(T, T, T); \
   T clz(T); T ctz(T); T popcount(T); T reverse_bits(T); T rotate(T, T);                                            \
   T extract_bits(T, uint, uint); T insert_bits(T, T, uint, uint);
-#define LEGAL_ABSDIFF(T, U) U absdiff(T, T); U##2 absdiff(T##2, T##2); U##3 absdiff(T##3, T##3); U##4 absdiff(T##4, T##4);
-#define LEGAL_24(T) T mul24(T, T); T mad24(T, T, T);
 
 #define LEGAL_SELECT(T, B) T select(T, T, B);
 #define LEGAL_SELECTS(T) \
@@ -48,9 +45,6 @@
 namespace metal {
 LEGAL_ALL
 LEGAL_WHOLE(LEGAL_INTEGER_OF)
-LEGAL_ABSDIFF(char, uchar) LEGAL_ABSDIFF(uchar, uchar) LEGAL_ABSDIFF(short, ushort) LEGAL_ABSDIFF(ushort, ushort)
-LEGAL_ABSDIFF(int, uint) LEGAL_ABSDIFF(uint, uint) LEGAL_ABSDIFF(long, ulong) LEGAL_ABSDIFF(ulong, ulong)
-LEGAL_SHAPES(LEGAL_24, int) LEGAL_SHAPES(LEGAL_24, uint)
 LEGAL_SELECTS(bool) LEGAL_SELECTS(char) LEGAL_SELECTS(uchar) LEGAL_SELECTS(short) LEGAL_SELECTS(ushort) LEGAL_SELECTS(int)
 LEGAL_SELECTS(uint) LEGAL_SELECTS(long) LEGAL_SELECTS(ulong) LEGAL_SELECTS(half) LEGAL_SELECTS(float) LEGAL_SELECTS(bfloat)
 bool any(bool2); bool any(bool3); bool any(bool4); bool any(bool);
@@ -58,15 +52,6 @@ bool all(bool2); bool all(bool3); bool all(bool4); bool all(bool);
 #define LEGAL_NEXT(T) T nextafter(T, T);
 LEGAL_FLOATS(LEGAL_NEXT)
 #undef LEGAL_NEXT
-#define LEGAL_PACK(T)                                                                                                  \
-  uint pack_##T##_to_unorm4x8(T##4); uint pack_##T##_to_snorm4x8(T##4); uint pack_##T##_to_srgb_unorm4x8(T##4);         \
-  uint pack_##T##_to_unorm2x16(T##2); uint pack_##T##_to_snorm2x16(T##2); uint pack_##T##_to_unorm10a2(T##4);           \
-  ushort pack_##T##_to_unorm565(T##3);                                                                                 \
-  T##4 unpack_unorm4x8_to_##T(uint); T##4 unpack_snorm4x8_to_##T(uint); T##4 unpack_unorm4x8_srgb_to_##T(uint);         \
-  T##2 unpack_unorm2x16_to_##T(uint); T##2 unpack_snorm2x16_to_##T(uint); T##4 unpack_unorm10a2_to_##T(uint);           \
-  T##3 unpack_unorm565_to_##T(ushort);
-LEGAL_PACK(float) LEGAL_PACK(half)
-#undef LEGAL_PACK
 // A bfloat becomes a float by itself where its neighbour is one.
 #define LEGAL_MIXED(name)                                                                                                \
   template <class A, class B, class = enable_if_t<(is_same<A, bfloat>::value && is_same<B, float>::value) ||             \

@@ -28,17 +28,6 @@ template <class T, __if_integer<T> = 0> SIM_FN T popcount(T x) { return T(__buil
 template <class T, __if_integer<T> = 0> SIM_FN T clz(T x) {
   return x == 0 ? T(sizeof(T) * 8) : T(__builtin_clzll((make_unsigned_t<T>)x) - (64 - int(sizeof(T)) * 8)); }
 template <class T, __if_integer<T> = 0> SIM_FN T ctz(T x) { return x == 0 ? T(sizeof(T) * 8) : T(__builtin_ctzll((make_unsigned_t<T>)x)); }
-template <class T, __if_integer<T> = 0> SIM_FN T mulhi(T a, T b) {
-  if constexpr (__is_unsigned(T)) return T((unsigned __int128)a * b >> (sizeof(T) * 8));
-  else return T((__int128)a * b >> (sizeof(T) * 8)); }
-template <class T, __if_integer<T> = 0> SIM_FN T mul24(T a, T b) { return T(a * b); }
-template <class T, __if_integer<T> = 0> SIM_FN T mad24(T a, T b, T c) { return T(a * b + c); }
-template <class T, __if_integer<T> = 0> SIM_FN T madhi(T a, T b, T c) { return T(make_unsigned_t<T>(mulhi(a, b)) + make_unsigned_t<T>(c)); }
-template <class T, __if_integer<T> = 0> SIM_FN make_unsigned_t<T> absdiff(T a, T b) {
-  using U = make_unsigned_t<T>; return a > b ? U(U(a) - U(b)) : U(U(b) - U(a)); }
-template <class T, __if_integer<T> = 0> SIM_FN T madsat(T a, T b, T c) {
-  __int128 r = (__int128)a * b + c, high = numeric_limits<T>::max(), low = numeric_limits<T>::min();
-  return T(r > high ? high : r < low ? low : r); }
 template <class T, __if_integer<T> = 0> SIM_FN T rotate(T x, T n) {
   using U = make_unsigned_t<T>; constexpr uint bits = sizeof(T) * 8; uint k = uint(n) % bits;
   return k == 0 ? x : T((U(x) << k) | (U(x) >> (bits - k))); }
@@ -51,15 +40,7 @@ template <class T, __if_integer<T> = 0> SIM_FN T extract_bits(T x, uint offset, 
 template <class T, __if_integer<T> = 0> SIM_FN T insert_bits(T base, T insert, uint offset, uint bits) {
   using U = make_unsigned_t<T>; constexpr uint width = sizeof(T) * 8;
   U mask = bits >= width ? U(~U(0)) : U(((U(1) << bits) - 1) << offset); return T((U(base) & ~mask) | ((U(insert) << offset) & mask)); }
-template <class T, __if_integer<T> = 0> SIM_FN T addsat(T a, T b) { T r; if (!__builtin_add_overflow(a, b, &r)) return r;
-  return (__is_unsigned(T) || b > 0) ? numeric_limits<T>::max() : numeric_limits<T>::min(); }
-template <class T, __if_integer<T> = 0> SIM_FN T subsat(T a, T b) { T r; if (!__builtin_sub_overflow(a, b, &r)) return r;
-  return (__is_unsigned(T) || b > 0) ? numeric_limits<T>::min() : numeric_limits<T>::max(); }
-template <class T, __if_integer<T> = 0> SIM_FN T hadd(T a, T b) { return T((__int128(a) + b) >> 1); }
-template <class T, __if_integer<T> = 0> SIM_FN T rhadd(T a, T b) { return T((__int128(a) + b + 1) >> 1); }
-SIM_VECTOR1(popcount, T) SIM_VECTOR1(clz, T) SIM_VECTOR1(ctz, T) SIM_VECTOR1(reverse_bits, T)
-SIM_VECTOR2(mulhi, T) SIM_VECTOR2(mul24, T) SIM_VECTOR2(rotate, T) SIM_VECTOR2(addsat, T) SIM_VECTOR2(subsat, T) SIM_VECTOR2(hadd, T)
-SIM_VECTOR2(rhadd, T) SIM_VECTOR2(absdiff, make_unsigned_t<T>) SIM_VECTOR3(mad24) SIM_VECTOR3(madhi) SIM_VECTOR3(madsat)
+SIM_VECTOR1(popcount, T) SIM_VECTOR1(clz, T) SIM_VECTOR1(ctz, T) SIM_VECTOR1(reverse_bits, T) SIM_VECTOR2(rotate, T)
 template <class T, int N> SIM_FN vec<T, N> extract_bits(vec<T, N> x, uint offset, uint bits) {
   vec<T, N> r = {}; for (int i = 0; i < N; ++i) r[i] = extract_bits(x[i], offset, bits); return r; }
 template <class T, int N> SIM_FN vec<T, N> insert_bits(vec<T, N> base, vec<T, N> insert, uint offset, uint bits) {

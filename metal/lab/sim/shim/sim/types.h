@@ -126,13 +126,9 @@ using ::uchar; using ::ushort; using ::uint; using ::ulong; using ::half; using 
 }  // namespace metal
 
 #include "sim/vectors.h"
-#include "sim/packed.h"
-#define SIM_VECTORS(T)                                                                                        \
-  typedef metal::vec<T, 2> T##2; typedef metal::vec<T, 3> T##3; typedef metal::vec<T, 4> T##4;                \
-  typedef metal::packed_vec<T, 2> packed_##T##2; typedef metal::packed_vec<T, 3> packed_##T##3;               \
-  typedef metal::packed_vec<T, 4> packed_##T##4;                                                              \
-  namespace metal {                                                                                           \
-  using ::T##2; using ::T##3; using ::T##4; using ::packed_##T##2; using ::packed_##T##3; using ::packed_##T##4; }
+#define SIM_VECTORS(T)                                                                         \
+  typedef metal::vec<T, 2> T##2; typedef metal::vec<T, 3> T##3; typedef metal::vec<T, 4> T##4; \
+  namespace metal { using ::T##2; using ::T##3; using ::T##4; }
 SIM_VECTORS(bool) SIM_VECTORS(char) SIM_VECTORS(uchar) SIM_VECTORS(short) SIM_VECTORS(ushort) SIM_VECTORS(int)
 SIM_VECTORS(uint) SIM_VECTORS(long) SIM_VECTORS(ulong) SIM_VECTORS(half) SIM_VECTORS(bfloat) SIM_VECTORS(float)
 #undef SIM_VECTORS

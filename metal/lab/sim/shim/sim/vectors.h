@@ -10,7 +10,6 @@
 
 namespace metal {
 template <class T, int N> struct vec;
-template <class T, int N> struct packed_vec;
 
 // What a component is stored as: a bool takes a byte, as everywhere else; clang's vectors of bool are bits.
 template <class T> struct __stored { using type = T; };
@@ -22,8 +21,6 @@ template <int N> using __bools = vec<bool, N>;
 template <class V> struct __vec_traits { static constexpr bool is_vec = false; static constexpr int size = 1; using scalar = V; };
 template <class T, int N> struct __vec_traits<vec<T, N>> {
   static constexpr bool is_vec = true; static constexpr int size = N; using scalar = T; };
-template <class T, int N> struct __vec_traits<packed_vec<T, N>> {
-  static constexpr bool is_vec = false; static constexpr int size = N; using scalar = T; };
 template <class V> constexpr bool __is_vec = __vec_traits<__remove_cv(V)>::is_vec;
 template <class V> constexpr bool __has_lanes = __is_vec<V>;
 
