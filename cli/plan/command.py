@@ -367,7 +367,7 @@ def print_model_plan(
     skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
     draft = None if config.draft is None else build_draft_skeleton(str(config.draft))
     machine = this_machine() if memory is None else mac_with_memory(memory)
-    on_gpu = memory is not None or auto_backend_name() == "metal"
+    on_gpu = (memory is not None or auto_backend_name() == "metal") and hosts is None  # hosts have no larger pieces
     load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)
     figures = make_plan(
         source,

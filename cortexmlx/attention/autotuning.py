@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -114,7 +115,7 @@ def prefill_jobs(
                     name,
                 ),
             )
-            for name in (ways if prefill.is_preferred(variant, window) else ways[::-1])
+            for name in (ways if prefill.is_usual(variant, window) else ways[::-1])
         )
         width = "" if window.tokens is None else f", {'chunks' if window.chunked else 'windows'} of {window.tokens:,}"
         label = f"prefill {variant.label}, {call.query_heads} heads{width}"
@@ -129,18 +130,15 @@ def _attend_pieces_with(attention: MetalAttention, key: PrefillKey, by_kernel: b
         raise CannotServe("it does not run here, or disagrees with float64")
 
     def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
-        choices = attention.prefill.choices
-        attention.prefill.choices = {**choices, key: by_kernel}
-        try:
+        with attention.prefill.choose_temporarily(key, by_kernel):
             return attention.attend(queries, kv, params)
-        finally:
-            attention.prefill.choices = choices
 
     return attend
 
 
 def apply_prefill_choices(attention: MetalAttention, jobs: Mapping[PrefillKey, TuningJob], chooser: Autotuner) -> None:
-    """Let the prefill kernel, or MLX, compute the pieces of the layers for which it was chosen."""
+    """Let the prefill kernel, or MLX, compute the pieces of the layers for which it was chosen, rules the others."""
+    attention.prefill.choices.clear()
     for key, job in jobs.items():
         chosen = chooser.chosen_candidate(job.key)
         if chosen is not None and chosen != job.default_candidate:
@@ -370,7 +368,7 @@ def current_identity() -> TimingIdentity:
 
 
 def kernel_digest() -> str:
-    """Return a hash of the kernel sources and of the Python modules that launch them."""
+    """Return a hash of the kernel sources, and of the Python modules that launch and time them."""
     digest = hashlib.sha256()
     package = files("cortexmlx.metal")
     for folder, suffixes in (
@@ -381,4 +379,6 @@ def kernel_digest() -> str:
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.name.endswith(suffixes):
                 digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+    for room in ("attention", "products"):
+        digest.update((Path(__file__).parents[1] / room / "autotuning.py").read_bytes())
     return digest.hexdigest()[:16]

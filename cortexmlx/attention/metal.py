@@ -8,7 +8,8 @@ disagrees, and a shape that the kernels do not serve, take the reference path, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -319,6 +320,16 @@ class MetalPrefill:
         """Ask for approval of every variant again at its next use."""
         self._approvals.clear()
 
+    @contextmanager
+    def choose_temporarily(self, key: PrefillKey, by_kernel: bool) -> Iterator[None]:
+        """Context: the kernel, or MLX, computes a kind of layer. What is computed in it counts as serving no layer."""
+        choices, approvals = self.choices, self._approvals
+        self.choices, self._approvals = {**choices, key: by_kernel}, dict(approvals)
+        try:
+            yield
+        finally:
+            self.choices, self._approvals = choices, approvals
+
     def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
         """Return whether the prefill kernel, not MLX's attention, computes a layer: it is preferred and approved."""
         if not self.is_preferred(variant, attention_window):
@@ -331,8 +342,10 @@ class MetalPrefill:
     def is_preferred(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
         """Return whether the prefill kernel is better than MLX's attention for a layer, by time or by the rules."""
         choice = self.choices.get((variant, attention_window))
-        if choice is not None:
-            return choice
+        return self.is_usual(variant, attention_window) if choice is None else choice
+
+    def is_usual(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the rules prefer the prefill kernel for a layer."""
         return reason_for_our_kernel(variant, attention_window, matrix_units=self._matrix_units) is not None
 
     def is_approved(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:

@@ -361,7 +361,8 @@ class EngineCore:
         log.warning("memory was refused, and requests begin again with less: %s", refusal.why)
         arena_stays = refusal.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
         rows_running = self.scheduler.rows_running
-        job = None if arena_stays else largest_job(plan, self.scheduler.jobs)
+        is_nobodys = arena_stays or self.scheduler.has_large_piece
+        job = None if is_nobodys else largest_job(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
         if self.draft is not None:

@@ -333,18 +333,22 @@ class RecordReader:
                 if self._stopping:
                     return
                 now = time.monotonic()
-                late_requests = [request for request, deadline in self._answer_deadlines.items() if deadline <= now]
+                late_requests = [
+                    (request, request in self._early_requests)
+                    for request, deadline in self._answer_deadlines.items()
+                    if deadline <= now
+                ]
                 if not late_requests:
                     self._condition.wait(min(self._answer_deadlines.values()) - now if self._answer_deadlines else None)
-            for reading in late_requests:
-                self._pause(reading)
-                self._answer(reading, {})
+            for request, is_early in late_requests:
+                self._pause(request, is_early)
+                self._answer(request, {})
 
-    def _pause(self, request: ReadRequest) -> None:
+    def _pause(self, request: ReadRequest, is_early: bool) -> None:
         """Pause reading for a minute, because a request took too long. A store is not slow because it is being opened,
         as its index is made anew after a crash.
         """
-        if request in self._early_requests:
+        if is_early:
             self._has_missed_opening = True
             return
         self._paused_until = time.monotonic() + _PAUSE
@@ -354,7 +358,6 @@ class RecordReader:
         """Call the request's `on_records` with the records that were found, unless it is answered already."""
         with self._condition:
             is_unanswered = self._answer_deadlines.pop(request, None) is not None
-            self._early_requests.discard(request)
         if is_unanswered:
             request.on_records(records)
 
@@ -378,6 +381,7 @@ class RecordReader:
             self._stopping = True
             self._requests.clear()
             self._answer_deadlines.clear()
+            self._early_requests.clear()
             self._condition.notify_all()
 
     def _run_thread(self) -> None:
@@ -394,6 +398,8 @@ class RecordReader:
             except Exception as error:
                 self._segments.warn_once("cannot be read", error)
             self._answer(request, records)
+            with self._condition:
+                self._early_requests.discard(request)
 
     def _carry_out(self, request: ReadRequest, deadline: float, records: dict[bytes, Record]) -> None:
         """Read a request's records into `records`, until one fails or the time `deadline` is over."""
@@ -413,7 +419,7 @@ class RecordReader:
                 break
             records[key] = record
             if time.monotonic() >= deadline:
-                self._pause(request)
+                self._pause(request, request in self._early_requests)
                 break
         size = sum(locations[key].size for key in records)
         self.read_records += len(records)

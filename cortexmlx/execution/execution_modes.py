@@ -124,7 +124,11 @@ class PagedMode:
             products := _make_products(backend),
         )
         if products is not None:
-            products.share_inputs(partial(probe_attention_calls, self._model))
+            try:
+                products.share_inputs(partial(probe_attention_calls, self._model))
+            except BaseException:
+                products.remove()
+                raise
         return self._runner
 
     def begin_arena(self, blocks: GroupCounts, prefix: PrefixCache, from_scratch: bool = False) -> KVCache:

@@ -223,7 +223,7 @@ class ArenaDemand:
             return _NO_LIMIT
         return (
             self.rows * (2 * window_blocks + 1)
-            - (-self.prefill_budget // self.block_size)
+            - (-max(self.prefill_budget, self.lone_prefill_budget) // self.block_size)
             + self.extra_point_blocks(group)
         )
 

@@ -65,15 +65,15 @@ class QuantizedProducts:
         """Let linear modules that get the same array be one product for a lone row, as far as there is memory to join
         their weights. `run_lazily` builds a pass without computing it. Return how many products a step has less.
         """
-        calls: list[tuple[nn.Module, mx.array]] = []
-        self.calls = calls
+        self.calls = []
         try:
             run_lazily()
+            groups = list(find_shared_inputs(self.calls))
         finally:
-            self.calls = None
+            self.calls = None  # its arrays are lazy, and would hold the separate weights
         saved = 0
         try:
-            for modules in list(find_shared_inputs(calls)):
+            for modules in groups:
                 shared = SharedInput(modules)
                 for module in modules:
                     module.product.shared = shared
@@ -131,6 +131,9 @@ class QuantizedProducts:
         self._variant_approved.clear()
         self._served_shapes.clear()
         self._approval.reconsider()
+        for module, _ in self._modules:
+            if module.product.shared is not None:
+                module.product.shared.forget()
 
     def shares(self, rows: int) -> bool:
         """Return whether modules with the same input are one product now: in a step, for a lone row."""

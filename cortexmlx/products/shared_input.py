@@ -44,6 +44,10 @@ class SharedInput:
         self._product: mx.array | None = None
         self._waiting: set[int] = set()
 
+    def forget(self) -> None:
+        """Forget the array and the product of a step that failed."""
+        self._input = self._product = None
+
     def part(self, module: nn.Module, x: mx.array) -> mx.array:
         """Return a module's product with a lone row `x`, without its bias. The first module computes it for all."""
         if self._input is not x or id(module) not in self._waiting:
@@ -55,7 +59,7 @@ class SharedInput:
         part = self._product[..., begin:end]
         self._waiting.discard(id(module))
         if not self._waiting:
-            self._input = self._product = None
+            self.forget()
         return part
 
 
@@ -66,7 +70,8 @@ def find_shared_inputs(calls: Sequence[tuple[nn.Module, mx.array]]) -> Iterator[
     counts = Counter(id(module) for module, _ in calls)
     for _, same in groupby(calls, key=lambda call: (id(call[1]), _form(call[0]))):
         modules = [module for module, _ in same if counts[id(module)] == 1]
-        if len(modules) > 1 and all(module["weight"].shape[0] % ALIGNED_OUTPUTS == 0 for module in modules):
+        modules = [module for module in modules if module["weight"].shape[0] % ALIGNED_OUTPUTS == 0]
+        if len(modules) > 1:
             yield modules
 
 

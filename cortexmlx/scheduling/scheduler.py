@@ -119,6 +119,9 @@ class Scheduler:
         self._arrivals = 0
         self.pipeline_gate = PipelineGate(self._running_set, self._window, self._admission, config.pipeline)
         self._shrink_requested = False
+        self._lone_prefill_budget = config.lone_prefill_budget
+        self.has_large_piece = False
+        """Whether the newest step has more prompt tokens than steps have beside decoding rows."""
 
     # -- requests come and go -----------------------------------------------------------------------------------------
 
@@ -190,10 +193,13 @@ class Scheduler:
     def restart_rows(self, rows: int | None = None) -> None:
         """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what it was to
         write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now
-        on.
+        on; but if it had a larger piece of a prompt than usual, only the pieces have the usual size from now on.
         """
         if rows is not None:
-            self.backoff.tighten(rows)
+            if self.has_large_piece:  # the usual pieces may be possible, and with this machine larger ones are not
+                self._lone_prefill_budget = 0
+            else:
+                self.backoff.tighten(rows)
             self.restarts += self.rows_running
         for job in self._window.jobs_awaiting_flush:
             self.cache.free(job.id)
@@ -360,11 +366,12 @@ class Scheduler:
         decoding = [j for j in self._running_set.jobs if j.can_decode]
         prefilling = [j for j in self._running_set.jobs_by_turn if j.state is RequestState.PREFILLING]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None
+        self.has_large_piece = False
         if decoding or self.backoff.holds_back:
             budget = self.cost_model.prompt_budget(target, self.backoff.tokens, len(decoding))
         else:
             longest = max((j.num_computed_tokens for j in prefilling), default=0)
-            budget = self.cost_model.lone_budget(self.backoff.tokens, self.config.lone_prefill_budget, longest)
+            budget = self.cost_model.lone_budget(self.backoff.tokens, self._lone_prefill_budget, longest)
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
         prefill_counts = []
         for job, count in zip(prefilling, counts, strict=True):
@@ -380,6 +387,7 @@ class Scheduler:
             return None
         plan = self._builder.build_mixed(scheduled_tokens, flush, self._running_set.plan_cuts(scheduled_tokens))
         self._advance_jobs(plan, scheduled_tokens)
+        self.has_large_piece = sum(count for _, count in prefill_counts) > self.backoff.tokens
         return plan
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
@@ -388,6 +396,7 @@ class Scheduler:
         if planned_step is None:
             return None
         plan, jobs = planned_step
+        self.has_large_piece = False
         self._advance_jobs(plan, [(job, 1) for job in jobs])
         return plan
 

@@ -95,7 +95,7 @@ def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal
 
 
 def test_a_worker_that_ends_with_exit_code_0_is_not_awaited() -> None:
-    with pytest.raises(HostLost, match=r"\(this machine, rank 1: exit code 0\)$"):
+    with pytest.raises(HostLost, match=r"\(this machine, rank 1: exit code 0\)"):
         WorkerGroup.open(TWO, worker=stub("exits-with-0"), seconds=PATIENCE)
 
 

@@ -56,7 +56,7 @@ def fault_lists() -> list[FaultList]:
 
 def unusable(lists: Sequence[FaultList]) -> Iterator[str]:
     """Yield a line for each fault that cannot be planted, and for each test file that is not there."""
-    texts: dict[str, str] = {}
+    texts: list[tuple[str, str]] = []
     for each in lists:
         for fault in each.faults:
             path = ROOT / fault.file
@@ -64,16 +64,19 @@ def unusable(lists: Sequence[FaultList]) -> Iterator[str]:
             if count != 1:
                 yield f"{each.name}: {fault.name!r}: {fault.file} has {count} times, not once, {fault.old!r}"
             elif path.suffix == ".py":
-                texts[f"{each.name}: {fault.name!r}"] = path.read_text().replace(fault.old, fault.new)
+                texts.append((f"{each.name}: {fault.name!r}", path.read_text().replace(fault.old, fault.new)))
         for test in each.tests:
             if not (ROOT / "tests" / test).exists():
                 yield f"{each.name}: tests/{test} is not there"
     with tempfile.TemporaryDirectory() as folder:
-        for number, text in enumerate(texts.values()):
+        for number, (_, text) in enumerate(texts):
             Path(folder, f"{number}.py").write_text(text)
         command = ["-m", "ruff", "check", "--isolated", "--select=F821,E9", "--output-format=json", folder]
-        for found in json.loads(run(ROOT, *command).stdout):
-            yield f"{[*texts][int(Path(found['filename']).stem)]}: {found['message']}"
+        done = run(ROOT, *command)
+        if not done.stdout:
+            yield f"ruff did not look at them: {done.stderr.strip()}"
+        for found in json.loads(done.stdout or "[]"):
+            yield f"{texts[int(Path(found['filename']).stem)][0]}: {found['message']}"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -98,9 +98,9 @@ FAULTS = (
     ),
     Fault(
         "while a way is timed, the other one computes",
-        TIMED_ON,
-        "{**choices, key: by_kernel}",
-        "{**choices}",
+        "cortexmlx/attention/metal.py",
+        "{**choices, key: by_kernel}, dict(approvals)",
+        "{**choices}, dict(approvals)",
     ),
     Fault(
         "a prefill kernel is timed unchecked",

@@ -137,12 +137,12 @@ def test_a_decoding_row_of_a_window_has_at_most_the_blocks_that_the_worst_place_
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 100, 1024]), min_size=1, max_size=4)
 
 
-@given(WINDOWS, st.integers(10**4, 10**8), st.integers(1, 16))
+@given(WINDOWS, st.integers(10**4, 10**8), st.integers(1, 16), st.sampled_from([512, 2048]))
 def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
-    windows: list[int | None], memory: int, rows: int
+    windows: list[int | None], memory: int, rows: int, piece: int
 ) -> None:
     groups = [group(i + 1, 1, 8, 8, window=window) for i, window in enumerate(windows)]
-    load = ArenaDemand(rows, 512)
+    load = ArenaDemand(rows, 512, lone_prefill_budget=piece if piece > 512 else 0)
     blocks = blocks_that_fit(memory, groups, load)
 
     def size(each: Sequence[int]) -> int:
@@ -158,7 +158,7 @@ def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
         assert size([n + (n < limit) for n, limit in zip(blocks, limits, strict=True)]) > memory or kept
     for window, g in zip(windows, groups, strict=True):
         if window is not None:
-            at_once = rows * -(-window // 32) + 512 // 32
+            at_once = rows * -(-window // 32) + piece // 32
             assert at_once <= load.max_useful_blocks(g) - load.extra_point_blocks(g) <= 2 * at_once + 7 * rows
             assert load.extra_point_blocks(g) <= max(0, 12 - rows) * (-(-window // 32) + 2)
 

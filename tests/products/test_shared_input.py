@@ -76,6 +76,27 @@ def test_the_weights_are_views_of_one_array_and_take_no_more_memory() -> None:
     assert all(memoryview(module["weight"]).c_contiguous for module in (layer.q, layer.k, layer.v, layer.up))
 
 
+def test_joining_holds_the_weights_of_one_group_twice_and_no_others() -> None:
+    model = nn.Sequential(*([Layer() for _ in range(12)]))
+    weights = mx.get_active_memory()
+    one = sum(
+        module[name].nbytes
+        for module in (model.layers[0].gate, model.layers[0].up)
+        for name in ("weight", "scales", "biases")
+    )
+    products = QuantizedProducts(sim.metal_kernel, no_kernel, check=False)
+    products.install(model)
+
+    def run_lazily() -> None:
+        x = mx.zeros((2, 1, 64))
+        for layer in model.layers:
+            x = layer(mx.concatenate([x, x], axis=-1)[..., :64])
+
+    mx.reset_peak_memory()
+    assert products.share_inputs(run_lazily) == 12 * 3
+    assert mx.get_peak_memory() <= weights + 6 * one
+
+
 @given(calls=st.lists(st.tuples(st.sampled_from("qkv"), st.integers(0, 2)), max_size=12))
 def test_any_order_of_calls_gives_each_module_its_own_product(calls: list[tuple[str, int]]) -> None:
     """Also one that is left out, comes twice, or gets another array."""

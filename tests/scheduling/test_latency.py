@@ -11,6 +11,7 @@ from hypothesis import given
 from cortexmlx.scheduling.latency import LONE_SCORES, LONE_SECONDS, CostModel, share_budget
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.scheduling.clockwork import Clockwork
+from support.scheduling.requests import commit
 
 
 def prompt_tokens(plan: StepPlan, decoding: int) -> int:
@@ -180,6 +181,22 @@ def test_pieces_are_as_ever_beside_decoding_rows_and_after_a_refusal_of_memory()
     alone.add(1, 3000)
     alone.step(3)
     assert [len(plan.positions) for plan, _ in alone.plans] == [256] * 3
+
+
+def test_a_larger_piece_that_is_refused_memory_is_not_tried_again_and_costs_nothing_else() -> None:
+    clock = Clockwork(1e-5, lone_budget=2048)
+    for request in (1, 2, 3):
+        clock.add(request, 4000)
+        while request not in clock.first:
+            plan = clock.scheduler.plan(0)
+            assert plan is not None
+            if len(plan.positions) > 1024:
+                assert request == 1 and clock.scheduler.has_large_piece
+                clock.scheduler.restart_rows(0)
+                continue
+            for row in commit(clock.scheduler, plan, [5] * len(plan.logit_rows), 1e-5):
+                clock.first.setdefault(row.job.id, 0.0)
+    assert clock.scheduler.restarts == 1 and not clock.scheduler.backoff.holds_back
 
 
 @pytest.mark.parametrize("cost", [2e-4, 1e-3])
