@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import MemoryRefused
@@ -26,6 +26,9 @@ EVENTS = st.one_of(
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(  # what a rank keeps of free blocks is nobody's
+    [("add", 2, 1, 1, 0.0), ("add", 2, 1, 1, 0.0), ("step", 1), ("step", 1), ("relieve", True)], {1}, "resize"
+)
 @given(
     st.lists(EVENTS, min_size=4, max_size=14),
     st.sets(st.integers(1, 6), max_size=2),
@@ -74,7 +77,9 @@ def test_arenas_stay_equal(
         copies.clear()
         assert len({state.blocks for state in made[0].runner.ranks}) == 1
         made[0].runner.trim()
-        for copy, same in zip(*copies, strict=True):
+        free_runs = driver.core.cache.pools[0].allocator.free_runs()
+        free = {block for run in free_runs for block in range(run.start, run.stop)}
+        for block, (copy, same) in enumerate(zip(*copies, strict=True)):
             assert copy is not None and same is not None
-            assert all(np.array_equal(a, b) for a, b in zip(copy, same, strict=True))
+            assert block in free or all(np.array_equal(a, b) for a, b in zip(copy, same, strict=True))
         driver.core.release()
