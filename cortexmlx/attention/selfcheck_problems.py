@@ -41,7 +41,7 @@ one.
 """
 PREFILL_WINDOW = 50
 _KV_HEADS = 2
-_COLUMNS = 16
+_COLUMNS = 20
 _SOFTCAP = 2.0
 
 Floats = npt.NDArray[np.float32]

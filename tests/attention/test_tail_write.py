@@ -44,17 +44,17 @@ COMMON = {
 class Layer(nn.Module):
     """An attention of its own: `change` may do anything to the rotated queries and keys before they are stored."""
 
-    def __init__(self, rope: Any, change: Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]) -> None:
+    def __init__(self, rope: Any, change: Callable[..., Any] = lambda q, k: (q, k), key_rope: Any = None) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(HIDDEN, n * 12) for n in (4, 2, 2))
-        self.rope, self.change = rope, change
+        self.rope, self.key_rope, self.change = rope, rope if key_rope is None else key_rope, change
 
     def __call__(self, x: mx.array, cache: Any) -> mx.array:
         q, k, v = (
             p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = self.change(self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset))
-        keys, values = cache.update_and_fetch(k, v)
+        q, k = self.change(self.rope(q, offset=cache.offset), self.key_rope(k, offset=cache.offset))
+        keys, values = cache.update_and_fetch(k, v.astype(self.v_proj.weight.dtype))
         sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
         return sdpa(q, keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
 
@@ -160,6 +160,17 @@ def test_layers_of_many_families_are_written_by_the_kernel(family: str, changes:
     assert fused and error < 2e-5
     [variant] = writer._approvals
     assert variant.query_norm + variant.key_norm == norms and writer.notes() == ()
+
+
+def test_what_one_launch_cannot_compute_is_left_to_mlx() -> None:
+    """Keys of other frequencies, and values or norms of another type."""
+    ropes = [Llama3RoPE(12, 512, base=base, scaling_config=LLAMA3) for base in (1e4, 1e6)]
+    apart, halves, normed = Layer(ropes[0], key_rope=ropes[1]), Layer(nn.RoPE(12)), layer_of("qwen3")
+    halves.v_proj.set_dtype(mx.float16)
+    normed.q_norm.set_dtype(mx.float16)
+    for layer, norms in ((apart, None), (halves, None), (normed, [(False, True)])):
+        fused, error, writer = both(lambda made=layer: made)  # type: ignore[misc]
+        assert error < 2e-5 and (not fused or [(v.query_norm, v.key_norm) for v in writer._approvals] == norms)
 
 
 def _in_place(array: mx.array) -> mx.array:

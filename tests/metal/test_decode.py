@@ -15,6 +15,7 @@ from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION, Kernel
 from support.kernels.paged_problem import (
+    COLUMNS,
     GPU_TOLERANCE,
     TOLERANCE,
     Options,
@@ -72,6 +73,8 @@ def test_batches_of_mixed_lengths(kernels: DecodeKernels, tolerance: dict[str, f
         Variant("float32", "float32", 192, 128, 64, 7, forced_kernel=Kernel.VECTOR),
         Variant("float16", "float16", 256, 256, 128, 16, forced_kernel=Kernel.VECTOR),
         Variant("float32", "float16", 96, 112, 8, 5, forced_kernel=Kernel.VECTOR),
+        Variant("float16", "float16", 480, 448, 32, 2, latent=True),  # values in four chunks
+        Variant("bfloat16", "bfloat16", 384, 320, 32, 2, latent=True),  # and in eight parts
     ],
     ids=lambda v: v.label,
 )
@@ -83,7 +86,7 @@ def test_dtypes_and_shapes(kernels: DecodeKernels, tolerance: dict[str, float], 
 
 
 def test_the_tail_may_begin_at_any_position(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
-    for tail_tokens in (1, 16):
+    for tail_tokens in (1, COLUMNS):
         rows = random_rows(v, [p + tail_tokens for p in (*range(0, 40), *range(248, 264))], seed=tail_tokens)
         got = attend(kernels, v, rows, tail_tokens=tail_tokens)
         assert error(got, answer(v, rows)) < tolerance["float32"]

@@ -91,6 +91,13 @@ def test_steep_slopes_leave_the_nearest_and_gentle_ones_count_far(
     assert np.array_equal(got[0, 0], rows[0].values[0, -1])
 
 
+def test_distances_that_16_bits_do_not_hold(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+    """The query is put so far behind its tokens that they lie on both sides of 2^15 before it: no softmax notices."""
+    rows, options = random_rows(v, [120]), Options(slopes=SLOPES / 1000)
+    got = attend(kernels, v, rows, options, later=(1 << 15) - 60)
+    assert error(got, answer(v, rows, options)) < tolerance["float32"]
+
+
 def test_a_row_is_bitwise_the_same_anywhere_and_slopes_of_0_change_no_bit(kernels: DecodeKernels, v: Variant) -> None:
     v = replace(v, dtype="float16", kv_dtype="float16")
     rows = random_rows(v, [300, 1, 513, 40, 700])

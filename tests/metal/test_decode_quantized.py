@@ -60,7 +60,7 @@ def test_what_codes_stand_for_is_what_mlx_says() -> None:
         ),
         variant(group=3, dim=128, bits=8, value_dim=64, block_size=16),
         variant(
-            group=2, dim=64, bits=4, value_dim=192, block_size=16, forced_kernel=Kernel.MATRIX
+            group=2, dim=64, quant_group=64, value_dim=256, block_size=16, forced_kernel=Kernel.MATRIX
         ),  # a value of two parts
         # A lane of the vector kernel has two neighbours of a head of 64: a load of 16 bits, or of 8.
         variant(group=2, dim=64, bits=8, forced_kernel=Kernel.VECTOR),

@@ -145,6 +145,7 @@ def test_a_result_is_bitwise_the_same_however_the_prompt_is_cut_and_wherever_it_
     [
         HALF,
         PrefillVariant("bfloat16", "bfloat16", 72, 120, 32, 4),  # a lane's numbers come 8, 4, 2 and 1 at a time
+        PrefillVariant("float32", "float16", 64, 256, 8, 5),  # values in four chunks, longer than keys
         pytest.param(PrefillVariant("float16", "float16", 256, 256, 16, 8), marks=pytest.mark.slow),
         pytest.param(PrefillVariant("float32", "float16", 192, 128, 8, 5), marks=pytest.mark.slow),
         pytest.param(PrefillVariant("float16", "float32", 64, 8, 8, 1), marks=pytest.mark.slow),
@@ -180,6 +181,13 @@ def test_logits_far_from_zero(kernel: PrefillKernel, tolerance: dict[str, float]
     prompts = [Prompt(queries, keys, prompt.values)]
     got = attend(kernel, v, prompts, [Stretch(0, 0, 100)], options)
     assert error(got, answer(v, prompts[0], 0, 100, options)) < tolerance["float32"]
+
+
+def test_tokens_that_16_bits_do_not_count(kernel: PrefillKernel, tolerance: dict[str, float]) -> None:
+    v, options = variant(), Options(window=33)
+    prompts, stretches = random_prompts(v, [65_620]), [Stretch(0, 65_580, 65_620)]
+    got = attend(kernel, v, prompts, stretches, options)
+    assert error(got, answers(v, prompts, stretches, options)) < tolerance["float32"]
 
 
 @pytest.mark.slow

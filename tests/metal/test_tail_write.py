@@ -53,6 +53,7 @@ def tokens_of(case: Case) -> NewTokens:
         return mx.array(np.clip(random.standard_normal(shape), -2.5, 2.5).astype(np.float32)).astype(dtype)
 
     (key_dim, value_dim), (query_heads, kv_heads) = case.dims, case.heads
+    size = 512 if case.dtype == "float16" and case.norms[1] else 1  # whose squares no half holds
     half = case.turning.dims // 2
     llama3 = 10000.0 ** (np.arange(half) / half) * np.where(np.arange(half) > half // 2, 8.0, 1.0)
     llama3[-1] = np.inf  # a pair that does not turn
@@ -61,7 +62,7 @@ def tokens_of(case: Case) -> NewTokens:
     ]
     return NewTokens(
         draw(case.rows, query_heads, key_dim),
-        draw(case.rows, kv_heads, key_dim),
+        draw(case.rows, kv_heads, key_dim) * size,
         draw(case.rows, kv_heads, value_dim),
         norms[0],
         norms[1],
@@ -116,7 +117,7 @@ def test_it_norms_rotates_and_writes_one_column(factory: KernelFactory, case: Ca
     tail = None
     for column in (0, 1, 6):
         places = mx.array(pack_positions(case.columns, column, positions))
-        with sim.options(poison=True):
+        with sim.options(poison=True, fast_errors=True):
             turned, *after = kernel(new, tail, case.columns, places)
         got = [in_float64(turned)[:, :, 0], in_float64(after[0])[:, :, column]]
         for mine, right, other in zip(got, wanted, theirs, strict=True):

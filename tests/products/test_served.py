@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -160,6 +161,8 @@ def test_what_the_kernel_cannot_serve_is_left_alone(caplog: pytest.LogCaptureFix
     model.own = Own(64, 48, False, 32, 4)
     model.wide = nn.QuantizedLinear(256, 48, False, 128, 4)
     model.plain = nn.Linear(64, 48)
+    model.scaled = nn.QuantizedLinear(64, 48, False, mode="mxfp4")
+    model.scaled.global_scale = mx.array(2.0)
     model.turned = nn.QuantizedLinear(64, 64, False, 32, 4)
     model.turned.weight = mx.contiguous(model.turned.weight.T).T
     with caplog.at_level(logging.WARNING):
@@ -202,6 +205,7 @@ def test_more_rows_than_the_kernel_has_are_mlxs() -> None:
     served.install(model)
     with served.step():
         model.linear(draw(33, 1, 64))
+        model.switch(draw(3, 1, 1, 2, 64), PAIRS)
     assert not launched
 
 
@@ -227,6 +231,16 @@ def test_a_kernel_that_disagrees_is_disabled_until_it_is_reconsidered(caplog: py
     with served.step():
         model.linear(ROWS)
     assert len(launched) == 2
+
+
+def test_each_kernel_is_checked() -> None:
+    """One for each format, number of slices and number of tiles."""
+    launched = list[str]()
+    served = QuantizedProducts(launches_of(sim.metal_kernel, launched), Calls())
+    form = ProductShape("float32", "affine", 4, 32, 64, 48)
+    changes: list[dict[str, Any]] = [{}, {}, {"mode": "mxfp4"}, {"inputs": 128}]
+    for checks, (change, rows) in enumerate(zip(changes, (8, 16, 8, 8), strict=True)):
+        assert served.approves(replace(form, **change), rows) and len(launched) == checks + 1
 
 
 def test_gate_and_down_projections_of_experts_are_one_variant() -> None:

@@ -15,7 +15,7 @@ import pytest
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel, QuantizedWeights
-from cortexmlx.metal.products.shape import FORMATS, ProductShape
+from cortexmlx.metal.products.shape import FORMATS, MAX_WORDS, ProductShape
 
 Floats = np.ndarray
 TOLERANCE = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3}
@@ -184,9 +184,9 @@ def test_weights_of_an_expert_are_read_once_for_all_of_its_pairs() -> None:
     assert recorded.last.buffers["weight_codes"].bytes_read == 3 * weights.codes.nbytes // 8
 
 
-def test_a_matrix_beyond_the_first_four_billion_bytes() -> None:
-    """The last of so many experts that its codes begin beyond 2^32 bytes, all other codes being zero."""
-    shape = shape_of(AFFINE, groups=2, outputs=40, experts=(1 << 32) // (40 * 64) + 3)
+def test_the_last_of_as_many_words_as_are_counted() -> None:
+    """The last of so many experts that their codes are all that is not refused, all others being zero."""
+    shape = shape_of(AFFINE, groups=2, outputs=40, experts=MAX_WORDS // (40 * 16))
     weights, meant = weights_of(shape_of(AFFINE, groups=2, outputs=40))
     last = (shape.experts or 0) - 1
 
@@ -196,10 +196,20 @@ def test_a_matrix_beyond_the_first_four_billion_bytes() -> None:
         return made
 
     many = QuantizedWeights(*(only_the_last(part) for part in weights.arrays))  # type: ignore[arg-type]
-    assert weights.codes.nbytes * last > 1 << 32
+    assert weights.codes.size * (last + 2) > MAX_WORDS
     x = rows_of(shape, 3)
     got = ProductKernel(sim.metal_kernel).multiply_experts(shape, x, many, mx.array([last] * 3, mx.uint32))
     assert error(got, wide(x) @ meant[0].T) < TOLERANCE["float16"]
+
+
+def test_slices_are_summed_in_single_precision(kernel: ProductKernel) -> None:
+    """Two slices, of which one is nearly the other with the other sign."""
+    shape = shape_of(AFFINE, groups=2)
+    weights, meant = weights_of(shape)
+    first, second = np.split(meant[0], 2, axis=1)
+    half = wide(rows_of(shape, 8))[:, :64]
+    x = mx.array(np.concatenate([half, -1.01 * half @ first.T @ np.linalg.pinv(second).T], axis=1)).astype(mx.float16)
+    assert error(kernel(shape, x, weights), wide(x) @ meant[0].T) < TOLERANCE["float16"]
 
 
 def test_every_code_of_mxfp4_is_its_number(kernel: ProductKernel) -> None:

@@ -20,7 +20,7 @@ from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import make_work_list, pad_tables
 
 NO_BLOCK = 1 << 24
-COLUMNS = 16
+COLUMNS = 20
 TOLERANCE = {"float32": 5e-6, "float16": 1.2e-3, "bfloat16": 1e-2}
 """Of results of order 1; half precision rounds only the result, whose last digit is 2 ** -11 or 2 ** -8 of it."""
 
@@ -172,10 +172,12 @@ def problem(
     layout: Layout | None = None,
     arena: tuple[Any, Any] | None = None,
     queries: np.ndarray | None = None,
+    later: int = 0,
     **places: Any,
 ) -> tuple[Variant, int, DecodeInputs]:
     """What the kernels are called with: variant, items and inputs. `places` as in `lay_out`; `arena` replaces the
-    slabs, and `queries` `[rows, query_heads, query_tokens, key_dim]` those of the rows.
+    slabs, and `queries` `[rows, query_heads, query_tokens, key_dim]` those of the rows, which see no more if they are
+    `later` than their rows' ends.
     """
     seen = options.window and options.window + v.query_tokens - 1
     at = layout or lay_out(v, rows, window=seen, **places)
@@ -183,6 +185,7 @@ def problem(
     work = make_work_list(
         at.arena_tokens, at.tail_tokens, AttentionWindow(options.window), v.geometry.partition, v.query_tokens
     )
+    work.plan[3 : 4 * work.rows : 4] += later
     inputs = DecodeInputs(
         to_mlx(np.stack([row.query for row in rows])[:, :, None] if queries is None else queries, v.dtype),
         keys,
