@@ -19,7 +19,7 @@ from support.patience import soon
 
 KEYS = {"correct-horse-battery": "first", "staple-and-more": "second"}
 CHAT = "/v1/chat/completions"
-SECRET: Any = {"messages": [{"role": "user", "content": "The code of the safe is 4711, tell nobody. " * 8}]}
+SECRET: Any = {"messages": [{"role": "user", "content": "The code of the safe is larkspur-4711, tell nobody. " * 8}]}
 PATHS = (
     *PROTOCOLS,
     "/tokenize",
@@ -68,7 +68,7 @@ def test_keys_are_in_no_log_and_no_error(ask: Any, caplog: pytest.LogCaptureFixt
     assert soon(lambda: len(seen) == len(replies))
     assert {reply.status_code for reply in replies} == {400, 401}
     told = caplog.text + repr(seen) + "".join(reply.text + repr(reply.headers) for reply in replies)
-    for word in (*KEYS, "wrong-key", "4711"):
+    for word in (*KEYS, "wrong-key", "larkspur"):
         assert word not in told
 
 
