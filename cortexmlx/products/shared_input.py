@@ -69,8 +69,9 @@ def find_shared_inputs(calls: Sequence[tuple[nn.Module, mx.array]]) -> Iterator[
     """
     counts = Counter(id(module) for module, _ in calls)
     for _, same in groupby(calls, key=lambda call: (id(call[1]), _form(call[0]))):
-        modules = [module for module, _ in same if counts[id(module)] == 1]
-        modules = [module for module in modules if module["weight"].shape[0] % ALIGNED_OUTPUTS == 0]
+        modules = [
+            module for module, _ in same if counts[id(module)] == 1 and module["weight"].shape[0] % ALIGNED_OUTPUTS == 0
+        ]
         if len(modules) > 1:
             yield modules
 
