@@ -209,7 +209,7 @@ def _draft_memory(
     draft: Skeleton | None, skeleton: Skeleton, machine: TargetMachine, rows: int
 ) -> tuple[int, tuple[LayerGroup, ...]]:
     """Return a draft's bytes without keys and values, and its groups: 0 and () if absent or unusable for `skeleton`."""
-    if draft is None or not skeleton.can_rewind:
+    if draft is None or skeleton.most_rows is not None:
         return 0, ()
     stored_bytes, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
     weights, _ = _loaded_weights(stored_bytes, draft, machine)

@@ -11,9 +11,11 @@ arrays. With any cache but a `RecurrentCache`, the original runs as always.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -31,35 +33,36 @@ from cortexmlx.types.arrays import IntArray, dtype_name
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Flat tokens of a step that a recurrent module gets in one call: single tokens of n rows as `[n, 1]` (`is_piece`
-    False), or consecutive tokens of one row as `[1, n]`. With `goes_on`, it begins with the state after the span
-    before it.
+    """Flat tokens of a step that a recurrent module gets in one call, `[rows, length]`: single tokens of some rows, or
+    consecutive ones of a row, or of several rows that verify equally many drafts. With `goes_on`, it begins with the
+    state after the span before it.
     """
 
     tokens: IntArray
-    is_piece: bool
     goes_on: bool = False
+    is_verified: bool = False
+    """Whether some of its last tokens may be taken back, so that its calls are recorded."""
 
     def select(self, array: mx.array, tokens: int) -> mx.array:
         """Return the span's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
         (positions). Any other array does not belong to tokens, and is returned unchanged.
         """
-        per_token = array.ndim > 1 and array.shape[:2] == (tokens, 1)
-        if not per_token and array.shape != (tokens,):
-            return array
-        first, last = int(self.tokens[0]), int(self.tokens[-1])
-        if self.is_piece and not per_token:
-            return array[first : first + 1]
-        is_contiguous = last - first + 1 == len(self.tokens)
-        span_array = array[first : last + 1] if is_contiguous else array[mx.array(self.tokens)]
-        return span_array.swapaxes(0, 1) if self.is_piece else span_array
+        if array.ndim > 1 and array.shape[:2] == (tokens, 1):
+            return _take_tokens(array, self.tokens.ravel()).reshape(*self.tokens.shape, *array.shape[2:])
+        return _take_tokens(array, self.tokens[:, 0]) if array.shape == (tokens,) else array
 
     def flatten(self, array: mx.array) -> mx.array:
         """Return a result for the span as `[tokens, 1, ...]`."""
-        shape = (1, len(self.tokens)) if self.is_piece else (len(self.tokens), 1)
-        if array.shape[:2] != shape:
+        if array.shape[:2] != self.tokens.shape:
             raise ModelUnsupported("a recurrent layer gives results that do not belong to single tokens")
-        return array.swapaxes(0, 1) if self.is_piece else array
+        return array.reshape(-1, 1, *array.shape[2:])
+
+
+def _take_tokens(array: mx.array, tokens: IntArray) -> mx.array:
+    """Return some flat tokens of an array; a view if they are consecutive."""
+    first = int(tokens[0])
+    is_run = int(tokens[-1]) - first + 1 == len(tokens) and bool((np.diff(tokens) == 1).all())
+    return array[first : first + len(tokens)] if is_run else array[mx.array(tokens)]
 
 
 class SpanStep:
@@ -67,11 +70,11 @@ class SpanStep:
 
     def __init__(self, parts: Sequence[TokenSpan]) -> None:
         self.parts = tuple(parts)
-        order = np.concatenate([part.tokens for part in parts])
+        order = np.concatenate([part.tokens.ravel() for part in parts])
         self.tokens = len(order)
         in_order = bool((order == np.arange(self.tokens)).all())
         self._inverse_order = None if in_order else mx.array(np.argsort(order).astype(np.int32))
-        self.is_single_call = in_order and len(parts) == 1 and (not parts[0].is_piece or self.tokens == 1)
+        self.is_single_call = in_order and len(parts) == 1 and parts[0].tokens.shape[1] == 1
         self.current_span: TokenSpan | None = None
         """The part with which a module is being called; None: modules get all tokens."""
 
@@ -104,22 +107,23 @@ class RecurrentCache(PipelineSender):
         self._feed = feed
         self.step: SpanStep | None = None
         self.caches: list[ArraysCache] = []
+        self._calls: list[list[RecordedCall]] = []
 
     def begin(self, step: SpanStep, states: Iterable[Sequence[mx.array | None]]) -> None:
         """Begin a step with each span's state, arrays `[rows, ...]`; None for an empty one. A span that continues
         another gets its state during the step.
         """
-        self.step, self.caches = step, []
+        self.step, self.caches, self._calls = step, [], [[] for _ in step.parts]
         for state in states:
             cache = ArraysCache(self.size)
             cache.cache = list(state)
             self.caches.append(cache)
 
-    def end(self) -> list[list[mx.array | None]]:
-        """End the step, and return the states after each span."""
-        states = [cache.cache for cache in self.caches]
-        self.step, self.caches = None, []
-        return states
+    def end(self) -> tuple[list[list[mx.array | None]], list[list[RecordedCall]]]:
+        """End the step. Return the states after each span, and the recorded calls of each span that is verified."""
+        states, calls = [cache.cache for cache in self.caches], self._calls
+        self.step, self.caches, self._calls = None, [], []
+        return states, calls
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """Return None: no token of a step is padding."""
@@ -141,7 +145,11 @@ class RecurrentCache(PipelineSender):
             span_inputs = [self._select_argument(value, part, cache) for value in inputs]
             span_kwargs = {name: self._select_argument(value, part, cache) for name, value in kwargs.items()}
             step.current_span = None if step.is_single_call else part
-            results.append(original(module, *span_inputs, **span_kwargs))
+            if part.is_verified:
+                self._calls[index].append(RecordedCall(original, module, span_inputs, span_kwargs, part.tokens.shape))
+                results.append(self._calls[index][-1].run(cache))
+            else:
+                results.append(original(module, *span_inputs, **span_kwargs))
         step.current_span = None
         return results[0] if step.is_single_call else step.join_results(results)
 
@@ -154,13 +162,16 @@ class RecurrentCache(PipelineSender):
         assert step is not None, "a model runs outside of a step"
         shifted = []
         for index, (part, cache) in enumerate(zip(step.parts, self.caches, strict=True)):
-            first, last = int(part.tokens[0]), int(part.tokens[-1])
-            span_values = new[first : last + 1] if part.is_piece else new[mx.array(part.tokens)]
+            values = _take_tokens(new, part.tokens.ravel()).reshape(*part.tokens.shape, *new.shape[1:])
             previous_values = self.caches[index - 1].cache[slot] if part.goes_on else cache.cache[slot]
-            newest_values = span_values[-1:] if part.is_piece else span_values
-            previous_values = mx.zeros_like(newest_values) if previous_values is None else previous_values
-            shifted.append(mx.concatenate([previous_values, span_values[:-1]]) if part.is_piece else previous_values)
-            cache.cache[slot] = newest_values
+            previous_values = mx.zeros_like(values[:, -1]) if previous_values is None else previous_values
+            shifted.append(
+                mx.concatenate([previous_values[:, None], values[:, :-1]], axis=1).reshape(-1, *new.shape[1:])
+            )
+            cache.cache[slot] = values[:, -1]
+            if part.is_verified:
+                keep = partial(_keep_newest, slot)
+                self._calls[index].append(RecordedCall(keep, None, (values, cache), {}, part.tokens.shape))
         return step.restore_order(mx.concatenate(shifted))
 
     def _select_argument(self, value: Any, part: TokenSpan, cache: ArraysCache) -> Any:
@@ -178,6 +189,124 @@ def _copy_changed_states(old_states: Sequence[Any], previous_cache: ArraysCache,
     for slot, (old, new) in enumerate(zip(old_states, previous_cache.cache, strict=True)):
         if new is not old:
             cache.cache[slot] = new
+
+
+def _keep_newest(slot: int, _: None, values: mx.array, cache: ArraysCache) -> None:
+    """Keep each row's newest value of `[rows, tokens, ...]` as its state in `slot`."""
+    cache.cache[slot] = values[:, -1]
+
+
+class RecordedCall:
+    """A recurrent module's call with some tokens of some rows, of which the last ones may be taken back. Then the state
+    is computed again, after the tokens that stay.
+
+    A token's results depend on no later token. So what the module's own modules gave (its products, say) is kept, and
+    its method runs again with their first tokens. No weights are read: all that is left is the recurrence.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        module: Any,
+        inputs: Sequence[Any],
+        kwargs: dict[str, Any],
+        shape: tuple[int, ...],
+    ) -> None:
+        """`inputs` and `kwargs`, the module's cache among them, are for `shape` `[rows, tokens]`."""
+        self._original = original
+        self._module = module
+        self._inputs = [_CACHE if isinstance(value, ArraysCache) else value for value in inputs]
+        self._kwargs = {n: _CACHE if isinstance(value, ArraysCache) else value for n, value in kwargs.items()}
+        self._shape = shape
+        self._outputs: dict[tuple[int, int], mx.array] = {}
+
+    def run(self, cache: ArraysCache) -> Any:
+        """Call the module, which changes `cache`, and record what its modules give. Return its result."""
+
+        def record(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
+            output = call()
+            if isinstance(output, mx.array) and output.ndim == 3 and output.shape[:2] == self._shape:
+                self._outputs[id(child), number] = output
+            return output
+
+        return self._call(cache, record, lambda array: array)
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Yield the arrays that are kept."""
+        yield from (value for value in (*self._inputs, *self._kwargs.values()) if isinstance(value, mx.array))
+        yield from self._outputs.values()
+
+    def run_again(self, cache: ArraysCache, rows: Sequence[int], tokens: int) -> None:
+        """Change `cache`, which has the states of some of the rows before the call, to those after `tokens` tokens."""
+        index = None if list(rows) == list(range(self._shape[0])) else mx.array(list(rows), mx.int32)
+
+        def cut(array: mx.array) -> mx.array:
+            if array.shape[:1] != self._shape[:1]:
+                return array
+            array = array if index is None else mx.take(array, index, axis=0)
+            return array[:, :tokens] if array.ndim > 1 and array.shape[1] == self._shape[1] else array
+
+        def give(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
+            output = self._outputs.get((id(child), number))
+            return call() if output is None else cut(output)
+
+        self._call(cache, give, cut)
+
+    def _call(
+        self,
+        cache: ArraysCache,
+        on_call: Callable[[nn.Module, int, Callable[[], Any]], Any],
+        cut: Callable[[mx.array], mx.array],
+    ) -> Any:
+        """Call the module with its inputs cut. Its own modules are called by `on_call`, unless they get the cache."""
+        counts: Counter[int] = Counter()
+
+        def call_child(child: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if any(value is cache for value in (*inputs, *kwargs.values())):
+                return child(*inputs, **kwargs)
+            counts[id(child)] += 1
+            return on_call(child, counts[id(child)], lambda: child(*inputs, **kwargs))
+
+        def prepare(value: Any) -> Any:
+            return cache if value is _CACHE else cut(value) if isinstance(value, mx.array) else value
+
+        module = self._module if self._module is None else _with_watched_children(self._module, call_child)
+        return self._original(module, *map(prepare, self._inputs), **{n: prepare(v) for n, v in self._kwargs.items()})
+
+
+_CACHE = object()
+"""Stands for the cache in a recorded call's inputs."""
+
+
+class _WatchedChild:
+    """A module within a recurrent module, whose calls go through `call(module, inputs, kwargs)`."""
+
+    def __init__(self, child: nn.Module, call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._child = child
+        self._call = call
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self._call(self._child, inputs, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._child, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._child[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._child
+
+
+def _with_watched_children(module: Any, call: Callable[..., Any]) -> Any:
+    """Return a copy of a module that shares its arrays, and whose modules are watched."""
+    kind: Any = type(module)
+    copy = kind.__new__(kind)
+    dict.update(
+        copy, {n: _WatchedChild(each, call) if isinstance(each, nn.Module) else each for n, each in module.items()}
+    )
+    vars(copy).update(vars(module))
+    return copy
 
 
 def install_recurrent_hook(owners: Iterable[type]) -> None:
@@ -201,9 +330,7 @@ def _dispatch_call(original: Callable[..., Any]) -> Callable[..., Any]:
 # Finds out how large recurrent states are, and which classes of modules touch them.
 
 
-PROBE_STEP = SpanStep(
-    [TokenSpan(np.array([0], np.int32), is_piece=False), TokenSpan(np.array([1, 2], np.int32), is_piece=True)]
-)
+PROBE_STEP = SpanStep([TokenSpan(np.array([[0]], np.int32)), TokenSpan(np.array([[1, 2]], np.int32))])
 """A step in which every way of cutting shows: a single token, and two tokens of another row."""
 
 

@@ -171,13 +171,13 @@ class InProcessModel:
         if self.draft is None:
             return ()
         name = self.draft.loaded.name
-        if self.can_cut_back:
+        if self._mode.max_rows is None:
             return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
         self.draft.release()
         self.draft = None
         return (
-            f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
-            "caches, and no token can be taken back there",
+            f"the draft model {name} is not used: {self.loaded.name} runs on mlx-lm's own caches, and no token can be "
+            "taken back there",
         )
 
     @property
@@ -187,7 +187,7 @@ class InProcessModel:
 
     @property
     def can_cut_back(self) -> bool:
-        """Whether rejected drafts can be removed from a sequence: all layers keep keys and values, in blocks."""
+        """Whether any number of tokens can be removed from a sequence: all layers keep keys and values, in blocks."""
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
     def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:

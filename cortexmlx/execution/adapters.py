@@ -260,7 +260,7 @@ class ServedAdapters:
             if route is None:
                 continue
             # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
-            if route.tokens * x.shape[-1] != x.size and (part is None or not part.is_piece):
+            if route.tokens * x.shape[-1] != x.size and (part is None or len(part.tokens) > 1):
                 raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
             out = table.add_products(route, x, out)
         return out
@@ -269,7 +269,7 @@ class ServedAdapters:
         """Return the route of the tokens that a recurrent layer is called with, computed once per step and group."""
         cached_part = self._parts.get((index, id(part)))
         if cached_part is None:
-            cached_part = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens])
+            cached_part = self._parts[index, id(part)] = part, make_route(group.slots[part.tokens.ravel()])
         return cached_part[1]
 
 

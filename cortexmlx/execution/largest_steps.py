@@ -22,7 +22,7 @@ from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.kv.sizing import ArenaDemand, row_state_bytes
+from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup, paged_groups
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LONE_SCORES, MIN_PIECE
@@ -60,11 +60,10 @@ def predict_step_bytes(
     drafts: bool = True,
 ) -> StepBytes:
     """Return the peak bytes of the largest steps when `load.rows` rows end with `tokens` tokens each. With `drafts`,
-    rows verify drafts, unless the model has recurrent layers.
+    rows verify drafts.
 
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
-    drafts = drafts and not row_state_bytes(groups)
     groups = paged_groups(groups)
 
     def traced(tokens: int) -> StepBytes:
@@ -205,6 +204,7 @@ class _OutlineRunner(ModelRunner):
         tail_arrays = tree_flatten({} if writes_arena else self._outline_arena.make_tail(len(plan.segments)))
         weights = tree_flatten(self.model.parameters())
         shapes = self._outline_arena.slabs()
+        states = self._outline_states(plan) if len(plan.logit_rows) > len(plan.logit_segments) else []
 
         def step(*inputs: mx.array) -> list[mx.array]:
             arrays = iter(inputs)
@@ -213,7 +213,10 @@ class _OutlineRunner(ModelRunner):
             self.memory.tail = {
                 layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes_arena
             }
+            if states:
+                self.states.begin_rows(plan.segments, [next(arrays) for _ in states])
             results = self.build_pass(plan)
+            results += self.states.recorded_arrays()
             mask_words = np.full((len(plan.logit_rows), -(-self._vocab_size // 32)), 2**32 - 1, np.uint32)
             sampled_tokens = self.build_choice(TokenMask(np.arange(len(mask_words), dtype=np.int32), mask_words))
             return results + ([] if sampled_tokens is None else sampled_tokens.arrays())
@@ -222,13 +225,22 @@ class _OutlineRunner(ModelRunner):
         self._feed.hand_over = early_arrays.append
         try:
             graph = trace_graph(
-                step, *(array for _, array in (*weights, *slabs, *tail_arrays)), computed_first=early_arrays
+                step, *(array for _, array in (*weights, *slabs, *tail_arrays)), *states, computed_first=early_arrays
             )
         finally:
             self.model.update(tree_unflatten(weights))
             self._outline_arena.set_slabs(shapes)
             self.reset()
         return peak_bytes(graph, _argument_names(graph, len(weights), len(slabs)))
+
+    def _outline_states(self, plan: StepPlan) -> list[mx.array]:
+        """Return arrays for the recurrent states of a plan's rows, of the shapes that a pass leaves."""
+        if not self.states.leaves:
+            return []
+        self.build_pass(plan)
+        arrays = self.states.outline_rows(plan.segments)
+        self.reset()
+        return arrays
 
 
 def _argument_names(graph: Graph, first: int, count: int) -> list[str]:

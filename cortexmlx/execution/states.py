@@ -15,11 +15,13 @@ from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import ArraysCache
 
-from cortexmlx.attention.recurrent import RecurrentCache, SpanStep, TokenSpan
+from cortexmlx.attention.recurrent import RecordedCall, RecurrentCache, SpanStep, TokenSpan
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.snapshots import Row, RowSnapshot, StateOps
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+from cortexmlx.types.arrays import IntArray
 
 States = tuple[tuple[mx.array | None, ...], ...]
 """The arrays of some rows `[rows, ...]`, for each leaf and each of its slots; None if nothing was written there."""
@@ -47,13 +49,40 @@ class StateBatch:
         return StateBatch(_map_slots([self.states], lambda arrays: mx.take(arrays[0], index, axis=0)), len(rows))
 
 
+@dataclass(frozen=True, eq=False)
+class VerifiedSpan:
+    """What it takes to compute the states within a span of `length` tokens of some rows, of which the last ones may be
+    wrong drafts: the states `before` it, and the calls of recurrent modules, by leaf.
+    """
+
+    before: StateBatch
+    calls: Sequence[Sequence[RecordedCall]]
+    length: int
+
+    def compute_state(self, rows: Sequence[int], tokens: int) -> StateBatch:
+        """Return the states of some of the rows after the span's first `tokens` tokens."""
+        is_whole = list(rows) == list(range(self.before.rows))
+        start = self.before if is_whole else self.before.take_rows(rows)
+        states = []
+        for leaf, calls in zip(start.states, self.calls, strict=True):
+            cache = ArraysCache(len(leaf))
+            cache.cache = list(leaf)
+            for call in calls if tokens else ():
+                call.run_again(cache, rows, tokens)
+            states.append(tuple(cache.cache))
+        return StateBatch(tuple(states), len(rows))
+
+
 @dataclass(frozen=True)
 class StatePlace:
-    """Where a sequence's recurrent state after `tokens` tokens lies: row `row` of `batch`."""
+    """Where a sequence's recurrent state after `tokens` tokens lies: row `row` of `batch`. The last tokens of `span`,
+    if there is one, may be taken back.
+    """
 
     batch: StateBatch
     row: int
     tokens: int
+    span: VerifiedSpan | None = None
 
 
 class StateStore:
@@ -74,6 +103,7 @@ class StateStore:
         self._batch: StateBatch | None = None
         self._segments: tuple[Segment, ...] = ()
         self._cuts: dict[Row, list[RowSnapshot]] = {}
+        self._starts: list[StateBatch | None] = []
         for leaf in self.leaves.values():
             leaf.end()
 
@@ -100,13 +130,35 @@ class StateStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states and snapshots."""
-        return sum(array.nbytes for array in self.arrays())
+        """Bytes of all states and snapshots, and of what is kept to take back drafts."""
+        spans = self._spans()
+        arrays = [*self.arrays(), *self.recorded_arrays(), *(a for span in spans for a in span.before.arrays())]
+        return sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays of all states and snapshots, for evaluation."""
         batches = {id(b): b for b in (*(p.batch for p in self._current_places.values()), *self._snapshots.values())}
         return [array for batch in batches.values() for array in batch.arrays()]
+
+    def recorded_arrays(self) -> list[mx.array]:
+        """Return the arrays that are kept because drafted tokens may be taken back."""
+        return [a for span in self._spans() for calls in span.calls for call in calls for a in call.arrays()]
+
+    def _spans(self) -> set[VerifiedSpan]:
+        """Return the spans some of whose tokens may be taken back."""
+        return {place.span for place in self._current_places.values() if place.span is not None}
+
+    def outline_rows(self, segments: Sequence[Segment]) -> list[mx.array]:
+        """Return arrays that are not computed, of the shapes of the rows' states, for `begin_rows`."""
+        batches = [self._current_places[segment.job, segment.generation].batch for segment in segments]
+        return [mx.zeros((1, *array.shape[1:]), array.dtype) for batch in batches for array in batch.arrays()]
+
+    def begin_rows(self, segments: Sequence[Segment], arrays: Sequence[mx.array]) -> None:
+        """Give rows the states `arrays`, in the order of `outline_rows`. All slots have one."""
+        rest = iter(arrays)
+        for segment in segments:
+            batch = StateBatch(tuple(tuple(next(rest) for _ in leaf) for leaf in self._empty), 1)
+            self._current_places[segment.job, segment.generation] = StatePlace(batch, 0, segment.first)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -117,13 +169,18 @@ class StateStore:
         for cut in plan.states.cuts:
             self._cuts.setdefault(cut.row, []).append(cut)
         if plan.kind is not StepKind.DECODE or plan.groups is not None or self._batch is None:
-            parts = [*self._single_token_parts(plan.segments), *self._piece_parts(plan.segments)]
+            self._take_back(plan.segments)
+            parts = [*self._single_token_parts(plan.segments), *self._piece_parts(plan)]
             self._step = SpanStep([part for part, _ in parts])
             states = [batch.states if batch is not None else self._empty for _, batch in parts]
         else:
             states = [self._batch.states]
         assert self._step is not None
         self._segments = plan.segments
+        self._starts = [
+            StateBatch(state, len(part.tokens)) if part.is_verified else None
+            for part, state in zip(self._step.parts, states, strict=True)
+        ]
         for index, leaf in enumerate(self.leaves.values()):
             leaf.begin(self._step, (state[index] for state in states))
         # Nobody else may hold what the step begins with: then MLX makes the next state in its memory.
@@ -138,11 +195,16 @@ class StateStore:
         by_leaf = [leaf.end() for leaf in self.leaves.values()]
         parts = self._step.parts
         batches = [
-            StateBatch(tuple(tuple(leaf[i]) for leaf in by_leaf), 1 if part.is_piece else len(part.tokens))
+            StateBatch(tuple(tuple(states[i]) for states, _ in by_leaf), len(part.tokens))
             for i, part in enumerate(parts)
         ]
-        self._batch = batches[0] if len(batches) == 1 and not parts[0].is_piece else None
-        place_of = {int(t): (b, row) for p, b in zip(parts, batches, strict=True) for row, t in _last_tokens(p)}
+        self._batch = batches[0] if len(batches) == 1 and parts[0].tokens.shape[1] == 1 else None
+        place_of: dict[int, tuple[StateBatch, int, VerifiedSpan | None]] = {}
+        for index, (part, batch, start) in enumerate(zip(parts, batches, self._starts, strict=True)):
+            span = None
+            if start is not None:
+                span = VerifiedSpan(start, [calls[index] for _, calls in by_leaf], part.tokens.shape[1])
+            place_of.update({int(token): (batch, row, span) for row, token in enumerate(part.tokens[:, -1])})
         # Single tokens of all rows: the next step computes what these states lack when it takes them. MLX would make
         # the ones after in fresh memory, had these been evaluated for themselves.
         pending_arrays = [] if self._batch is not None else [array for batch in batches for array in batch.arrays()]
@@ -151,10 +213,11 @@ class StateStore:
             begin, end = end, end + segment.count
             row = (segment.job, segment.generation)
             for cut in self._cuts.get(row, ()):
-                batch, index = place_of[begin + cut.tokens - segment.first - 1]
+                batch, index, _ = place_of[begin + cut.tokens - segment.first - 1]
                 pending_arrays += self._make_snapshot(cut.snapshot, StatePlace(batch, index, cut.tokens))
             if segment.live:
-                self._current_places[row] = StatePlace(*place_of[end - 1], segment.first + segment.count)
+                batch, index, span = place_of[end - 1]
+                self._current_places[row] = StatePlace(batch, index, segment.first + segment.count, span)
         return pending_arrays
 
     def _single_token_parts(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, StateBatch | None]]:
@@ -165,23 +228,51 @@ class StateStore:
                 place = self._current_places.get((segment.job, segment.generation))
                 members_by_shape.setdefault(place and place.batch.shapes, []).append((token, place))
         for members in members_by_shape.values():
-            tokens = np.array([token for token, _ in members], np.int32)
-            yield TokenSpan(tokens, is_piece=False), _join_states([place for _, place in members if place is not None])
+            tokens = np.array([[token] for token, _ in members], np.int32)
+            yield TokenSpan(tokens), _join_states([place for _, place in members if place is not None])
 
-    def _piece_parts(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, StateBatch | None]]:
-        """Yield the pieces of a step with their states, cut where a state is to be kept."""
+    def _piece_parts(self, plan: StepPlan) -> Iterator[tuple[TokenSpan, StateBatch | None]]:
+        """Yield the pieces of a step with their states, cut where a state is to be kept. Rows that verify equally many
+        drafts are one part, unless the step has adapters: some modules look at a piece token by token, and then all of
+        it must be of one adapter.
+        """
+        verifying: dict[object, list[tuple[IntArray, StatePlace]]] = {}
         end = 0
-        for segment in segments:
+        for index, segment in enumerate(plan.segments):
             begin, end = end, end + segment.count
             if segment.count == 1:
                 continue
             row = (segment.job, segment.generation)
+            place = self._current_places.get(row)
+            if len(segment.logits) > 1 and place is not None and place.tokens:
+                key = segment.count, place.batch.shapes, plan.adapters and index
+                verifying.setdefault(key, []).append((np.arange(begin, end, dtype=np.int32), place))
+                continue
             inner_borders = sorted(begin + cut.tokens - segment.first for cut in self._cuts.get(row, ()))
             borders = [begin, *(border for border in inner_borders if border < end), end]
-            place = self._current_places.get(row)
             for first, last in pairwise(borders):
-                part = TokenSpan(np.arange(first, last, dtype=np.int32), is_piece=True, goes_on=first > begin)
+                part = TokenSpan(np.arange(first, last, dtype=np.int32)[None], goes_on=first > begin)
                 yield part, _join_states([place]) if place is not None and first == begin else None
+        for members in verifying.values():
+            part = TokenSpan(np.stack([tokens for tokens, _ in members]), is_verified=True)
+            yield part, _join_states([place for _, place in members])
+
+    def _take_back(self, segments: Sequence[Segment]) -> None:
+        """Compute the states of rows some of whose last tokens were wrong drafts, after those that stay. The rows that
+        were in one batch with them are computed again, too: it costs no more than a copy.
+        """
+        spans: dict[VerifiedSpan, dict[int, list[tuple[Row, StatePlace]]]] = {}
+        for segment in segments:
+            row: Row = (segment.job, segment.generation)
+            place = self._current_places.get(row)
+            if segment.live and place is not None and place.span is not None:
+                tokens = place.span.length - (place.tokens - segment.first)
+                spans.setdefault(place.span, {}).setdefault(tokens, []).append((row, place))
+        for span, rows_by_length in spans.items():
+            for tokens, members in rows_by_length.items() if rows_by_length.keys() != {span.length} else ():
+                batch = span.compute_state([place.row for _, place in members], tokens)
+                for index, (row, place) in enumerate(members):
+                    self._current_places[row] = StatePlace(batch, index, place.tokens - span.length + tokens)
 
     # -- what is kept -------------------------------------------------------------------------------------------------
 
@@ -211,6 +302,9 @@ class StateStore:
         place = self._current_places.get(save.row)
         if place is not None and place.tokens == save.tokens:
             return place
+        if place is not None and place.span is not None and place.tokens > save.tokens:
+            tokens = save.tokens - place.tokens + place.span.length
+            return StatePlace(place.span.compute_state([place.row], tokens), 0, save.tokens)
         raise KVBlockError(
             f"the state of row {save.row} after {save.tokens} tokens is not there: this is a fault of the scheduler, "
             "please report it"
@@ -220,11 +314,6 @@ class StateStore:
         """Snapshot one row's state as a copy, and return its arrays. A slice would hold the whole batch's memory."""
         batch = self._snapshots[snapshot] = place.batch.take_rows([place.row])
         return list(batch.arrays())
-
-
-def _last_tokens(part: TokenSpan) -> Iterator[tuple[int, int]]:
-    """Yield each row of a part's batch with its last flat token."""
-    return enumerate(part.tokens[-1:] if part.is_piece else part.tokens)
 
 
 def _join_states(places: Sequence[StatePlace]) -> StateBatch | None:

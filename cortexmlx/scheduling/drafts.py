@@ -19,12 +19,12 @@ window.
 
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, no drafts of it are in flight, and its
-    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot. The caller's own
+    sequence can be cut back. On mlx-lm's own caches, it cannot. The caller's own
     functions are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled
     gets no more.
     """
     return job.can_decode and not (
-        job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or cache.needs_ends
+        job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or not cache.can_cut_back
     )
 
 

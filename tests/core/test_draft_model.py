@@ -14,6 +14,7 @@ import pytest
 
 from cortexmlx import Engine, InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported, SamplingParams
 from cortexmlx.core import draft_model
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from support.drafting.draft_models import make_eager, quantized_copy, wide_tiny
@@ -319,17 +320,24 @@ def test_a_draft_model_that_cannot_take_back_tokens_is_refused(tiny: Any, tmp_pa
     assert mx.get_active_memory() - before < 1024
 
 
-@pytest.mark.parametrize("setting", [{}, {"speculate": False}, {"reproducible": True}])
+@pytest.mark.parametrize("setting", [{"speculate": False}, {"reproducible": True}])
 def test_a_draft_model_that_is_of_no_use_is_said_and_unloaded(setting: dict[str, bool], tiny: Any) -> None:
     """If nothing is to be drafted, it is not even loaded."""
-    draft = "/no/such/model" if setting else tiny("llama")
-    name = tiny("llama" if setting else "qwen3_5")
-    why = "".join(f"{option}={value}" for option, value in setting.items()) or f"{name} has recurrent layers"
-    with Engine(name, draft=draft, kv_memory="1MB", **setting) as engine:
+    draft, why = "/no/such/model", "".join(f"{option}={value}" for option, value in setting.items())
+    with Engine(tiny("llama"), draft=draft, kv_memory="1MB", **setting) as engine:
         assert engine.info.draft is None
         assert any(f"{draft} is not used" in note and why in note for note in engine.info.notes)
         answer = engine.generate(tokens_of(20), SamplingParams(max_tokens=4, ignore_eos=True))
         assert answer.usage.completion_tokens == 4 and engine.stats().draft_kv_bytes == 0
+
+
+def test_a_model_on_mlx_lms_own_caches_unloads_its_draft_model(
+    tiny: Any, unpaged: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcessModel, "can_cut_back", True)  # the draft model's
+    with Engine(tiny("mamba"), draft=tiny("llama"), kv_memory="1MB") as engine:
+        assert engine.info.draft is None
+        assert any("is not used" in note and "mlx-lm's own caches" in note for note in engine.info.notes)
 
 
 def test_the_default_memory_leaves_room_for_the_draft_model(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

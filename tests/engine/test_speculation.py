@@ -27,12 +27,12 @@ def trials(kind: Kind, store: Path, seeds: range) -> Counts:
         print("seed", seed)
         Trial(seed, kind, store=store / str(seed)).run(counts)
     print(counts)
-    assert (counts.accepted > 10 * len(seeds)) is kind.speculates
+    assert counts.accepted > 10 * len(seeds)
     assert counts.logprobs > 10 * len(seeds)
     return counts
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3", "lfm2", "4 bits in windows"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3", "qwen3_5", "4 bits in windows"])
 def test_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
     trials(kind(name), tmp_path, range(3 if name == "llama" else 1))
 

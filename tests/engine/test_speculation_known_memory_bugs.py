@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.nn as nn
 import pytest
 
+from cortexmlx.attention.recurrent import RecordedCall
 from cortexmlx.scheduling.job import Job
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.types.request import FinishReason
 from support.engine.core_driver import assert_nothing_lost
+from support.models.recurrent import RECURRENT
 from support.models.tiny import VOCAB, tokens_of
 from support.speculation.guided import PROMPT, guide, guided, plain, planned, quiet, right, verified
 
@@ -24,7 +28,7 @@ def llama(tiny: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "qwen3_5", "mamba2"])
 def test_refused_drafts_are_in_nobodys_prefix(name: str, tiny: Any) -> None:
     """A block was shared under the hash of its accepted and refused tokens."""
     folder = tiny(name)
@@ -128,12 +132,48 @@ def test_functions_of_the_caller_see_a_text_that_grows_by_one(llama: Path) -> No
     assert seen == [list(whole.token_ids[:count]) for count in range(len(whole.token_ids))]
 
 
-def test_recurrent_layers_do_not_speculate(tiny: Any) -> None:
-    """vllm#39273: their states had seen the refused tokens."""
-    (whole,) = plain(tiny("lfm2"))
-    driver = quiet(tiny("lfm2"))
-    (answer,) = guided(driver, right(whole.token_ids))
-    assert answer.token_ids == whole.token_ids and not verified(driver) and not driver.core.scheduler.draftable_jobs
+FEW = ("qwen3_5", "rwkv7", "baichuan_m1")
+"""A delta net behind a convolution; states of two modules; a state within attention."""
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in RECURRENT])
+def test_recurrent_states_have_not_seen_refused_drafts(name: str, tiny: Any) -> None:
+    """vllm#39273: they had. Right drafts, none, some or all of them wrong, equally many in all rows, or not."""
+    prompts = [PROMPT, tokens_of(33, seed=1), tokens_of(9, seed=2)]
+    wanted = [answer.token_ids for answer in plain(tiny(name), *prompts, max_tokens=30)]
+    for right_drafts in (4, 2, 0, None):
+        dice = random.Random(3)
+
+        def guess(job: Job, right_drafts: int | None = right_drafts, dice: random.Random = dice) -> list[int]:
+            count = 4 if right_drafts is not None else dice.randint(0, 6)
+            drafts = list(wanted[job.id][job.num_generated :][:count])
+            first_wrong = dice.randint(0, 7) if right_drafts is None else right_drafts
+            return [*drafts[:first_wrong], *((token + 1) % VOCAB for token in drafts[first_wrong:])]
+
+        driver = quiet(tiny(name))
+        answers = guided(driver, guess, *prompts, max_tokens=30)
+        assert [answer.token_ids for answer in answers] == wanted
+        assert verified(driver) >= 6
+
+
+def test_taking_back_drafts_reads_no_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the recurrence is computed again, from what the verifying step has computed."""
+    calls: list[RecordedCall] = []
+    products: list[nn.Module] = []
+    multiply, run_again = nn.Linear.__call__, RecordedCall.run_again
+
+    def watch(call: RecordedCall, *arguments: Any) -> None:
+        calls.append(call)
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Linear, "__call__", lambda module, x: products.append(module) or multiply(module, x))
+            run_again(call, *arguments)
+
+    monkeypatch.setattr(RecordedCall, "run_again", watch)
+    (whole,) = plain(tiny("qwen3_5"))
+    guided(quiet(tiny("qwen3_5")), right(whole.token_ids, 3))
+    assert not calls, "nothing was wrong"
+    guided(quiet(tiny("qwen3_5")), lambda job: [(token + 1) % VOCAB for token in right(whole.token_ids, 3)(job)])
+    assert len(calls) > 20 and not products
 
 
 def test_a_full_cache_gives_no_room_to_drafts(llama: Path) -> None:

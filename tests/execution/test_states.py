@@ -47,11 +47,11 @@ class Rows:
         for index, (part, cache) in enumerate(zip(leaf.step.parts, leaf.caches, strict=True)):
             if part.goes_on:
                 cache[0] = leaf.caches[index - 1][0]
-            rows = 1 if part.is_piece else len(part.tokens)
+            rows = len(part.tokens)
             before = mx.zeros((rows, WIDTH)) if cache[0] is None else cache[0]
             assert before.shape == (rows, WIDTH)
-            mine = np.array([values[t] for t in part.tokens]).reshape(rows, -1)
-            found[part.tokens[:1] if part.is_piece else part.tokens] = np.array(before)[:, 0]
+            mine = np.array(values)[part.tokens]
+            found[part.tokens[:, 0]] = np.array(before)[:, 0]
             cache[0] = before + mx.array(mine.sum(axis=1, keepdims=True).astype(np.float32))
         mx.eval(self.store.end_step())
         return found.tolist()

@@ -10,6 +10,7 @@ BUILDER, RUNNING = "cortexmlx/scheduling/builder.py", "cortexmlx/scheduling/runn
 CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/core/open_requests.py"
 MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text.py"
 ANSWERS = "cortexmlx/core/answers.py"
+STATES, RECURRENT = "cortexmlx/execution/states.py", "cortexmlx/attention/recurrent.py"
 SERVED = "cortexmlx/core/served_model.py"
 
 TESTS = (
@@ -90,7 +91,7 @@ VERIFICATION = (
         "        max_request",
     ),
     Fault("the caller's functions see drafts", DRAFTS, " or job.has_logits_processors or", " or"),
-    Fault("recurrent rows speculate", DRAFTS, " or cache.needs_ends\n", "\n"),
+    Fault("rows on mlx-lm's own caches speculate", DRAFTS, " or not cache.can_cut_back\n", "\n"),
     Fault("thoughts are drafted past their limit", DRAFTS, "min(MAX_DRAFTS, job.most_drafts)", "MAX_DRAFTS"),
     Fault(
         "the last token of thoughts is one too late",
@@ -203,4 +204,49 @@ HASHING = (
     ),
 )
 
-FAULTS = (*VERIFICATION, *ROLLBACK, *HASHING)
+OF_LENGTH = "tokens = place.span.length - (place.tokens - segment.first)"
+
+STATES_TAKEN_BACK = (
+    Fault(
+        "states have seen refused drafts", STATES, "if rows_by_length.keys() != {span.length} else ()", "if 0 else ()"
+    ),
+    Fault("a state is one token late", STATES, OF_LENGTH, f"{OF_LENGTH} + 1"),
+    Fault("a state is one token early", STATES, OF_LENGTH, f"{OF_LENGTH} - 1"),
+    Fault(
+        "a snapshot has seen refused drafts", STATES, "tokens = save.tokens - place.tokens + place", "tokens = place"
+    ),
+    Fault(
+        "all rows get the state of the first",
+        STATES,
+        "span.compute_state([place.row for _, place in members], tokens)",
+        "span.compute_state([0 for _, place in members], tokens)",
+    ),
+    Fault("a state is computed from the one after", STATES, "VerifiedSpan(start, ", "VerifiedSpan(batch, "),
+    Fault(
+        "a row is computed again and its neighbour with another length is not",
+        STATES,
+        "for tokens, members in rows_by_length.items()",
+        "for tokens, members in list(rows_by_length.items())[:1]",
+    ),
+    Fault(
+        "what a module gave is not cut to the tokens that stay",
+        RECURRENT,
+        "return call() if output is None else cut(output)",
+        "return call() if output is None else output",
+    ),
+    Fault(
+        "a recorded input keeps all rows",
+        RECURRENT,
+        "array if index is None else mx.take",
+        "array if True else mx.take",
+    ),
+    Fault(
+        "the newest value is that of the last draft",
+        RECURRENT,
+        "RecordedCall(keep, None, (values, cache), {}, part.tokens.shape)",
+        "RecordedCall(keep, None, (values[:, -1:], cache), {}, part.tokens.shape)",
+    ),
+    Fault("rows of different lengths are one part", STATES, "key = segment.count, place", "key = place"),
+)
+
+FAULTS = (*VERIFICATION, *ROLLBACK, *STATES_TAKEN_BACK, *HASHING)

@@ -46,11 +46,11 @@ def test_parts_are_put_together_in_the_order_of_the_flat_tokens() -> None:
     """Three single tokens in two batches, out of order, and a piece that is cut twice."""
     x, positions = numbers(9), np.array([7, 0, 9, 20, 21, 22, 23, 24, 25], np.int32)
     parts = [
-        TokenSpan(np.array([0, 2], np.int32), is_piece=False),
-        TokenSpan(np.array([1], np.int32), is_piece=False),
-        TokenSpan(np.array([3, 4], np.int32), is_piece=True),
-        TokenSpan(np.array([5, 6, 7], np.int32), is_piece=True, goes_on=True),
-        TokenSpan(np.array([8], np.int32), is_piece=True, goes_on=True),
+        TokenSpan(np.array([[0], [2]], np.int32)),
+        TokenSpan(np.array([[1]], np.int32)),
+        TokenSpan(np.array([[3, 4]], np.int32)),
+        TokenSpan(np.array([[5, 6, 7]], np.int32), goes_on=True),
+        TokenSpan(np.array([[8]], np.int32), goes_on=True),
     ]
     leaf = RecurrentCache(2)
     states = [[mx.array([[[10.0]], [[20.0]]]), mx.array([[[1.0]], [[2.0]]])], [None, None], [None, None]]
@@ -58,7 +58,7 @@ def test_parts_are_put_together_in_the_order_of_the_flat_tokens() -> None:
     scale = mx.array([2.0])
     sums, places = Sums()(mx.array(x), scale, mx.array(positions), cache=leaf)
     pairs = Pairs()(mx.array(x), leaf)
-    after = leaf.end()
+    after, _ = leaf.end()
     flat = x[:, 0, 0]
     piece = 1000 + np.cumsum(flat[3:])
     wanted = np.array([10 + flat[0], 1000 + flat[1], 20 + flat[2], *piece], np.float32) * 2
@@ -81,7 +81,7 @@ def test_a_step_of_one_batch_is_one_call_on_the_arrays_themselves() -> None:
 
     install_recurrent_hook([Noted])
     leaf, x = RecurrentCache(1), mx.array(numbers(4))
-    leaf.begin(SpanStep([TokenSpan(np.arange(4, dtype=np.int32), is_piece=False)]), [[None]])
+    leaf.begin(SpanStep([TokenSpan(np.arange(4, dtype=np.int32)[:, None])]), [[None]])
     assert Noted()(x, cache=leaf) is x and seen == [x]
 
 
@@ -96,10 +96,10 @@ def test_with_any_other_cache_the_original_runs() -> None:
 
 def test_shifted_is_the_token_before_in_the_same_row() -> None:
     parts = [
-        TokenSpan(np.array([0], np.int32), is_piece=False),
-        TokenSpan(np.array([2, 3], np.int32), is_piece=True),
-        TokenSpan(np.array([4, 5], np.int32), is_piece=True, goes_on=True),
-        TokenSpan(np.array([1], np.int32), is_piece=False),
+        TokenSpan(np.array([[0]], np.int32)),
+        TokenSpan(np.array([[2, 3]], np.int32)),
+        TokenSpan(np.array([[4, 5]], np.int32), goes_on=True),
+        TokenSpan(np.array([[1]], np.int32)),
     ]
     leaf = RecurrentCache(1)
     leaf.begin(SpanStep(parts), [[mx.array([[50.0]])], [None], [None], [mx.array([[60.0]])]])
@@ -115,7 +115,7 @@ def test_results_that_are_not_of_tokens_are_refused() -> None:
 
     install_recurrent_hook([Total])
     leaf = RecurrentCache(1)
-    parts = [TokenSpan(np.array([0], np.int32), is_piece=False), TokenSpan(np.array([1, 2], np.int32), is_piece=True)]
+    parts = [TokenSpan(np.array([[0]], np.int32)), TokenSpan(np.array([[1, 2]], np.int32))]
     leaf.begin(SpanStep(parts), [[None], [None]])
     with pytest.raises(ModelUnsupported, match="do not belong to single tokens"):
         Total()(mx.array(numbers(3)), leaf)

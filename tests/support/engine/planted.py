@@ -95,11 +95,23 @@ class _Watched:
             return function
 
         def allocate(*args: Any, **settings: Any) -> Any:
-            frame = sys._getframe(1)
+            frame = sys._getframe(2 if function is mx.array else 1)
             self._plan.allocate(f"{self._name}.{frame.f_code.co_name}:{frame.f_lineno}")
             return function(*args, **settings)
 
-        return allocate
+        return _Arrays("array", (), {"make": staticmethod(allocate)}) if function is mx.array else allocate
+
+
+class _Arrays(type):
+    """`mx.array`, which is a function that allocates and a type, too."""
+
+    make: Any
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        return cls.make(*args, **settings)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, mx.array)
 
 
 @contextmanager

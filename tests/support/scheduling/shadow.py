@@ -24,14 +24,12 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from support.scheduling.requests import commit
-from support.scheduling.shadow_states import ShadowStates
+from support.scheduling.shadow_states import WRONG, ShadowStates
 from support.scheduling.stories import Story, number_after
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""
 ZERO = 0
-WRONG = -7
-"""The number of a drafted token that is wrong."""
 
 
 class Shadow:
@@ -128,7 +126,11 @@ class Shadow:
         assert not (writes and self.in_flight), "the arena is written while a step is in flight"
         assert plan.blocks == self.cache.pools.blocks
         step_memory.prepare_memory(plan, self)
-        self.states.carry_out(plan)
+        tokens, ends, flat = self._inputs(plan), {}, 0
+        for segment in plan.segments:
+            ends[segment.job] = self._right_end(segment, tokens, flat)
+            flat += segment.count
+        self.states.carry_out(plan, ends)
         if writes:
             self._poison()
         if plan.kind is StepKind.FLUSH:
@@ -136,7 +138,6 @@ class Shadow:
             return []
         if plan.groups is not None:
             self._groups = plan.groups
-        tokens = self._inputs(plan)
         counts = [s.count for s in plan.segments]
         assert counts == sorted(counts, key=lambda c: c > 1), "single tokens come first"
         if plan.kind is StepKind.MIXED:

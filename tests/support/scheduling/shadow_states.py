@@ -18,17 +18,25 @@ class Numbers(Protocol):
     def number(self, position: int) -> int: ...
 
 
+WRONG = -7
+"""The number of a drafted token that is wrong."""
+
+
 class ShadowStates:
-    """Rows' states after their last step, and snapshots: each the tokens that it comes after, and their number."""
+    """Rows' states after their last step, by the tokens that they come after: several where drafts may be taken back;
+    and snapshots, with the tokens that they come after. Each is the number of its newest token.
+    """
 
     def __init__(self, cache: KVCache, stories: Mapping[int, Numbers]) -> None:
         self._cache = cache
         self._stories = stories
-        self._rows: dict[Row, tuple[int, int]] = {}
+        self._rows: dict[Row, dict[int, int]] = {}
         self._snapshots: dict[int, tuple[int, int]] = {}
 
-    def carry_out(self, plan: StepPlan) -> None:
-        """What a step does with states. All rows must have the state of the text so far."""
+    def carry_out(self, plan: StepPlan, right_ends: Mapping[int, int]) -> None:
+        """What a step does with states. All rows must have the state of the text so far. Drafts are right up to
+        `right_ends`, by job.
+        """
         if not self._cache.states.has_states:
             assert plan.states == StateOps()
             return
@@ -39,12 +47,15 @@ class ShadowStates:
             row, end = (segment.job, segment.generation), segment.first + segment.count
             if not segment.live:
                 continue
-            wanted = self._after(segment.job, segment.first) if segment.first else None
-            assert self._rows.get(row) == wanted, f"job {segment.job} goes on with a state that is not its own"
+            wanted = self._after(segment.job, segment.first)[1] if segment.first else None
+            found = self._rows.get(row, {}).get(segment.first)
+            assert found == wanted, f"job {segment.job} goes on with a state that is not its own"
             for place in range(segment.first + 1, end + 1):
                 if (row, place) in cuts:
                     self._snapshots[cuts.pop((row, place))] = self._after(segment.job, place)
-            self._rows[row] = self._after(segment.job, end)
+            places = range(segment.first, end + 1) if len(segment.logits) > 1 else [end]
+            right = right_ends[segment.job]
+            self._rows[row] = {p: self._after(segment.job, p)[1] if p <= right else WRONG for p in places if p}
         assert not cuts, "a state is to be kept that the step does not compute"
 
     def restore(self, snapshot: int, numbers: Sequence[int]) -> None:
@@ -60,12 +71,11 @@ class ShadowStates:
     def settle(self, ops: StateOps) -> None:
         """What is done before a step, or when nothing is left to do."""
         for save in ops.saves:
-            kept = self._rows[save.row]
-            assert kept[0] == save.tokens and save.snapshot not in self._snapshots
-            self._snapshots[save.snapshot] = kept
+            assert save.snapshot not in self._snapshots
+            self._snapshots[save.snapshot] = save.tokens, self._rows[save.row][save.tokens]
         for begin in ops.begins:
             assert begin.row not in self._rows and self._snapshots[begin.snapshot][0] == begin.tokens
-            self._rows[begin.row] = self._snapshots[begin.snapshot]
+            self._rows[begin.row] = dict([self._snapshots[begin.snapshot]])
         for snapshot in ops.drops:
             self._snapshots.pop(snapshot, None)
         for row in ops.ends:

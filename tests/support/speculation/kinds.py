@@ -19,7 +19,6 @@ class Kind:
     name: str
     folder: Path
     kv_bits: int | None = None
-    speculates: bool = True
     adapter: Path | None = None
     """The adapter that its judge has."""
 
@@ -32,16 +31,20 @@ NAMES = (
     "gpt_oss",
     "deepseek_v3",
     "lfm2",
+    "qwen3_5",
     "mamba",
+    "mamba2",
+    "rwkv7",
+    "baichuan_m1",
+    "kimi_linear",
     "8 bits",
     "4 bits",
     "4 bits in windows",
 )
-"""Everything, windows beside it, wider ones, chunks, sinks, latents; recurrent layers beside attention and alone, which
-do not speculate; quantized keys and values.
+"""Everything, windows beside it, wider ones, chunks, sinks, latents; recurrent layers beside attention and alone, of
+convolutions, delta nets, both kinds of mamba, RWKV, and in attention itself; quantized keys and values.
 """
 
-_RECURRENT = ("lfm2", "mamba")
 _QUANTIZED = {"8 bits": ("llama", 8), "4 bits": ("llama", 4), "4 bits in windows": ("windowed llama", 4)}
 
 
@@ -54,7 +57,7 @@ def kinds(root: Path) -> Callable[[str], Kind]:
             model, bits = _QUANTIZED[name]
             return Kind(name, wide(root / "wide", model), bits)
         folder = root / name.replace(" ", "-")
-        return Kind(name, folder if folder.exists() else write_tiny(folder, name), speculates=name not in _RECURRENT)
+        return Kind(name, folder if folder.exists() else write_tiny(folder, name))
 
     return kind
 
