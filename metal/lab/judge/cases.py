@@ -38,12 +38,8 @@ class KernelCase:
     """Returns (simulated, expected)."""
     tolerance: float
     """Largest error, relative to the largest expected value."""
-    unordered: str = ""
-    """Why the kernel has races by the language's rules; empty if it has none. It runs in lockstep, and races are
-    allowed.
-    """
     defect: Defect | None = None
-    """Any other fault that the kernel is known to have."""
+    """A fault that the kernel is known to have."""
 
     @property
     def label(self) -> str:
@@ -53,7 +49,7 @@ class KernelCase:
     @property
     def note(self) -> str:
         """The reason for a fault of this kernel that the verdict accepts; empty if there is none."""
-        return self.unordered or (self.defect.reason if self.defect else "")
+        return self.defect.reason if self.defect else ""
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,11 @@ def judge(case: KernelCase, checked: bool = True) -> KernelVerdict:
     """Run one case on the simulator, watched unless `checked` is False."""
     start = time.perf_counter()
     defect = case.defect
-    allowed = {Fault.RACE} if case.unordered else {defect.fault} if defect and not defect.stops else set()
+    allowed = frozenset({defect.fault} if defect and not defect.stops else ())
     try:
         with (
             settings.recording(coalescing=False) as launches,
-            settings.options(checked=checked, lockstep=bool(case.unordered), allow=frozenset(allowed)),
+            settings.options(checked=checked, allow=allowed),
         ):
             simulated, expected = case.run()
     except CortexError as problem:

@@ -1,7 +1,7 @@
 """What the judged kernels share: arrays as the simulator's bytes, one launch of a kernel from MLX's headers, and
 attention in float64.
 
-(y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
+(y,) = launch("softmax.h", "softmax_looped", "float, float", {0: x, 1: ResultArray((3, 5000), F32), 2: i32(5000)}, ...)
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,6 @@ NAMES = METAL_NAMES | {
     mx.int32: "int32_t",
     mx.int64: "int64_t",
     mx.uint8: "uint8_t",
-    mx.uint32: "uint32_t",
     mx.bool_: "bool",
 }
 """The names of dtypes in MLX's templates."""
@@ -98,12 +97,12 @@ class ResultArray:
 def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
     """Return random numbers as host bits and as float64.
 
-    Floats are normal. Signed integers are from -9 to 9, unsigned from 0 to 9, bools 0 or 1.
+    Floats are normal. Signed integers are from -9 to 9, bools 0 or 1.
     """
     rng = np.random.default_rng(seed)
     if dtype in FLOATS:
         return rounded(rng.standard_normal(shape) * scale, dtype)
-    low = 0 if dtype in (mx.uint8, mx.uint32, mx.bool_) else -9
+    low = 0 if dtype == mx.bool_ else -9
     bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(numpy_type(dtype))
     return bits, bits.astype(np.float64)
 
@@ -152,16 +151,14 @@ def launch(
     threads: Triple | None = None,
     groups: Triple | None = None,
     constants: Mapping[str, int | bool] | None = None,
-    before: str = "",
 ) -> list[Wide]:
     """Run one instantiation over `threads` threads or `groups` threadgroups; return its results in the signature's
     order.
 
-    `before` is text before the headers, as MLX's host writes it. A buffer that is not given is bound with no bytes: any
-    access to it is out of bounds.
+    A buffer that is not given is bound with no bytes: any access to it is out of bounds.
     """
     files = (headers,) if isinstance(headers, str) else tuple(headers)
-    kernel = HostKernel(files, function, template, constants or {}, before)
+    kernel = HostKernel(files, function, template, constants or {})
     results = {slot: given for slot, given in buffers.items() if isinstance(given, ResultArray)}
     given: dict[int, Array | OutputBuffer] = {slot: x for slot, x in buffers.items() if not isinstance(x, ResultArray)}
     for slot, result in results.items():

@@ -1,4 +1,4 @@
-"""Every `mx.fast.metal_kernel` of the installed mlx-lm, run on the simulator and compared with plain MLX."""
+"""The `mx.fast.metal_kernel`s of the installed mlx-lm, run on the simulator and compared with plain MLX."""
 
 import importlib
 import sys
@@ -15,6 +15,9 @@ from cortexmlx.metal.lab.judge.cases import TOLERANCE, Floats, KernelCase
 from cortexmlx.metal.lab.sim.kernel import metal_kernel
 
 Pair = tuple[mx.array, mx.array]
+
+WITHOUT_CASE = ("bitlinear_layers", "deepseek_v41", "expert_routing", "losses")
+"""mlx-lm's modules whose kernels are not judged: ternary weights, Sinkhorn steps, routing, training."""
 
 
 @contextmanager
@@ -135,70 +138,6 @@ def _attention_residuals(dtype: mx.Dtype) -> tuple[Floats, Floats]:
     return _joined([(got, module._attn_res_mix(blocks, partial_sum, weights, 1e-5, use_kernel=False))])
 
 
-def _sinkhorn() -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.deepseek_v41")
-    comb = mx.softmax(_draw(8)(2, 5, 4, 4), axis=-1) + 1e-6
-    eps = mx.array([1e-6])
-    with pretend_metal():
-        got = module._sinkhorn(comb, iters=5, eps=eps)
-    return _joined([(got, module._sinkhorn(comb, iters=5, eps=eps))])
-
-
-def _bitlinear(invert: bool, dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.models.bitlinear_layers")
-    rows, inputs, outputs = 3, 256, 16
-    layer = module.BitLinear(inputs, outputs, bias=False, invert_weight_scales=invert)
-    ternary = mx.random.randint(0, 3, (4, outputs // 4, inputs), key=mx.random.key(9))
-    layer.weight = sum(ternary[i] * 4**i for i in range(4)).astype(mx.uint8)
-    layer.weight_scale = mx.array([1.7]).astype(dtype)
-    x = _draw(10, dtype)(rows, inputs)
-    weight = (ternary.reshape(outputs, inputs) - 1).astype(mx.float32)
-    scale = layer.weight_scale.astype(mx.float32)
-    expected = (x.astype(mx.float32) @ weight.T) * (1 / scale if invert else scale)
-    return _joined([(layer(x), expected)])
-
-
-def _loss(kind: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.tuner.losses")
-    draw = _draw(11, dtype)
-    q, p = draw(3, 5001, scale=2.0), draw(3, 5001, scale=2.0)
-    wide_q, wide_p = q.astype(mx.float32), p.astype(mx.float32)
-    plain = importlib.import_module("mlx_lm.tuner.losses")
-    function = getattr(plain, f"{kind}_div_loss")
-    expected = function(wide_q, wide_p)
-    with pretend_metal():
-        got = getattr(module, f"_{kind}_div_loss")(q, p)
-    return _joined([(got[0] if kind == "js" else got, expected)])
-
-
-def _loss_gradient(kind: str, dtype: mx.Dtype) -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.tuner.losses")
-    plain = importlib.import_module("mlx_lm.tuner.losses")
-    draw = _draw(12, dtype)
-    q, p, cotangent = draw(2, 5001, scale=2.0), draw(2, 5001, scale=2.0), draw(2)
-    function = getattr(plain, f"{kind}_div_loss")
-
-    def weighted(logits: mx.array) -> mx.array:
-        return mx.sum(function(logits, p.astype(mx.float32)) * cotangent.astype(mx.float32))
-
-    expected = mx.grad(weighted)(q.astype(mx.float32))
-    inputs = [q, p, cotangent]
-    if kind == "js":
-        logq, logp = nn.log_softmax(q.astype(mx.float32)), nn.log_softmax(p.astype(mx.float32))
-        middle = mx.logaddexp(logq, logp) - np.log(2.0)
-        inputs.append((mx.exp(logq) * (logq - middle)).sum(-1).astype(dtype))
-    kernel = getattr(module, f"_{kind}_backward_kernel")
-    got = kernel(
-        inputs=inputs,
-        output_shapes=[q.shape],
-        output_dtypes=[dtype],
-        template=[("T", dtype), ("V", q.shape[-1])],
-        grid=(1024, 2, 1),
-        threadgroup=(1024, 1, 1),
-    )[0]
-    return _joined([(got, expected)])
-
-
 def _rms(x: mx.array, eps: float) -> mx.array:
     x = x.astype(mx.float32)
     return mx.multiply(x, mx.rsqrt(mx.square(x).mean(-1, keepdims=True) + eps))
@@ -239,17 +178,6 @@ def _qk_norm_rope(dtype: mx.Dtype, batched: bool) -> tuple[Floats, Floats]:
         for x in _heads(qkvg, heads, kv_heads, dim, 1e-5, 0.3)
     ]
     return _joined(list(zip(got, expected, strict=True)))
-
-
-def _expert_routing() -> tuple[Floats, Floats]:
-    module = simulated("mlx_lm.kernels.expert_routing")
-    draw = _draw(15)
-    logits, bias = draw(4, 60), draw(60, scale=0.01)
-    found, weights = module.expert_routing(logits, bias, top_k=6, multiplier=1.3, score_eps=1e-9, route_scale=2.5)
-    scores = mx.sigmoid(logits * 1.3)
-    expected = mx.argsort(-(scores + bias), axis=-1)[:, :6]
-    chosen = mx.take_along_axis(scores, expected, axis=-1)
-    return _joined([(found, expected), (weights, chosen / (chosen.sum(-1, keepdims=True) + 1e-9) * 2.5)])
 
 
 def _expert_combine(dtype: mx.Dtype) -> tuple[Floats, Floats]:
@@ -300,14 +228,8 @@ def _norm_add_norm(dtype: mx.Dtype, variant: str) -> tuple[Floats, Floats]:
     return _joined([(after, expected), (normed, _rms(expected, 1e-5) * following.weight)])
 
 
-_UNORDERED = (
-    "mlx-lm's loss kernels reuse threadgroup memory after a barrier that orders none, or after none at all: "
-    "right while simdgroups keep pace, so they run in lockstep and their races are let pass"
-)
-
-
 def cases() -> Iterator[KernelCase]:
-    """Yield all twenty uses, in every variant that compiles to another text."""
+    """Yield the other uses, in every variant that compiles to another text."""
     both = ((mx.float32, "float"), (mx.bfloat16, "bfloat"))
     for dtype, name in both:
         tolerance = TOLERANCE[dtype] * 4
@@ -319,9 +241,6 @@ def cases() -> Iterator[KernelCase]:
         yield KernelCase(
             "mlx-lm", f"kimi_k3 attention residuals {name}", partial(_attention_residuals, dtype), tolerance
         )
-        for invert in (False, True):
-            title = f"bitlinear {'inverted scale' if invert else 'scale'} {name}"
-            yield KernelCase("mlx-lm", title, partial(_bitlinear, invert, dtype), tolerance)
         for dim in (64, 80):
             yield KernelCase("mlx-lm", f"qk_norm {dim} {name}", partial(_qk_norm, dtype, dim), tolerance)
         for batched in (False, True):
@@ -333,10 +252,3 @@ def cases() -> Iterator[KernelCase]:
             yield KernelCase(
                 "mlx-lm", f"norm_add_norm {variant} {name}", partial(_norm_add_norm, dtype, variant), tolerance
             )
-        for kind in ("kl", "js"):
-            yield KernelCase("mlx-lm", f"{kind} loss {name}", partial(_loss, kind, dtype), tolerance, _UNORDERED)
-            yield KernelCase(
-                "mlx-lm", f"{kind} loss gradient {name}", partial(_loss_gradient, kind, dtype), tolerance, _UNORDERED
-            )
-    yield KernelCase("mlx-lm", "expert_routing", _expert_routing, TOLERANCE[mx.float32])
-    yield KernelCase("mlx-lm", "deepseek_v41 sinkhorn", _sinkhorn, TOLERANCE[mx.float32])

@@ -3,22 +3,14 @@
 import re
 from collections.abc import Callable, Iterator
 
-from cortexmlx.metal.lab.judge import (
-    attention,
-    elementwise,
-    gemv,
-    mlx_lm_kernels,
-    quantized,
-    reduce,
-    rows,
-    scan,
-    sort,
-)
+from cortexmlx.metal.lab.judge import attention, gemv, mlx_lm_kernels, quantized, reduce, rows
 from cortexmlx.metal.lab.judge.cases import KernelCase, Skipped
 from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 
 _KERNEL = re.compile(r"\bkernel\b[^;{}#]*?\bvoid\s+(\w+)\s*\(")
+
+_NOTHING_IN_COMMON = "no case is kept: our kernels do nothing of the kind"
 
 REASONS = {
     r".*nax.*": "needs the matrix units of Metal 4 (MetalPerformancePrimitives), which the simulator does not have",
@@ -28,6 +20,8 @@ REASONS = {
     r"gated_delta_update(_vjp)?\.h": "no case has been written; mlx-lm's kernels of the same recurrence are judged",
     r"steel/(gemm|conv)/.*": "no case has been written; steel_attention, which is built of the same tiles, is judged",
     r"indexing/.*": "no case has been written: gathers and scatters, of which the host writes the kernel functions",
+    r"(arange|binary|binary_two|copy|ternary|unary)\.h": _NOTHING_IN_COMMON,
+    r"(cross_entropy|dot|hadamard|scan|searchsorted|sort)\.h": _NOTHING_IN_COMMON,
 }
 """Why the kernels of a file of the wheel are not judged. The patterns match the whole path."""
 
@@ -40,17 +34,8 @@ WITHOUT_CASE = {
     "affine_gather_qmm_t": "no case has been written",
     "affine_gather_qmm_n": "no case has been written",
     "affine_gather_qmm_rhs": "no case has been written",
-    "copy_g_nd1": "its siblings of two axes and of any number are judged",
-    "copy_g_nd3": "its siblings of two axes and of any number are judged",
-    "copy_gg_nd1": "its siblings of two axes and of any number are judged",
-    "copy_gg_nd3": "its siblings of two axes and of any number are judged",
-    "copy_gg_dynamic_nd1": "copy_gg_dynamic is judged",
-    "copy_gg_dynamic_nd2": "copy_gg_dynamic is judged",
-    "copy_gg_dynamic_nd3": "copy_gg_dynamic is judged",
     "gemv_wide_gather": "no case has been written",
     "init_reduce": "no case has been written: it fills an output with a constant",
-    "ternary_g_nd1": "its siblings of three axes and of any number are judged",
-    "ternary_g_nd2": "its siblings of three axes and of any number are judged",
 }
 """Why a kernel is not judged although others of its file are."""
 
@@ -76,6 +61,8 @@ def unjudged_kernels() -> Iterator[Skipped]:
             yield Skipped("MLX", kernel, (reasons or [WITHOUT_CASE[kernel]])[0])
     for name in NOT_IN_THE_WHEEL:
         yield Skipped("MLX", f"{name}.metal", "the wheel brings headers only")
+    for module in mlx_lm_kernels.WITHOUT_CASE:
+        yield Skipped("mlx-lm", module, _NOTHING_IN_COMMON)
 
 
 Cases = Callable[[], Iterator[KernelCase | Skipped] | Iterator[KernelCase] | Iterator[Skipped]]
@@ -85,13 +72,9 @@ FAMILIES: dict[str, Cases] = {
     "attention": attention.grouped_cases,
     "steel": attention.steel_cases,
     "softmax": rows.softmax_cases,
-    "rows": rows.cases,
     "reduce": reduce.cases,
-    "scan": scan.cases,
-    "sort": sort.cases,
     "gemv": gemv.cases,
     "quantized": quantized.cases,
-    "elementwise": elementwise.cases,
     "mlx-lm": mlx_lm_kernels.cases,
     "others": unjudged_kernels,
 }

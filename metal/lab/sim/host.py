@@ -110,18 +110,12 @@ class HostKernel:
         function: name of the `[[kernel]]` template.
         template: its template arguments, as C++ text ("float, 64").
         constants: values of the function constants, by name; the others are false or 0.
-        before: text before the headers; MLX's host writes it for some kernels.
     """
 
     def __init__(
-        self,
-        headers: Sequence[str],
-        function: str,
-        template: str,
-        constants: Mapping[str, int | bool],
-        before: str = "",
+        self, headers: Sequence[str], function: str, template: str, constants: Mapping[str, int | bool]
     ) -> None:
-        text = blank_comments(before + flatten(headers))
+        text = blank_comments(flatten(headers))
 
         def value(match: re.Match[str]) -> str:
             kind, name = match.groups()
