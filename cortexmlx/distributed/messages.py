@@ -289,12 +289,10 @@ class RunnerConstants(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankState(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What a rank's runner holds in memory, and how long it has worked so far: see `Runner`."""
+    """What a rank's runner holds in memory: see `Runner`."""
 
     bytes: MemoryInUse
     blocks: GroupCounts
-    build_seconds: float
-    wait_seconds: float
 
 
 Value = None | bool | RankInfo | RunnerConstants | StepResult | Refusal | CommandBuffers | CortexError

@@ -125,11 +125,11 @@ class _CallHandler:
         return self._made_runner
 
     def _rank_state(self) -> RankState | None:
-        """Return what the runner holds and how long it has worked; None before it was made."""
+        """Return what the runner holds; None before it was made."""
         runner = self._made_runner
         if runner is None:
             return None
-        return RankState(runner.bytes, runner.blocks, runner.build_seconds, runner.wait_seconds)
+        return RankState(runner.bytes, runner.blocks)
 
     def _start_step_part(self, asks: Dispatch | Forward | Choose) -> bytes | None:
         """Start a step, its forward pass or its choice of tokens. Return the digest if it is to be compared now."""

@@ -70,7 +70,7 @@ class RemoteRunner:
         self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = _NoProcessors()
         self.computes_at_dispatch = False
         self.build_seconds = 0.0
-        """Making bytes of calls, and sending them. What the ranks' own steps take is in `ranks`."""
+        """Making bytes of calls, and sending them."""
         self.wait_seconds = 0.0
         """Waiting for answers."""
         self._ranks = RankChannels(channels, names, limits)

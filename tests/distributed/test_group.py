@@ -139,7 +139,7 @@ def test_workers_that_are_not_there_are_not_told(make: Callable[..., HostGroup],
     made.open()
     assert made.stats() == ()
     held = MemoryInUse(7, 1, 0, 9, 9)
-    workers[0].ranks = (RankState(held, (1,), 0.0, 0.0),)
+    workers[0].ranks = (RankState(held, (1,)),)
     assert made.stats() == (), "one of them has told nothing yet"
     workers[0].ranks *= 2
     assert made.stats() == (HostStats("one", 10, 7, 9), HostStats("two", 10, 7, 9))

@@ -38,7 +38,6 @@ class StubRunner:
     """Has no memory. `calls` has the names of what it was called for."""
 
     computes_at_dispatch, shapes, blocks = True, (), (3,)
-    build_seconds = wait_seconds = 0.5
     bytes = MemoryInUse(1, 2, 3, 4, 5)
 
     def __init__(self) -> None:

@@ -1,1 +1,0 @@
-"""What running a model on several hosts costs."""
