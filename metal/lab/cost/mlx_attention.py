@@ -1,5 +1,4 @@
-"""MLX's own attention kernels in the simulator: the decode kernels on one query token over contiguous keys and values,
-and `steel_attention` on the queries of a prompt.
+"""MLX's own decode kernels in the simulator, on one query token over contiguous keys and values.
 
 This module only counts what the kernels do, so their inputs are zeros. `judge` checks their results.
 """
@@ -12,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.kv.spec import ITEMSIZE
-from cortexmlx.metal.lab.judge.attention import Tiling, steel_attention
 from cortexmlx.metal.lab.judge.launches import METAL_NAMES, Array, contiguous, i32
 from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer, flatten
 from cortexmlx.metal.lab.sim.kernel import numpy_type
@@ -94,25 +92,3 @@ def _first_pass(kernel: HostKernel, shape: MlxShape, blocks: int) -> LaunchRepor
     buffers: list[Buffer] = [queries, keys, values, shape.output(heads * blocks), statistics, statistics]
     told = enumerate(contiguous(keys, scale=1.0), start=7)
     return kernel(dict(enumerate(buffers)) | dict(told), (shape.kv_heads, 1, blocks), (32, shape.group, 1)).report
-
-
-QUERY_ROWS, SIMDGROUPS = 32, 4
-"""Queries and simdgroups of a threadgroup of `steel_attention`, as MLX's host code has them."""
-
-
-def key_rows(dim: int) -> int:
-    """Return the keys of a tile of `steel_attention`, as MLX's host code sets them."""
-    return 32 if dim < 128 else 16
-
-
-def steel(shape: MlxShape, first: int, *, masked: bool = False) -> LaunchReport:
-    """Run `steel_attention` for the tokens of a row from `first` on as queries, over all of its tokens.
-
-    The kernel is causal. With `masked` it reads an array of booleans instead, as MLX does for windows.
-    """
-    queries, keys, values = (array[None] for array in shape.inputs)
-    queries = np.repeat(queries, shape.tokens - first, 2)
-    mask = np.ones((shape.tokens - first, shape.tokens), bool) if masked else np.zeros(8, keys.dtype)
-    tiling = Tiling(shape.dim, QUERY_ROWS, key_rows(shape.dim), SIMDGROUPS, 1)
-    kind, no_sinks = "bool" if masked else "causal", np.zeros(8, keys.dtype)
-    return steel_attention(tiling, shape.name, queries, keys, values, kind, mask, no_sinks).report
