@@ -7,7 +7,7 @@ most ten tasks of ten calls later, and only then what they were made of is given
 becomes the result of an elementwise operation on it.
 
 No formula takes its place. What is alive between two operations is 0.22 to 1.4 times the peak of this replay, and with
-all results of the last 50 operations 0.5 to 2.7 times, for the models and steps of `bench/studies/plan_accuracy.py`.
+all results of the last 50 operations 0.5 to 2.7 times, for the models and steps of the table in docs/memory.md.
 """
 
 from __future__ import annotations

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from cortexmlx.bench.measure.random_model import write_random_model
+from cortexmlx.bench.studies.layer_kinds import COMMON, KINDS
 from cortexmlx.cli.start import run
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import EngineCore
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text import StopConditions
 from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import paged_groups
+from cortexmlx.types.request import QueuedRequest, RequestId
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
-from support.models.tiny import write_tiny
+from support.models.tiny import tokens_of, write_tiny
 
 
 def runs_of(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
@@ -44,6 +54,31 @@ def test_what_stays_in_a_run_is_what_the_engine_has(
     )
     stays = sum(planned[part] for part in ("weight_bytes", "arena_bytes", "states_bytes", "snapshot_bytes"))
     assert planned["peak_bytes"] == stays + comes_and_goes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["windows", "latent", "hybrid", "recurrent"])
+def test_a_run_of_a_kind_of_layers_takes_no_more_than_was_planned(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice as many texts as rows, so that the arena grows to its limit."""
+    folder = write_random_model(tmp_path, {**COMMON, **KINDS[kind]})
+    options = ["--max-rows", "4", "--block-size", "32", "--prefill-budget", "128"]
+    (planned,) = runs_of(folder, capsys, "--context", "300", "--kv-memory", "12MB", *options)
+    gc.collect()
+    mx.clear_cache()
+    there = mx.get_active_memory()
+    core = EngineCore(EngineConfig(str(folder), kv_memory="12MB", max_rows=4, prefill_budget=128, token_target=None))
+    mx.reset_peak_memory()
+    handles = [RequestHandle(RequestId(seed), core.cancel) for seed in range(8)]
+    for seed, handle in enumerate(handles):
+        answer = 21 + 12 * (seed % 4)
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        core.add(QueuedRequest(tuple(tokens_of(300 - answer, seed=seed)), params), handle, StopConditions())
+    while not core.idle:
+        core.step()
+    assert [len(handle.result(0).token_ids) for handle in handles] == 2 * [21, 33, 45, 57]
+    assert mx.get_peak_memory() - there <= planned["peak_bytes"] * 1.02 + (8 << 20)
 
 
 def test_as_many_rows_run_as_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
