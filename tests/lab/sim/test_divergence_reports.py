@@ -160,6 +160,72 @@ def test_an_arithmetic_that_a_gpu_would_do_comes_out():
         assert y.tolist() == [120] * 16 + [376] * 16
 
 
+LANE = np.arange(32)
+OF_FOUR = np.array([0, 24, 40, 48])[LANE % 4]
+"""Sums of as many turns as the lane's remainder says: 24 lanes take the first turn, 16 the second, 8 the third."""
+
+# name -> (text that sums in `y`, what every lane has in the end, by hand).
+MEETINGS = {
+    "a branch, and behind it all": (
+        "if (l >= 16) y = simd_sum(1.0f); y += 100 * simd_sum(1.0f);",
+        LANE // 16 * 16 + 3200,
+    ),
+    "three branches": (
+        "if (l % 4 == 0) y = simd_sum(1.0f); else if (l % 4 == 1) y = simd_sum(10.0f); else y = simd_sum(100.0f);",
+        np.array([8, 80, 1600, 1600])[LANE % 4],
+    ),
+    "a helper in both branches": ("y = l < 16 ? total(1) : total(10);", np.where(LANE < 16, 16, 160)),
+    "a helper of a helper in both branches": ("y = l % 2 ? twice(1) : twice(10);", np.where(LANE % 2, 32, 320)),
+    "turns of different numbers": ("for (uint k = 0; k < l % 4; k++) y += simd_sum(1.0f);", OF_FOUR),
+    "turns of different numbers, and behind them all": (
+        "for (uint k = 0; k < l % 4; k++) y += total(1); y += 100 * simd_sum(1.0f);",
+        OF_FOUR + 3200,
+    ),
+    "inner loops of different lengths": (
+        "for (uint k = 0; k < 3; k++) { for (uint j = 0; j < l % 4; j++) y += simd_sum(1.0f); y += simd_sum(100.0f); }",
+        3 * (OF_FOUR + 3200),
+    ),
+    "an inner loop that only some enter": (
+        "for (uint k = 0; k < 2; k++) { if (l % 2) { uint j = 0; do y += simd_sum(1.0f); while (++j < l % 4); } "
+        "y += simd_sum(100.0f); }",
+        2 * (np.array([0, 16, 0, 32])[LANE % 4] + 3200),
+    ),
+    "a break in the middle": (
+        "for (uint k = 0; true; k++) { if (k == l % 4) break; y += simd_sum(1.0f); } y += simd_sum(100.0f);",
+        OF_FOUR + 3200,
+    ),
+    "a continue that skips a turn": (
+        "for (uint k = 0; k < 4; k++) { if (k == 0 && l < 16) continue; y += simd_sum(1.0f); }",
+        96 + LANE // 16 * 16,
+    ),
+    "a vote as the condition": (
+        "uint t = l % 4; while (simd_any(t > 0)) { if (t == 0) continue; t -= 1; y += simd_sum(1.0f); }",
+        OF_FOUR,
+    ),
+    "lanes that return early": ("if (l % 4 == 2) return y; y = simd_sum(1.0f);", np.where(LANE % 4 == 2, 0, 24)),
+    "a helper from which lanes return early": ("y = upper(l); y += simd_sum(100.0f);", LANE // 16 * 16 + 3200),
+}
+HELPERS = """float twice(float x) { return 2 * total(x); }
+float upper(uint l) { if (l < 16) return 0; return simd_sum(1.0f); }
+"""
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
+def test_lanes_meet_where_their_ways_join(checked):
+    """All cases one after the other in one kernel, compiled with -O1 and with -O2."""
+    made = "".join(
+        f"float case{n}(uint l) {{ float y = 0; {text} return y; }}\n" for n, (text, _) in enumerate(MEETINGS.values())
+    )
+    body = "".join(f"y[{32 * n} + i] = case{n}(l);\n" for n in range(len(MEETINGS)))
+    for seed in SEEDS:
+        with sim.options(seed=seed, checked=checked, allow=frozenset({sim.Fault.DIVERGENT})):
+            y, _ = launch(
+                I + body, header=HEADER + HELPERS + made, count=32, threadgroup=32, outputs=32 * len(MEETINGS)
+            )
+        for (name, (_, wanted)), lanes in zip(MEETINGS.items(), np.array(y).reshape(-1, 32), strict=True):
+            assert lanes.tolist() == wanted.tolist(), name
+
+
 # name -> (body, notes): nothing of it raises.
 FINE = {
     "lanes that have returned": ("if (l > 20) { y[i] = 0; return; } y[i] = simd_sum(1.0f);", 0),
