@@ -58,8 +58,8 @@ FAULTS = (
     Fault(
         "a half tag is told as text",
         READER,
-        "end = len(self._buffer) if match is None else match.start()\n            self._add_text",
-        "end = len(self._buffer)\n            self._add_text",
+        "end = len(self._buffer) if match is None else match.start()\n            if end > self._position + num_clear:",
+        "end = len(self._buffer)\n            if end > self._position + num_clear:",
     ),
     Fault(
         "blanks before a call stay",

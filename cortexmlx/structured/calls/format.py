@@ -12,7 +12,7 @@ from typing import Any
 
 from cortexmlx.structured import lark
 from cortexmlx.structured.calls.argument import Arguments, has_json_type, resolve_reference, to_json_text
-from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading, TruncatedCall
+from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.schemas import allowed_escapes
@@ -228,25 +228,16 @@ class CallParser:
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Add the next text of the answer. Return the text and the pieces of calls that are certain now."""
-        self._reader.add(text)
-        return self._run_parser()
-
-    def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
-        """End the answer. Return the text and the pieces of calls that were held back."""
-        self._reader.is_ended = True
-        return self._run_parser()
-
-    def _run_parser(self) -> tuple[str, tuple[CallDelta, ...]]:
-        """Run the parser as far as the text reaches, and take what it has found."""
         reader = self._reader
+        reader.add(text)
         while not self._is_finished:
             try:
                 next(self._parse)
-                break
-            except StopIteration:
-                self._is_finished = True
-            except TruncatedCall:
+                if not reader.is_ended:
+                    break
                 reader.drop_call(is_truncated=True)
+                self._is_finished = True
+            except StopIteration:
                 self._is_finished = True
             except NotACall:
                 reader.drop_call()
@@ -260,6 +251,11 @@ class CallParser:
         text, deltas = "".join(reader.text), tuple(reader.deltas)
         reader.text, reader.deltas = [], []
         return text, deltas
+
+    def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
+        """End the answer. Return the text and the pieces of calls that were held back."""
+        self._reader.is_ended = True
+        return self.feed("")
 
 
 def json_grammar(name: str, schema: Mapping[str, Any], strict: bool, separators: Sequence[str]) -> JsonGrammar:
@@ -421,9 +417,10 @@ class _SchemaCheck:
     def _limit_misfit(self, value: object, schema: Schema, location: str) -> str:
         """Check limits, such as `minimum` and `maxLength`."""
         for keyword, is_within, kinds in _LIMITS:
-            limit = schema.get(keyword)
-            is_limited = _has_type(limit, "number") and isinstance(value, kinds) and not isinstance(value, bool)
-            if is_limited and not is_within(value, limit):
+            if keyword not in schema or not isinstance(value, kinds) or isinstance(value, bool):
+                continue
+            limit = schema[keyword]
+            if _has_type(limit, "number") and not is_within(value, limit):
                 return f"{location} is {_short_text(value)}, against {keyword} {limit}"
         return ""
 

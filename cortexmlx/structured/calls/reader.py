@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from cortexmlx.structured.tools import CallDelta, ToolCall, load_json
+from cortexmlx.structured.tools import CallDelta, ToolCall, parse_integer
 
 T = TypeVar("T")
 
 Reading = Generator[None, None, T]
-"""A parser, or a part of one. It yields when it needs more text, and returns what it has read."""
+"""A parser, or a part of one. It yields when it needs more text, and returns what it has read. One that yields after
+the end of the answer was in the middle of a call.
+"""
 
 MAX_HEADER = 1024
 """How many characters the name of a tool or of an argument, with what is around it, may have. More are no call."""
@@ -23,10 +26,6 @@ MAX_TAG_BLANKS = 64
 
 class NotACall(Exception):
     """What began like a tool call is none, so it is text."""
-
-
-class TruncatedCall(Exception):
-    """The answer ended in the middle of a tool call."""
 
 
 class AnswerReader:
@@ -67,7 +66,7 @@ class AnswerReader:
 
     def add(self, text: str) -> None:
         """Append the next text of the answer."""
-        self._buffer = self._buffer[self._position :] + text if self._position < len(self._buffer) else text
+        self._buffer = self._buffer[self._position :] + text
         self._position = 0
 
     def drop_call(self, is_truncated: bool = False) -> None:
@@ -98,8 +97,9 @@ class AnswerReader:
                 self._add_text("" if is_partial_tag else rest)
                 return ""
             end = len(self._buffer) if match is None else match.start()
-            self._add_text(strip_blanks(self._buffer[self._position : end]), consume=True)
-            num_clear = end - self._position
+            if end > self._position + num_clear:
+                self._add_text(strip_blanks(self._buffer[self._position : end]), consume=True)
+                num_clear = end - self._position
             yield
 
     def peek_one_of(self, *beginnings: str) -> Reading[str]:
@@ -107,30 +107,32 @@ class AnswerReader:
         max_length = max(map(len, beginnings))
         while True:
             next_text = self._buffer[self._position : self._position + max_length]
-            matches = [text for text in beginnings if next_text.startswith(text)]
-            candidates = [text for text in beginnings if text.startswith(next_text) and text not in matches]
-            if self.is_ended or not candidates:
-                return max(matches, key=len, default="")
+            candidates = [text for text in beginnings if text.startswith(next_text)]
+            if self.is_ended or candidates in ([], [next_text]):
+                return max(filter(next_text.startswith, beginnings), key=len, default="")
             yield
 
     def peek_char(self) -> Reading[str]:
-        """Return the next character, without consuming it; empty at the end of the answer."""
-        while self._position == len(self._buffer) and not self.is_ended:
+        """Return the next character, without consuming it."""
+        while self._position == len(self._buffer):
             yield
-        return self._buffer[self._position : self._position + 1]
+        return self._buffer[self._position]
 
     # -- for parsers: within a call -----------------------------------------------------------------------------------
 
     def skip_blanks(self) -> Reading[None]:
         """Skip blanks."""
-        while (yield from self.peek_char()).isspace():
-            match = _NOT_BLANK.search(self._buffer, self._position)
-            self._consume(len(self._buffer) if match is None else match.start())
+        while True:
+            end = _BLANKS.match(self._buffer, self._position).end()  # type: ignore[union-attr]
+            if end > self._position:
+                self._consume(end)
+            if end < len(self._buffer) or self.is_ended:
+                return
+            yield
 
     def skip_text(self, text: str) -> Reading[None]:
         """Skip a text that must come next. Raises NotACall if another one comes."""
         while len(self._buffer) - self._position < len(text) and text.startswith(self._buffer[self._position :]):
-            self._raise_if_ended()
             yield
         if not self._buffer.startswith(text, self._position):
             raise NotACall(f"{text!r} is missing")
@@ -138,12 +140,11 @@ class AnswerReader:
 
     def read_one_of(self, *texts: str) -> Reading[str]:
         """Read one of some texts, and return it. Raises NotACall if another one comes."""
-        text = yield from self.peek_one_of(*texts)
-        if not text:
+        while not (text := (yield from self.peek_one_of(*texts))):
             next_text = self._buffer[self._position : self._position + max(map(len, texts))]
-            if any(each.startswith(next_text) for each in texts):
-                self._raise_if_ended()
-            raise NotACall(f"none of {texts} follows")
+            if not any(each.startswith(next_text) for each in texts):
+                raise NotACall(f"none of {texts} follows")
+            yield
         self._consume(self._position + len(text))
         return text
 
@@ -153,7 +154,6 @@ class AnswerReader:
         while (index := self._buffer.find(tag, self._position, self._position + max_length)) < 0:
             if len(self._buffer) - self._position >= max_length:
                 raise NotACall(f"{tag!r} is missing")
-            self._raise_if_ended()
             yield
         return self._consume(index + len(tag))[: -len(tag)]
 
@@ -168,7 +168,6 @@ class AnswerReader:
                 raise NotACall(f"a name has more than {max_length} characters")
             if self._position < len(self._buffer):
                 return run
-            self._raise_if_ended()
             yield
 
     def read_value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
@@ -180,7 +179,6 @@ class AnswerReader:
             end = len(self._buffer) if match is None else match.start()
             if end > self._position:
                 tell(self._consume(end))
-            self._raise_if_ended()
             yield
         tell(self._consume(match.end())[: -len(tag)])
         return "".join(pieces)
@@ -197,7 +195,6 @@ class AnswerReader:
             match = (inside[quote] if quote else outside).search(self._buffer, self._position)
             if match is None or not match[1]:
                 pieces.append(self._consume(len(self._buffer) if match is None else match.start()))
-                self._raise_if_ended()
                 yield
                 continue
             sign = match[1]
@@ -206,9 +203,7 @@ class AnswerReader:
                 return "".join(pieces)
             pieces.append(self._consume(match.end()))
             if sign == "\\":
-                while self._position == len(self._buffer):
-                    self._raise_if_ended()
-                    yield
+                yield from self.peek_char()
                 pieces.append(self._consume(self._position + 1))
             elif sign in quotes:
                 quote = "" if quote else sign
@@ -249,8 +244,6 @@ class AnswerReader:
     def read_json_string(self) -> Reading[str]:
         """Read a JSON string, and return its value. Raises NotACall if there is none."""
         if (yield from self.peek_char()) != '"':
-            if self._position == len(self._buffer):
-                self._raise_if_ended()
             raise NotACall("there is no JSON string")
         return str(parse_strict_json((yield from self.read_json())))
 
@@ -278,13 +271,11 @@ class AnswerReader:
         if piece:
             call.argument_pieces.append(piece)
             if self._streaming:
-                self.deltas.append(CallDelta(call.index, arguments=piece))
+                self.deltas.append(CallDelta(call.index, "", "", piece))
 
     def read_json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
         if (yield from self.peek_char()) != "{":
-            if self._position == len(self._buffer):
-                self._raise_if_ended()
             raise NotACall("the arguments are no JSON object")
         yield from self._read_json_pieces(self.add_arguments)
 
@@ -332,11 +323,6 @@ class AnswerReader:
         rest, self._buffer, self._position = self._buffer[self._position :], "", 0
         return rest
 
-    def _raise_if_ended(self) -> None:
-        """Raise TruncatedCall if no more text comes."""
-        if self.is_ended:
-            raise TruncatedCall
-
     def _read_json_pieces(self, tell: Callable[[str], None]) -> Reading[None]:
         """Read one JSON text, and give its pieces to `tell` as they come."""
         depth, in_string, is_escaped, is_complete = 0, False, False, False
@@ -359,7 +345,6 @@ class AnswerReader:
             if end > self._position:
                 tell(self._consume(end))
             if not is_complete:
-                self._raise_if_ended()
                 yield
 
 
@@ -376,7 +361,7 @@ class _OpenCall:
 def parse_strict_json(text: str) -> object:
     """Parse JSON. Raises NotACall, also for NaN, infinities and repeated keys: readers disagree about which counts."""
     try:
-        return load_json(text, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates)
+        return _STRICT_DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from None
 
@@ -394,7 +379,11 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_NOT_BLANK = re.compile(r"\S")
+_STRICT_DECODER = json.JSONDecoder(
+    parse_int=parse_integer, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicates
+)
+
+_BLANKS = re.compile(r"\s*")
 
 
 @cache

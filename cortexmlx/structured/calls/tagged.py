@@ -235,12 +235,12 @@ class Tagged(CallFormat):
             if not tags.section:
                 reader.end_calls()
 
-    def _next_call(self, reader: AnswerReader) -> Reading[bool]:
-        """Read up to the next call. Return False at the end of the answer."""
+    def _next_call(self, reader: AnswerReader) -> Reading[bool] | Reading[str]:
+        """Read up to the next call. Return False, or an empty text, at the end of the answer."""
         tags = self.tags
         if tags.section:
-            return (yield from reader.find_next_call(tags.section, tags.call, tags.section_end))
-        return bool((yield from reader.read_text_up_to(tags.call)))
+            return reader.find_next_call(tags.section, tags.call, tags.section_end)
+        return reader.read_text_up_to(tags.call)
 
     def _read_call(self, reader: AnswerReader, calls: AllowedCalls) -> Reading[None]:
         """Parse a call: the name of its tool, and its arguments."""

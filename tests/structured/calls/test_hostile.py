@@ -332,7 +332,7 @@ def test_variants_that_models_write_are_read() -> None:
     assert [call.name for call in parser.calls] == ["now", "now"] and len({call.id for call in parser.calls}) == 2
 
 
-MAX_CALLS = 28
+MAX_CALLS = 24
 """Calls of functions, Python's own included, that a character of an answer may cost."""
 
 HUGE = "x{[<\"'\\\n é" * 1000
