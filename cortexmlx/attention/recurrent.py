@@ -274,6 +274,19 @@ class RecordedCall:
         return self._original(module, *map(prepare, self._inputs), **{n: prepare(v) for n, v in self._kwargs.items()})
 
 
+def run_again(
+    calls: Sequence[RecordedCall], states: Sequence[mx.array | None], rows: Sequence[int], tokens: int
+) -> tuple[mx.array | None, ...]:
+    """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before them, of
+    some of their rows.
+    """
+    cache = ArraysCache(len(states))
+    cache.cache = list(states)
+    for call in calls:
+        call.run_again(cache, rows, tokens)
+    return tuple(cache.cache)
+
+
 _CACHE = object()
 """Stands for the cache in a recorded call's inputs."""
 

@@ -31,7 +31,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import largest_job, out_of_memory_error
-from cortexmlx.speculation.drafter import Drafter, ForcedDrafter
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, HeadDrafter, Propose, SlowDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import CommandBuffers, DraftStats, EngineStats, RequestStats, SpeculationStats, UsageSample
@@ -91,7 +91,7 @@ class EngineCore:
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
         self.measurements = Measurements()
-        self.speculation = make_speculation(self.config, self.scheduler, self.draft)
+        self.speculation = make_speculation(self.config, self.scheduler, self.draft, self.model.propose)
         self.requests = OpenRequests(
             self.scheduler,
             self.measurements,
@@ -279,7 +279,7 @@ class EngineCore:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
-        if self.draft is not None and self._in_flight and self.speculation and self.speculation.needs_drained_pipeline:
+        if self._in_flight and self.speculation is not None and self.speculation.needs_drained_pipeline:
             self._collect()
         if self.disk is not None and not self._in_flight:
             self._restart_if_refused(self.disk.copy_between_steps(self._step_seconds))
@@ -449,8 +449,11 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
     return InProcessModel(config, wake, has_waiters, draft)
 
 
-def make_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
-    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts.
+def make_speculation(
+    config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None, propose: Propose | None
+) -> Speculation | None:
+    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts. `propose` asks
+    the model's own draft head, if it has one.
 
     Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
     take, so a `reproducible` engine drafts none.
@@ -460,9 +463,10 @@ def make_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftMod
         drafters.append(ForcedDrafter())
     if config.speculate and not config.reproducible:
         drafters.append(SuffixDrafter(config.prefix_cache))
-    if not drafters and draft is None:
+    if not drafters and draft is None and propose is None:
         return None
-    return Speculation(scheduler, drafters, () if draft is None else (draft,))
+    slow_drafters: list[SlowDrafter] = [] if propose is None else [HeadDrafter(propose)]
+    return Speculation(scheduler, drafters, slow_drafters if draft is None else [*slow_drafters, draft])
 
 
 # The statistics of this moment.

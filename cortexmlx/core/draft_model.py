@@ -51,6 +51,7 @@ def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: F
         kv_store=None,
         keep_first=None,
         keep_last=None,
+        speculate=False,
     )
     try:
         draft_model = InProcessModel(draft_config, lambda call: None, has_waiters)
@@ -73,6 +74,7 @@ class DraftModel:
     """
 
     name = "model"
+    max_tokens = MAX_ROUND_TOKENS
 
     def __init__(
         self,

@@ -21,10 +21,10 @@ from cortexmlx.core.served_model import Call, check_prefix_cache, model_info, sc
 from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.errors import AdapterRefused, InvalidRequest
+from cortexmlx.errors import AdapterRefused, InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
-from cortexmlx.execution.boundary import AdapterTables
-from cortexmlx.execution.execution_modes import choose_execution_mode, store_notes
+from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
+from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
@@ -34,6 +34,7 @@ from cortexmlx.kv.sizing import (
     check_kv_memory,
     default_kv_bytes,
     draft_kv_bytes,
+    format_bytes,
     kv_memory_warning,
     max_long_tail_rows,
     reserved_bytes,
@@ -41,9 +42,11 @@ from cortexmlx.kv.sizing import (
 )
 from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.models import LoadedModel, load_model, weights
+from cortexmlx.models.draft_head import DraftHead, read_draft_head
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.speculation.drafter import Propose
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
@@ -76,6 +79,7 @@ class InProcessModel:
         self._store: StoreSetup | None = None
         self.disk: StoreConnector | None = None
         self._warm_up = KernelWarmUp()
+        self._head_notes: tuple[str, ...] = ()
         try:
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
@@ -128,6 +132,8 @@ class InProcessModel:
             self._choose_mode(loaded.model)
         mode = self._mode
         vocab_size = check_logits(loaded)
+        self.head = self._add_head(mode)
+        """The model's own draft head; None if it has none, or if nothing is to be drafted."""
         if self.draft is not None:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
         on_gpu = auto_backend_name() == "metal"
@@ -138,6 +144,7 @@ class InProcessModel:
         self._long_tail_rows = max_long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
+        reserved_memory += 0 if self.head is None else self.head.nbytes
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -153,7 +160,14 @@ class InProcessModel:
         """How many blocks each layer group may have at most."""
         self.runner = mode.make_runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        notes = loaded.notes + memory_warnings + mode.notes + notes + (store_notes(mode) if config.kv_store else ())
+        notes = (
+            loaded.notes
+            + self._head_notes
+            + memory_warnings
+            + mode.notes
+            + notes
+            + (store_notes(mode) if config.kv_store else ())
+        )
         self.embedding = detect_support(
             loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
         )
@@ -161,6 +175,21 @@ class InProcessModel:
         self.info: ModelInfo = model_info(
             loaded, vocab_size, bytes_per_token(mode.groups), notes, draft_info, self.embedding.info
         )
+
+    def _add_head(self, mode: ExecutionMode) -> DraftHead | None:
+        """Read the draft head of the model's checkpoint, and have it run with the model."""
+        config, path = self._config, self.loaded.path
+        if not config.speculate or config.reproducible or not isinstance(mode, PagedMode) or not path.is_dir():
+            return None
+        try:
+            head = read_draft_head(path, self.loaded.config, self.loaded.model)
+        except (ModelCorrupt, ModelUnsupported) as error:  # the model does not need it
+            self._head_notes = (f"the model's own draft head is not used: {error}",)
+            return None
+        if head is None or not mode.add_head(head):
+            return None
+        self._head_notes = (f"the model's own draft head drafts tokens ({format_bytes(head.nbytes)} of weights)",)
+        return head
 
     def _draft_notes(self) -> tuple[str, ...]:
         """Return notes on the draft model. Release it if this model cannot use it."""
@@ -189,6 +218,12 @@ class InProcessModel:
     def can_cut_back(self) -> bool:
         """Whether any number of tokens can be removed from a sequence: all layers keep keys and values, in blocks."""
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
+
+    @property
+    def propose(self) -> Propose | None:
+        """Asks the model's own draft head for tokens; None if it has none."""
+        runner = self.runner
+        return runner.propose if self.head is not None and isinstance(runner, ModelRunner) else None
 
     def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
         """Limit this draft model's arena to its share of the KV `memory`; the target model keeps `groups` for rows of
@@ -265,6 +300,7 @@ class InProcessModel:
             max_rows=min(settings.max_rows, max_rows or settings.max_rows),
             pipeline=settings.pipeline and self._mode.can_pipeline,
             long_tail_rows=self._long_tail_rows,
+            has_draft_head=self.head is not None,
         )
         return Scheduler(cache, settings)
 
@@ -299,7 +335,7 @@ class InProcessModel:
                 f"{self.loaded.name} runs one request at a time, and no adapters are served per request then: open an "
                 "engine with one adapter (adapter=, --adapter)"
             )
-        self.runner.adapters.find_layers(self.loaded.dtype)
+        raise_if_refused(return_refusals(self.runner.adapters.find_layers)(self.loaded.dtype))
         return self.runner.adapters
 
     def check_pins(self) -> None:

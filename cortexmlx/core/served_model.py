@@ -16,6 +16,7 @@ from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.tokenizers.templates import find_tokenizer_variables
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
+from cortexmlx.speculation.drafter import Propose
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.types.embeddings import EmbeddingInfo
 
@@ -60,6 +61,10 @@ class EngineModel(Protocol):
     @property
     def draft(self) -> EngineModel | None:
         """The draft model; None if there is none, or if this model cannot use it."""
+
+    @property
+    def propose(self) -> Propose | None:
+        """Asks the model's own draft head for tokens; None if it has none."""
 
     @property
     def backend(self) -> AttentionInUse:

@@ -38,6 +38,7 @@ from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.speculation.drafter import Propose
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 
 NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed anew after a restart"
@@ -47,6 +48,7 @@ class HostedModel:
     """A model that a group of workers serves. No weights, keys or values are in this process. See `EngineModel`."""
 
     draft: EngineModel | None = None
+    propose: Propose | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(

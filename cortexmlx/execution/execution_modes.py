@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -11,10 +12,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention.backends import AttentionBackend, choose_backend
-from cortexmlx.attention.probe import NotPaged, probe_attention_calls, probe_kv_specs
+from cortexmlx.attention.mlx_lm_hook import make_mlx_lm_caches
+from cortexmlx.attention.probe import NotPaged, build_lazy_logits, probe_attention_calls, probe_kv_specs
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, raise_if_refused
+from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.serial_runner import (
     COUNTING_GROUPS,
@@ -41,6 +44,7 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, paged_groups, quantization_error, quantize_groups
 from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.autotuning import ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 
@@ -92,6 +96,22 @@ class PagedMode:
         self._model = model
         self._runner: ModelRunner
         self._snapshots: int | None = None
+        self._head: DraftHead | None = None
+
+    def add_head(self, head: DraftHead) -> bool:
+        """Run a draft head with the model. Its layer joins the group of layers that keep the same and see everything.
+        Return False if there is no such group, or if the model's last hidden states cannot be had.
+        """
+        layer, (heads, dim) = len(make_mlx_lm_caches(self._model)), head.kv_shape
+        for index, group in enumerate(self.groups):
+            spec = group.spec
+            is_alike = (spec.kv_heads, spec.key_dim, spec.value_dim) == (heads, dim, dim)
+            if is_alike and spec.window is None and LogitRows(self._model, build_lazy_logits).has_hidden_states():
+                joined = replace(group, layers=(*group.layers, layer))
+                self.groups = (*self.groups[:index], joined, *self.groups[index + 1 :])
+                self._head = head
+                return True
+        return False
 
     def count_blocks(self, memory: int, load: ArenaDemand, context: int) -> GroupCounts:
         """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens."""
@@ -122,6 +142,7 @@ class PagedMode:
             backend.attend,
             backend.writer,
             products := _make_products(backend),
+            head=self._head,
         )
         if products is not None:
             try:

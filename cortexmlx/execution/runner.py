@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, group_by_layer, make_mlx_lm_caches, take_pending_sends
 from cortexmlx.attention.paged import Attend, PagedKV, StepDerivedData
@@ -23,6 +24,7 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, return_refusals
 from cortexmlx.execution.command_buffers import command_buffer_limits, count_bound_elements, count_command_buffers
+from cortexmlx.execution.head_pass import HeadPass, HeadRow
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
@@ -32,6 +34,7 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
@@ -42,7 +45,8 @@ from cortexmlx.types.sampling_params import LogitsProcessor
 class ModelRunner:
     """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
     `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
-    products that it serves. `make_sampler` replaces `BatchSampler`. The arena has no blocks before `begin`.
+    products that it serves. `make_sampler` replaces `BatchSampler`. A draft `head` runs after each step; its layer is
+    the leaf after the model's. The arena has no blocks before `begin`.
     `Runner` documents the methods.
     """
 
@@ -56,6 +60,7 @@ class ModelRunner:
         writer: TailWriter | None = None,
         products: QuantizedProducts | None = None,
         make_sampler: MakeSampler | None = None,
+        head: DraftHead | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -70,6 +75,12 @@ class ModelRunner:
             for leaf, c in enumerate(mlx_lm_caches)
             if not is_recurrent_cache(c)
         }
+        self._head: HeadPass | None = None
+        if head is not None:
+            leaf = len(mlx_lm_caches)
+            self._caches[leaf] = LayerCache(leaf, self._update_and_fetch)
+            self._head = HeadPass(head, self._caches[leaf])
+        self._head_inputs: tuple[mx.array, mx.array] | None = None
         self._feed = EarlyEvaluator()
         self.states = StateStore(
             {leaf: len(c.cache) for leaf, c in enumerate(mlx_lm_caches) if is_recurrent_cache(c)}, self._feed
@@ -177,7 +188,7 @@ class ModelRunner:
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
         self.states.carry_out(plan.states)
-        self._plan, self._logits, self._kept_states = plan, None, None
+        self._plan, self._logits, self._kept_states, self._head_inputs = plan, None, None, None
         return []
 
     def _prepare_memory(self, plan: StepPlan) -> None:
@@ -228,7 +239,17 @@ class ModelRunner:
             )
         )
         self._kept_states = None  # it holds arrays as large as a prompt
-        return [] if sampled_tokens is None else sampled_tokens.arrays()
+        results = [] if sampled_tokens is None else sampled_tokens.arrays()
+        if self._head is not None and self._head_inputs is not None:
+            assert self._plan is not None
+            results += self._head.run(self._plan, *self._head_inputs, None if not results else results[0])
+            results += self.arena.arrays() if self._plan.kind is StepKind.MIXED else []
+            self._head_inputs = None
+        return results
+
+    def propose(self, rows: Sequence[HeadRow]) -> list[int | None]:
+        """Return what the draft head finds likeliest after each row's newest token. Nothing may be in flight."""
+        return [None] * len(rows) if self._head is None else self._head.propose(rows)
 
     def build_choice(self, mask: TokenMask | None = None) -> SampledTokens | None:
         """Build the choice of the step's tokens as a graph; None if the step has no logits."""
@@ -275,6 +296,8 @@ class ModelRunner:
         self._in_flight.clear()
         self.reset()
         self.states.forget()
+        if self._head is not None:
+            self._head.forget()
         self.adapters.forget()
         if self.products is not None:
             self.products.reconsider()
@@ -298,10 +321,16 @@ class ModelRunner:
                 tokens = tokens[mx.array(plan.source)]
         products = nullcontext() if self.products is None else self.products.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
+        kept_indices = kept_rows(plan) if plan.kind is StepKind.MIXED else None
+        kept = kept_indices if self._head is None else np.arange(len(plan.positions), dtype=np.int32)
         with swiglu.use_powers_of_two(), products, adapters:
-            if plan.kind is StepKind.MIXED and (kept_indices := kept_rows(plan)) is not None:
-                return self._logit_rows.run_keeping(tokens[:, None], self._layer_caches, plan.logit_rows, kept_indices)
-            return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None
+            if kept is None:
+                return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None
+            logits, states = self._logit_rows.run_keeping(tokens[:, None], self._layer_caches, plan.logit_rows, kept)
+            if self._head is not None:
+                self._head_inputs = self._logit_rows.hidden_states(states), tokens
+                return logits, None if kept_indices is None else states[mx.array(kept_indices)]
+            return logits, states
 
     def _update_and_fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """Write a layer's new keys and values to the arena or the tail, and return where attention finds all of them.

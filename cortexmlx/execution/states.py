@@ -15,9 +15,8 @@ from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache
 
-from cortexmlx.attention.recurrent import RecordedCall, RecurrentCache, SpanStep, TokenSpan
+from cortexmlx.attention.recurrent import RecordedCall, RecurrentCache, SpanStep, TokenSpan, run_again
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.snapshots import Row, RowSnapshot, StateOps
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
@@ -63,13 +62,9 @@ class VerifiedSpan:
         """Return the states of some of the rows after the span's first `tokens` tokens."""
         is_whole = list(rows) == list(range(self.before.rows))
         start = self.before if is_whole else self.before.take_rows(rows)
-        states = []
-        for leaf, calls in zip(start.states, self.calls, strict=True):
-            cache = ArraysCache(len(leaf))
-            cache.cache = list(leaf)
-            for call in calls if tokens else ():
-                call.run_again(cache, rows, tokens)
-            states.append(tuple(cache.cache))
+        if not tokens:
+            return start
+        states = [run_again(calls, leaf, rows, tokens) for leaf, calls in zip(start.states, self.calls, strict=True)]
         return StateBatch(tuple(states), len(rows))
 
 

@@ -128,8 +128,10 @@ class StepBuilder:
     built before that result is read.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, has_draft_head: bool = False) -> None:
+        """`has_draft_head`: plans say which tokens follow pieces of prompts."""
         self.cache = cache
+        self._has_draft_head = has_draft_head
         self.count = 0
         self._result_of: dict[tuple[JobId, int], int] = {}
 
@@ -171,6 +173,7 @@ class StepBuilder:
             scoring=make_scoring(scheduled_tokens, segments),
             pooling=make_pooling(scheduled_tokens, segments),
             adapters=_adapter_numbers([job.adapter for job, _ in scheduled_tokens]),
+            following=_following_tokens(scheduled_tokens) if self._has_draft_head else None,
         )
         self._result_of, end = {}, 0
         for segment in plan.logit_segments:
@@ -255,6 +258,7 @@ class StepBuilder:
         scoring: Scoring | None = None,
         pooling: Pooling | None = None,
         adapters: tuple[int, ...] | None = None,
+        following: IntArray | None = None,
     ) -> StepPlan:
         """Return the next numbered plan, with the arena's size and the planned operations on states."""
         self.count += 1
@@ -279,7 +283,14 @@ class StepBuilder:
             scoring=scoring,
             pooling=pooling,
             adapters=adapters,
+            following=following,
         )
+
+
+def _following_tokens(scheduled_tokens: ScheduledTokens) -> IntArray:
+    """Return the token of each text after the scheduled ones; 0 where there is none yet."""
+    ends = [(job.tokens, job.num_computed_tokens + count) for job, count in scheduled_tokens]
+    return np.array([tokens[end] if end < len(tokens) else 0 for tokens, end in ends], np.int32)
 
 
 def find_logit_rows(segments: Sequence[Segment]) -> IntArray:

@@ -162,6 +162,10 @@ class StepPlan:
     pooling: Pooling | None = None
     """States to sum up; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()
+    following: IntArray | None = None
+    """`[segments]` the text's token after each segment of a MIXED step, 0 where there is none yet; None if nobody needs
+    them: only a draft head does.
+    """
     adapters: tuple[int, ...] | None = None
     """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
 

@@ -70,6 +70,9 @@ class SchedulerConfig:
     pipeline: bool = True
     """Plan a decode step before the result of the last one is known. False: only when nothing is in flight."""
 
+    has_draft_head: bool = False
+    """Whether the model's own draft head runs in its steps."""
+
     long_tail_rows: int = 0
     """Up to this many rows, a decode window has `LONG_TAIL_COLUMNS` columns: see `long_tail_rows` of kv/sizing.py."""
 
@@ -113,7 +116,7 @@ class Scheduler:
         self._running_set = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running_set, config.client_tokens, config.worth_waiting, self.cost_model)
         self.accept_load = self._admission.accept_load
-        self._builder = StepBuilder(cache)
+        self._builder = StepBuilder(cache, config.has_draft_head)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running_set, config.long_tail_rows)
         self._arrivals = 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cortexmlx.scheduling.job import Job, JobId
+
+log = logging.getLogger("cortexmlx")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class SlowDrafter(Drafter, Protocol):
     def needs_drained_pipeline(self) -> bool:
         """Whether `propose` needs each row's newest token: no step may be in flight. False while it has no guesses."""
 
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens of a row it guesses at most."""
+
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
 
@@ -78,3 +86,64 @@ class ForcedDrafter:
     def forget(self) -> None:
         """Stop drafting for all jobs, because the engine starts anew."""
         self._forced_token_sources.clear()
+
+
+# HeadDrafter: what the checkpoint's own draft head finds likeliest.
+
+
+Propose = Callable[[Sequence[tuple[JobId, int, int]]], Sequence[int | None]]
+"""Given rows (a job, its generation, and the position before its newest token's), return the likeliest next tokens."""
+
+ENOUGH_DRAFTED, MISREAD = 500, 0.1
+"""After so many drafts, a head with this share of right ones or less is switched off: it may be misread."""
+
+_FORGETTING = 0.2
+"""Weight of the newest measurement in the running means."""
+
+
+class HeadDrafter:
+    """Drafts one token of each row with the model's own draft head, which has run in the step before."""
+
+    name = "head"
+    max_tokens = 1
+
+    def __init__(self, propose: Propose, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._propose = propose
+        self._clock = clock
+        self._seconds: dict[int, float] = {}
+        self.is_off = False
+
+    @property
+    def needs_drained_pipeline(self) -> bool:
+        """True: it needs the newest token of each row."""
+        return not self.is_off
+
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
+        """Return the head's token for each of the decoding `jobs`; None where it has not seen the newest one."""
+        start_time = self._clock()
+        tokens = self._propose([(job.id, job.generation, len(job.tokens) - 2) for job in jobs])
+        size, seconds = len(jobs).bit_length(), self._clock() - start_time
+        self._seconds[size] = seconds + (1 - _FORGETTING) * (self._seconds.get(size, seconds) - seconds)
+        return [None if token is None else TokenDraft((token,)) for token in tokens]
+
+    def estimate_seconds(self, rows: int, tokens: int) -> float | None:
+        """Return about how long it takes to guess a token of each of `rows` rows; None if that is unknown."""
+        size = rows.bit_length()
+        return self._seconds[min(self._seconds, key=lambda known: abs(known - size))] if self._seconds else None
+
+    def judge(self, drafted: int, accepted: int) -> None:
+        """Switch the head off if hardly any of its drafts were right."""
+        if not self.is_off and drafted >= ENOUGH_DRAFTED and accepted <= MISREAD * drafted:
+            self.is_off = True
+            log.warning(
+                "%d of the %d tokens that the model's draft head drafted were right: it is not used any more. The head "
+                "may be misread: please report it, with the model's name",
+                accepted,
+                drafted,
+            )
+
+    def end(self, job: Job) -> None:
+        """Nothing is kept of a job."""
+
+    def forget(self) -> None:
+        """Nothing is kept of jobs."""

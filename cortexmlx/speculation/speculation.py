@@ -15,7 +15,7 @@ from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.costs import StepPrices, TimeLedger
-from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, SlowDrafter, TokenDraft
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, HeadDrafter, SlowDrafter, TokenDraft
 
 MAX_STEP_DRAFTS = 64
 """How many drafted tokens of all rows a step verifies at most."""
@@ -191,19 +191,17 @@ class Speculation:
         if best_length := self._best_draft_length(drafter, jobs, prices):
             return best_length
         is_due = self.ledger.tokens >= self._retry_waits[drafter.name][0]
-        seconds = drafter.estimate_seconds(len(jobs), TRIAL_TOKENS) or 0.0
-        return (
-            TRIAL_TOKENS
-            if is_due and prices.allows(prices.verify_costs[TRIAL_TOKENS - 1] + self.ledger.to_units(seconds), 0.0)
-            else 0
-        )
+        tokens = min(TRIAL_TOKENS, drafter.max_tokens)
+        seconds = drafter.estimate_seconds(len(jobs), tokens) or 0.0
+        cost = prices.verify_costs[tokens - 1] + self.ledger.to_units(seconds)
+        return tokens if is_due and prices.allows(cost, 0.0) else 0
 
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
         best_length, best_gain = 0, GO_ON * prices.decode_time
         chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MAX_DRAFTS) for job in jobs]
         expected_tokens = 0.0
-        for tokens in range(1, min(MAX_DRAFTS, len(prices.verify_costs) // len(jobs)) + 1):
+        for tokens in range(1, min(MAX_DRAFTS, drafter.max_tokens, len(prices.verify_costs) // len(jobs)) + 1):
             seconds = drafter.estimate_seconds(len(jobs), tokens)
             if seconds is None:
                 return 0
@@ -253,9 +251,12 @@ class Speculation:
         """
         for row in verified_rows:
             if row.job.id in self._drafted_jobs:
-                counts = self.counts[self._drafted_jobs.pop(row.job.id)[1].name]
+                drafter = self._drafted_jobs.pop(row.job.id)[1]
+                counts = self.counts[drafter.name]
                 counts.drafted += row.num_drafted
                 counts.accepted += row.num_accepted
+                if isinstance(drafter, HeadDrafter):
+                    drafter.judge(counts.drafted, counts.accepted)
         self.ledger.record_step(plan, seconds, sum(row.num_accepted for row in verified_rows))
 
     def end(self, job: Job) -> None:

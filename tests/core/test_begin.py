@@ -15,11 +15,13 @@ from cortexmlx.scheduling.scheduler import Scheduler
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, ["forced", "suffix"]),
-        ({"speculate": False}, ["forced"]),
-        ({"forced_tokens": False}, ["suffix"]),
+        ({}, ["forced", "suffix", "head"]),
+        ({"speculate": False}, ["forced", "head"]),
+        ({"forced_tokens": False}, ["suffix", "head"]),
     ],
 )
 def test_the_options_say_who_drafts(options: dict[str, Any], names: list[str]) -> None:
     config = EngineConfig("a model", **options)
-    assert list(make_speculation(config, Mock(Scheduler), None).counts) == names
+    assert list(make_speculation(config, Mock(Scheduler), None, list).counts) == names
+    without = make_speculation(config, Mock(Scheduler), None, None)
+    assert without is not None and list(without.counts) == names[:-1]

@@ -10,6 +10,8 @@ BUILDER, RUNNING = "cortexmlx/scheduling/builder.py", "cortexmlx/scheduling/runn
 CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/core/open_requests.py"
 MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text.py"
 ANSWERS = "cortexmlx/core/answers.py"
+HEAD, DRAFTER = "cortexmlx/execution/head_pass.py", "cortexmlx/speculation/drafter.py"
+RUNNER = "cortexmlx/execution/runner.py"
 STATES, RECURRENT = "cortexmlx/execution/states.py", "cortexmlx/attention/recurrent.py"
 SERVED = "cortexmlx/core/served_model.py"
 
@@ -18,6 +20,7 @@ TESTS = (
     "scheduling/test_gate.py",
     "core/text/test_budget.py",
     "speculation",
+    "engine/test_draft_head.py",
     "engine/test_nan_drafts.py",
     "engine/test_speculation_known_bugs.py",
     "engine/test_speculation_known_memory_bugs.py",
@@ -249,4 +252,38 @@ STATES_TAKEN_BACK = (
     Fault("rows of different lengths are one part", STATES, "key = segment.count, place", "key = place"),
 )
 
-FAULTS = (*VERIFICATION, *ROLLBACK, *STATES_TAKEN_BACK, *HASHING)
+OF_HEAD = (
+    Fault("the head gets the token itself", HEAD, "np.append(plan.tokens[1:], 0)", "np.append(plan.tokens, 0)[:-1]"),
+    Fault("the head gets no token after a piece", HEAD, "- 1] = plan.following", "- 1] = 0"),
+    Fault(
+        "the token after a piece is one too late",
+        BUILDER,
+        "[tokens[end] if end < len(tokens) else 0",
+        "[tokens[end + 1] if end + 1 < len(tokens) else 0",
+    ),
+    Fault("the head does not see chosen tokens", HEAD, "] = mx.maximum(chosen, 0)", "] = 0"),
+    Fault(
+        "a row gets its neighbour's proposal", HEAD, "first + position - logits.start if", "position - logits.start if"
+    ),
+    Fault(
+        "a proposal of an older step",
+        HEAD,
+        "number = max(self._states, default=0)",
+        "number = min(self._states, default=0)",
+    ),
+    Fault("a row of an older life gets a proposal", HEAD, "firsts.get((job, generation), ", "firsts.get((job, 0), "),
+    Fault(
+        "the head runs on states before the norm",
+        "cortexmlx/execution/runner.py",
+        "self._logit_rows.hidden_states(states), tokens",
+        "states[:, 0], tokens",
+    ),
+    Fault(
+        "the newest token's proposal is the one before",
+        "cortexmlx/speculation/drafter.py",
+        "len(job.tokens) - 2)",
+        "len(job.tokens) - 3)",
+    ),
+)
+
+FAULTS = (*VERIFICATION, *ROLLBACK, *STATES_TAKEN_BACK, *OF_HEAD, *HASHING)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,20 @@ def test_utils_offers_what_loads_folders() -> None:
     assert model_class(args_class.from_dict(LLAMA)).model(mx.zeros((1, 3), mx.int32)).shape[:2] == (1, 3)
     with pytest.raises(ValueError, match=r"^Model type nonesuch"):
         utils._get_classes({"model_type": "nonesuch"})
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_a_layer_of_qwens_hybrids_can_be_built_alone_with_full_attention(name: str) -> None:
+    model = built(RECURRENT[name])
+    part = model if name == "qwen3_next" else model.language_model
+    layer = type(model.layers[0])(replace(part.args, full_attention_interval=1), layer_idx=0)
+    shapes = [
+        {path: array.shape for path, array in tree_flatten(each.parameters())} for each in (layer, model.layers[1])
+    ]
+    assert shapes[0] == shapes[1] and "self_attn.q_norm.weight" in shapes[0]
+    packed = dict(zip(("x.weight", "x.scales", "x.biases"), mx.quantize(mx.ones((4, 64)), 32, 8), strict=True))
+    settings = {"group_size": 32, "bits": 8, "mode": "affine"}
+    assert import_mlx_lm_utils().infer_quant_config("x", nn.Linear(64, 4), packed) == settings
 
 
 def test_a_tokenizer_wrapper_makes_its_detokenizers_from_one() -> None:

@@ -245,6 +245,7 @@ class Slow(Scripted):
 
     name = "model"
     needs_drained_pipeline = True
+    max_tokens = 99
 
     def __init__(self, texts: Sequence[Sequence[int]], right: float, seconds: float) -> None:
         super().__init__(lambda job, budget: None)

@@ -1,0 +1,244 @@
+"""The draft head of Qwen3-Next, Qwen3.5 and Qwen3.6: the layer for multi-token prediction (MTP) in their checkpoints.
+
+mlx-lm's classes drop its tensors, `mtp.*`. They are read from the weight files here, beside a loaded model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3_5, qwen3_5_moe, qwen3_next
+from mlx_lm.models.base import create_attention_mask
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.mlx_lm.package import import_mlx_lm_utils
+from cortexmlx.models import weights as model_weights
+from cortexmlx.models.folder import translate_weight_errors
+from cortexmlx.models.safetensors_check import check_weights, read_safetensors_header
+from cortexmlx.types.arrays import dtype_name
+
+_PREFIX = re.compile(r"(?:.*\.)?mtp\.")
+"""Converters put `mtp.` behind `language_model.`, `model.` or both."""
+
+_EXPERT = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(\w+\.\w+)")
+
+_MISSING_ONE = 0.25
+"""How far the mean of a head's norm lies below that of the model's norms if it is stored as weight - 1.
+
+Other programs' authors measured 0.44 and more for such norms of Qwen3.6, and 0.1 at most for converted ones.
+"""
+
+
+class DraftHead(nn.Module):  # type: ignore[misc]
+    """Proposes the token after next, from a token's hidden state and the embedding of its next token.
+
+    `args` are those of the model's language part. `layer_class` is the class of its decoder layers, of which `layers`
+    has one, with full attention. The embedding and the output head are the model's.
+    """
+
+    def __init__(self, args: Any, layer_class: Callable[..., nn.Module], language_model: Any = None) -> None:
+        super().__init__()
+        self._get_model: Callable[[], Any] = lambda: language_model  # as an attribute, it would be a part of the head
+        size, eps = args.hidden_size, args.rms_norm_eps
+        self.pre_fc_norm_embedding = nn.RMSNorm(size, eps=eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(size, eps=eps)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.layers = [layer_class(replace(args, full_attention_interval=1), layer_idx=0)]
+        self.norm = nn.RMSNorm(size, eps=eps)
+
+    def __call__(self, hidden: mx.array, next_embeddings: mx.array, cache: Any = None) -> mx.array:
+        """Return the head's states, in the shape of `hidden`. The model's output head makes logits of them.
+
+        `hidden` `[T, 1, h]` are the model's hidden states after its last norm: what its output head gets. A state that
+        this method returned takes their place for the token after.
+        `next_embeddings` `[T, 1, h]` are the embeddings of the tokens that follow.
+        `cache` is what an attention layer of mlx-lm gets. The head has keys and values of its own for every token, at
+        the position of the token of `hidden`. With mlx-lm's own caches, the shapes are `[rows, tokens, h]`.
+        """
+        inputs = [self.pre_fc_norm_embedding(next_embeddings), self.pre_fc_norm_hidden(hidden)]
+        states = self.fc(mx.concatenate(inputs, axis=-1))
+        states = self.layers[0](states, create_attention_mask(states, cache), cache)
+        normed: mx.array = self.norm(states)
+        return normed
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """How many heads keep a key and a value for every token, and how many numbers each of them has."""
+        attention = self.layers[0].self_attn
+        return attention.num_key_value_heads, attention.head_dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the model's embeddings `[T, h]` of tokens `[T]`."""
+        embeddings: mx.array = self._get_model().model.embed_tokens(tokens)
+        return embeddings
+
+    def project(self, states: mx.array) -> mx.array:
+        """Return the logits `[T, 1, vocab]` that the model's output head makes of states `[T, 1, h]`."""
+        model = self._get_model()
+        tied = model.args.tie_word_embeddings
+        logits: mx.array = model.model.embed_tokens.as_linear(states) if tied else model.lm_head(states)
+        return logits
+
+
+def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -> DraftHead | None:
+    """Read the draft head of the model in `folder`, whose config.json is `config`, and evaluate it on this thread.
+    Return None if its weight files have none, or if no head is known for the class of `model`.
+
+    The head gets the model's dtype. Its layers stay packed if the model has packed layers.
+
+    Raises ModelCorrupt if tensors of the head are missing, damaged or of other shapes. Raises ModelUnsupported for a
+    head with more layers, or with weights that were quantized in another way than MLX's.
+    """
+    tensors = check_weights(folder)
+    head_tensors = {name: file for name, file in tensors.items() if _PREFIX.match(name)}
+    parts = _find_parts(model)
+    if parts is None or not head_tensors:
+        return None
+    language_model, layer_class = parts
+    args = language_model.args
+    with translate_weight_errors(folder):
+        weights = _stack_experts(folder, _load(head_tensors), args.num_experts)
+        head = DraftHead(args, layer_class, language_model)
+        _quantize(folder, head, weights, config.get("quantization") or {})
+        _check(folder, head, weights)
+        _add_missing_ones(head, weights, model, is_raw=_is_raw(tensors))
+        head.load_weights(list(weights.items()))
+        head.set_dtype(language_model.layers[0].input_layernorm.weight.dtype)
+        if not model_weights.is_quantized(model):
+            model_weights.dequantize_layers(head)
+        mx.eval(mx.random.state, head.parameters())  # the state: see `_evaluate` of `load`
+    return head
+
+
+def _find_parts(model: nn.Module) -> tuple[Any, Callable[..., nn.Module]] | None:
+    """Return the model's language part and the class of its layers. A class derived from these is not known."""
+    if type(model) is qwen3_next.Model:
+        return model, qwen3_next.Qwen3NextDecoderLayer
+    if type(model) in (qwen3_5.Model, qwen3_5_moe.Model):
+        return model.language_model, qwen3_5.DecoderLayer
+    return None
+
+
+def _load(head_tensors: Mapping[str, Path]) -> dict[str, mx.array]:
+    """Return the head's tensors by their names behind `mtp.`, not yet evaluated."""
+    arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
+    return {_PREFIX.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
+
+
+def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) -> dict[str, mx.array]:
+    """Return the tensors with those of the `count` experts in the layout of mlx-lm's `SwitchGLU`.
+
+    Checkpoints have them one by one, or stacked with the gate's and the up projection's rows in one tensor.
+    """
+    stacked: dict[str, mx.array] = {}
+    experts: dict[str, dict[int, mx.array]] = defaultdict(dict)
+    for name, value in weights.items():
+        mlp, _, part = name.partition(".experts.")
+        if match := _EXPERT.fullmatch(name):
+            experts[f"{match[1]}.switch_mlp.{match[3]}"][int(match[2])] = value
+        elif part == "gate_up_proj" and value.ndim == 3:
+            middle = value.shape[1] // 2
+            stacked[f"{mlp}.switch_mlp.gate_proj.weight"] = value[:, :middle]
+            stacked[f"{mlp}.switch_mlp.up_proj.weight"] = value[:, middle:]
+        elif part == "down_proj":
+            stacked[f"{mlp}.switch_mlp.down_proj.weight"] = value
+        else:
+            stacked[name] = value
+    for name, values in experts.items():
+        if missing := sorted(set(range(count)) - set(values)):
+            raise ModelCorrupt(
+                f"the draft head in {folder} lacks mtp.{name} of {len(missing)} of {count} experts, for example of "
+                f"expert {missing[0]}. Download the model again."
+            )
+        if len(shapes := {value.shape for value in values.values()}) > 1:
+            raise ModelCorrupt(f"mtp.{name} in {folder} is of the shapes {sorted(shapes)}. Download the model again.")
+        stacked[name] = mx.stack([values[expert] for expert in sorted(values)])
+    return stacked
+
+
+def _quantize(folder: Path, head: DraftHead, weights: dict[str, mx.array], settings: Mapping[str, Any]) -> None:
+    """Replace the layers of `head` whose weights are packed. Their bits are in `settings` by path, or in the shapes."""
+    infer_settings = import_mlx_lm_utils().infer_quant_config
+
+    def layer_settings(path: str, layer: nn.Module) -> Any:
+        if not hasattr(layer, "to_quantized") or not {f"{path}.scales", f"{path}.weight"} <= weights.keys():
+            return False
+        stated = [value for name, value in settings.items() if f".{name}".endswith(f".mtp.{path}")]
+        return stated[0] if stated and isinstance(stated[0], dict) else infer_settings(path, layer, weights)
+
+    try:
+        nn.quantize(head, class_predicate=layer_settings)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ModelCorrupt(f"the packed mtp.* in {folder} do not fit: {error}. Download the model again.") from error
+
+
+def _check(folder: Path, head: DraftHead, weights: Mapping[str, mx.array]) -> None:
+    """Raise ModelUnsupported or ModelCorrupt unless `weights` are just the head's tensors, in their shapes."""
+    expected = dict(tree_flatten(head.parameters()))
+    if unknown := sorted(weights.keys() - expected.keys()):
+        raise ModelUnsupported(
+            f"the draft head in {folder} has {len(unknown)} tensors that are not read, for example mtp.{unknown[0]}. "
+            "Heads of one layer are read, plain or packed by MLX: take such a checkpoint."
+        )
+    if missing := sorted(expected.keys() - weights.keys()):
+        raise ModelCorrupt(
+            f"the draft head in {folder} lacks {len(missing)} of {len(expected)} tensors, for example "
+            f"mtp.{missing[0]}. Download the model again."
+        )
+    for name, wanted in expected.items():
+        value = weights[name]
+        is_float, wants_float = (mx.issubdtype(array.dtype, mx.floating) for array in (value, wanted))
+        if value.shape != wanted.shape or is_float != wants_float:
+            raise ModelCorrupt(
+                f"mtp.{name} in {folder} is {dtype_name(value.dtype)} {value.shape}, but config.json asks for "
+                f"{dtype_name(wanted.dtype)} {wanted.shape}: the two may be of different models. Download them again."
+            )
+
+
+def _is_raw(tensors: Mapping[str, Path]) -> bool:
+    """Return whether the files are as their maker wrote them. By mlx-lm's rule, the axes of convolutions tell."""
+    name = next((name for name in tensors if name.endswith("conv1d.weight")), None)
+    return name is not None and read_safetensors_header(tensors[name])[name]["shape"][-1:] != [1]
+
+
+def _add_missing_ones(head: DraftHead, weights: dict[str, mx.array], model: nn.Module, *, is_raw: bool) -> None:
+    """Add 1 to the norms that are stored as weight - 1.
+
+    In a raw checkpoint, all are. Converters have kept heads with all, some or none of their norms converted, so there
+    each norm is compared with the model's of the same name. Those before `fc` have no such norm, and their means tell
+    nothing (0.3 to 0.5 when converted). They are treated as the layer's first norm is.
+
+    A wrong guess changes proposals, and so how many are accepted. It changes no answer.
+    """
+    model_norms = [(path, value) for path, value in tree_flatten(model.parameters()) if path.endswith("norm.weight")]
+    first = "layers.0.input_layernorm.weight"
+
+    def lacks_one(name: str) -> bool:
+        suffix = "model.norm.weight" if name == "norm.weight" else name.removeprefix("layers.0")
+        means = [_mean(value) for path, value in model_norms if path.endswith(suffix)]
+        if not means:
+            return name != first and lacks_one(first)
+        return _mean(weights[name]) < sum(means) / len(means) - _MISSING_ONE
+
+    norms = [f"{path}.weight" for path, layer in head.named_modules() if isinstance(layer, nn.RMSNorm)]
+    for name in [name for name in norms if is_raw or lacks_one(name)]:
+        weights[name] = weights[name].astype(mx.float32) + 1
+
+
+def _mean(values: mx.array) -> float:
+    """Return the mean of the values, in float32."""
+    return float(np.array(values.astype(mx.float32)).mean())

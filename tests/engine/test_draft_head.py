@@ -1,0 +1,187 @@
+"""A checkpoint's own draft head in an engine: it proposes what it finds in the whole text, and no answer changes.
+
+Random weights propose nothing right, so the tests that need right proposals put them in its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import load_model
+
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.models.draft_head import read_draft_head
+from cortexmlx.speculation.drafter import HeadDrafter, TokenDraft
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.draft_heads import write_draft_head
+from support.models.tiny import tokens_of
+from support.speculation.guided import plain
+
+PROMPTS = [tokens_of(21, seed=21), tokens_of(50, seed=1), tokens_of(9, seed=2)]
+Row = tuple[int, int, int]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("head") / "model", "qwen3_5")
+
+
+def written(folder: Path, name: str) -> Path:
+    write_draft_head(folder, name, raw=name == "qwen3_next")
+    return folder
+
+
+def asking(driver: Driver) -> list[tuple[list[int], int | None]]:
+    """Have the head asked for each row before each step where it can be, and its tokens drafted. Return the texts that
+    it was asked for, and what it proposed.
+    """
+    core, asked = driver.core, []
+
+    def draft() -> None:
+        jobs = [] if core._in_flight else core.scheduler.draftable_jobs
+        rows = [(job.id, job.generation, len(job.tokens) - 2) for job in jobs]
+        for job, token in zip(jobs, core.model.propose(rows) if jobs else (), strict=True):
+            asked.append((list(job.tokens), token))
+            if token is not None:
+                core.scheduler.set_drafts(job.id, [token])
+
+    core.speculation.draft = draft
+    return asked
+
+
+def proposed(folder: Path, text: Sequence[int]) -> int:
+    """The head's token after a text, which it sees as a whole, on mlx-lm's own model and caches."""
+    model = load_model(folder)[0]
+    head = read_draft_head(folder, json.loads((folder / "config.json").read_text()), model)
+    assert head is not None
+    tokens = mx.array(list(text))[None]
+    language = getattr(model, "language_model", model)
+    states = head(language.model(tokens)[:, :-1], language.model.embed_tokens(tokens[:, 1:]), KVCache())
+    return int(np.array(mx.argmax(head.project(states[:, -1:]), axis=-1)).item())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3_5", {"prefill_budget": 16}),
+        ("qwen3_5", {"pipeline": False}),
+        pytest.param("qwen3_5", {"tokens": 200, "max_rows": 3}, id="preempted"),
+        pytest.param("qwen3_next", {}, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_moe", {"prefill_budget": 8}, marks=pytest.mark.slow),
+    ],
+)
+def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Every draft is wrong, so keys and values of the head, and states, are taken back at every token."""
+    folder = written(tmp_path / "model", name)
+    wanted = [answer.token_ids for answer in plain(folder, *PROMPTS, max_tokens=24)]
+    driver = Driver(folder, speculate=True, **options)
+    if "tokens" in options:
+        driver.limit_blocks(options["tokens"])
+    asked = asking(driver)
+    handles = [driver.add(prompt, 24) for prompt in PROMPTS]
+    while not driver.core.idle:
+        driver.core.step()
+        driver.core.check_invariants()
+    assert [driver.result(handle).token_ids for handle in handles] == wanted
+    assert_nothing_lost(driver.core.stats())
+    assert len(asked) > 40
+    for text, token in asked[::7]:
+        assert token == proposed(folder, text)
+    assert None not in [token for _, token in asked]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "n": 2}, {"repetition_penalty": 1.3}])
+def test_right_proposals_save_steps_and_change_no_token(
+    params: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: dict[int, Sequence[int]] = {}
+    own = ModelRunner.propose
+
+    def propose(runner: ModelRunner, rows: Sequence[Row]) -> list[int | None]:
+        places = [[*wanted[job], 0, 0][position + 2] for job, _, position in rows]
+        return [None if token is None else right for token, right in zip(own(runner, rows), places, strict=True)]
+
+    monkeypatch.setattr(ModelRunner, "propose", propose)
+    for prompt in PROMPTS[:2]:
+        (answer,) = plain(folder, prompt, max_tokens=60, **params)
+        driver = Driver(folder, speculate=True, forced_tokens=False)
+        asking(driver)
+        handle = driver.add(prompt, 60, **params)
+        every = (answer, *answer.others)
+        while not driver.core.idle:
+            for job in driver.core.scheduler.jobs:
+                index = driver.core.requests.answers[job.id].index
+                wanted[job.id] = [*prompt, *every[index].token_ids]
+            driver.core.step()
+            driver.core.check_invariants()
+        result = driver.result(handle)
+        assert [each.token_ids for each in (result, *result.others)] == [each.token_ids for each in every]
+        counts = driver.core.stats().speculation
+        assert counts.accepted == counts.drafted > 20 * len(every)
+
+
+def test_a_prompt_whose_beginning_is_cached_has_the_heads_keys_too(folder: Path) -> None:
+    driver = Driver(folder, speculate=True)
+    driver.result_of(tokens_of(64, seed=5), 8)
+    asked = asking(driver)
+    text = [*tokens_of(64, seed=5), 7, 8, 9]
+    answer = driver.result_of(text, 12)
+    assert answer.usage.cached_tokens >= 48
+    assert answer.token_ids == plain(folder, text, max_tokens=12)[0].token_ids
+    known = [(tokens, token) for tokens, token in asked if token is not None]
+    assert all(token == proposed(folder, tokens) for tokens, token in known[::3]) and len(known) > 5
+
+
+def test_without_speculation_it_is_not_even_read(folder: Path) -> None:
+    for options in ({"speculate": False}, {"reproducible": True}):
+        core = Driver(folder, **({"speculate": True} | options)).core
+        assert core.model.propose is None and not any("draft head" in note for note in core.info.notes)
+    core = Driver(folder, speculate=True).core
+    assert any("draft head drafts tokens" in note for note in core.info.notes)
+    without = Driver(folder, speculate=False).core
+    assert core.info.kv_bytes_per_token == without.info.kv_bytes_per_token * 3 // 2, "two layers keep keys and values"
+
+
+def test_a_damaged_head_is_said_and_the_model_answers(folder: Path, tmp_path: Path) -> None:
+    broken = written(tmp_path / "broken", "qwen3_5")
+    tensors = mx.load(str(broken / "model.safetensors"))
+    tensors.pop("mtp.fc.weight")
+    mx.eval(tensors)
+    mx.save_safetensors(str(broken / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    driver = Driver(broken, speculate=True)
+    assert any("draft head is not used" in note and "mtp.fc.weight" in note for note in driver.core.info.notes)
+    assert driver.result_of(PROMPTS[0], 8).token_ids == plain(folder, PROMPTS[0], max_tokens=8)[0].token_ids
+
+
+def test_it_is_asked_for_what_follows_the_newest_token() -> None:
+    seen: list[Row] = []
+    drafter = HeadDrafter(lambda rows: seen.extend(rows) or [7, None], clock=itertools.count().__next__)
+    jobs: Any = [
+        SimpleNamespace(id=3, generation=2, tokens=[5, 6, 7]),
+        SimpleNamespace(id=4, generation=0, tokens=[1, 2]),
+    ]
+    assert drafter.estimate_seconds(2, 1) is None
+    assert drafter.propose(jobs, 1) == [TokenDraft((7,)), None]
+    assert seen == [(3, 2, 1), (4, 0, 0)], "the position whose next token is the newest one"
+    assert drafter.estimate_seconds(2, 1) == drafter.estimate_seconds(16, 1) == 1
+
+
+def test_a_head_whose_drafts_are_hardly_ever_right_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = HeadDrafter(lambda rows: [1] * len(rows))
+    drafter.judge(499, 0)
+    drafter.judge(500, 51)
+    assert drafter.needs_drained_pipeline and not caplog.records
+    drafter.judge(510, 51)
+    drafter.judge(600, 51)
+    assert not drafter.needs_drained_pipeline
+    (record,) = caplog.records
+    assert "51 of the 510 tokens" in record.getMessage() and "may be misread" in record.getMessage()
