@@ -201,7 +201,7 @@ class ModelRunner:
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
         """Build a forward pass as a graph. Compute only what goes through the feed. Return the arrays to compute."""
-        self._plan = plan
+        self._plan, self._head_inputs = plan, None
         if plan.groups is not None:
             self.memory.check_blocks(plan.groups)
             self._groups = plan.groups
@@ -322,12 +322,13 @@ class ModelRunner:
         products = nullcontext() if self.products is None else self.products.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
         kept_indices = kept_rows(plan) if plan.kind is StepKind.MIXED else None
-        kept = kept_indices if self._head is None else np.arange(len(plan.positions), dtype=np.int32)
+        runs_head = self._head is not None and plan.runs_head
+        kept = np.arange(len(plan.positions), dtype=np.int32) if runs_head else kept_indices
         with swiglu.use_powers_of_two(), products, adapters:
             if kept is None:
                 return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None
             logits, states = self._logit_rows.run_keeping(tokens[:, None], self._layer_caches, plan.logit_rows, kept)
-            if self._head is not None:
+            if runs_head:
                 self._head_inputs = self._logit_rows.hidden_states(states), tokens
                 return logits, None if kept_indices is None else states[mx.array(kept_indices)]
             return logits, states

@@ -129,9 +129,11 @@ class StepBuilder:
     """
 
     def __init__(self, cache: KVCache, has_draft_head: bool = False) -> None:
-        """`has_draft_head`: plans say which tokens follow pieces of prompts."""
+        """`has_draft_head`: the model has one, which runs in steps with prompts or drafts, and if `is_head_awake` in
+        others, too.
+        """
         self.cache = cache
-        self._has_draft_head = has_draft_head
+        self._has_draft_head = self.is_head_awake = has_draft_head
         self.count = 0
         self._result_of: dict[tuple[JobId, int], int] = {}
 
@@ -173,6 +175,7 @@ class StepBuilder:
             scoring=make_scoring(scheduled_tokens, segments),
             pooling=make_pooling(scheduled_tokens, segments),
             adapters=_adapter_numbers([job.adapter for job, _ in scheduled_tokens]),
+            runs_head=self._has_draft_head,
             following=_following_tokens(scheduled_tokens) if self._has_draft_head else None,
         )
         self._result_of, end = {}, 0
@@ -221,6 +224,7 @@ class StepBuilder:
             columns=columns,
             flush=flush,
             adapters=_adapter_numbers([lane.job.adapter if i in jobs_by_lane else 0 for i, lane in enumerate(lanes)]),
+            runs_head=self._has_draft_head and self.is_head_awake,
         )
 
     def _lane_sources(self, lanes: Sequence[Lane]) -> IntArray | None:
@@ -258,6 +262,7 @@ class StepBuilder:
         scoring: Scoring | None = None,
         pooling: Pooling | None = None,
         adapters: tuple[int, ...] | None = None,
+        runs_head: bool = False,
         following: IntArray | None = None,
     ) -> StepPlan:
         """Return the next numbered plan, with the arena's size and the planned operations on states."""
@@ -283,6 +288,7 @@ class StepBuilder:
             scoring=scoring,
             pooling=pooling,
             adapters=adapters,
+            runs_head=runs_head,
             following=following,
         )
 

@@ -162,9 +162,11 @@ class StepPlan:
     pooling: Pooling | None = None
     """States to sum up; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()
+    runs_head: bool = False
+    """Whether the model's draft head runs after the step."""
     following: IntArray | None = None
-    """`[segments]` the text's token after each segment of a MIXED step, 0 where there is none yet; None if nobody needs
-    them: only a draft head does.
+    """`[segments]` the text's token after each segment of a MIXED step, 0 where there is none yet, for the draft head;
+    None if it does not run.
     """
     adapters: tuple[int, ...] | None = None
     """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""

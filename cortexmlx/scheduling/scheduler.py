@@ -222,6 +222,10 @@ class Scheduler:
         if job_id in self._jobs:
             drafts.set_drafts(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
+    def wake_head(self, is_awake: bool) -> None:
+        """Have the model's draft head run in decode steps, or not. What it misses makes its guesses worse, no more."""
+        self._builder.is_head_awake = is_awake
+
     @property
     def draftable_jobs(self) -> list[Job]:
         """The running jobs that pass `drafts.can_draft`; none while steps are kept small after a refusal of memory."""

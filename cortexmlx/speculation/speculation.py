@@ -32,6 +32,9 @@ TRIAL_TOKENS = 4
 SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
 """After how many tokens it is asked again at first, and later."""
 
+HEAD_WAKES = 32
+"""So many tokens before it is asked again, the model's draft head runs in all steps."""
+
 
 @dataclass
 class DraftCounts:
@@ -96,6 +99,10 @@ class Speculation:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
         if any(job.drafts_in_flight and job.is_running for job, _ in self._drafted_jobs.values()):
             return
+        for drafter in self._slow_drafters:
+            if isinstance(drafter, HeadDrafter):
+                asked_next, _ = self._retry_waits[drafter.name]
+                self._scheduler.wake_head(not drafter.is_off and self.ledger.tokens >= asked_next - HEAD_WAKES)
         jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
         if not jobs:
@@ -332,8 +339,8 @@ DraftSource = tuple[str, int]
 STREAKS = (1, 4, 12)
 """Tokens guessed right in succession are told apart in these classes: none, 1 .. 3, 4 .. 11, more."""
 
-PRIOR = (0.3, 0.6, 0.8, 0.9)
-"""The chances of an unknown source, by class."""
+PRIOR, HEAD_PRIOR = (0.3, 0.6, 0.8, 0.9), (0.7, 0.7, 0.7, 0.7)
+"""The chances of an unknown source, by class; and those of the model's draft head, which was trained for it."""
 
 _OF_PRIOR, _OF_ALL = 4.0, 4.0
 """How many tokens the prior counts against those of all rows, and these against those of one row."""
@@ -393,11 +400,12 @@ class AcceptanceRates:
         job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job)
         chances, chance = [], 1.0
         by_class: dict[int, float] = {}
+        priors = HEAD_PRIOR if source[0] == HeadDrafter.name else PRIOR
         for position in range(tokens):
             class_index = streak_class(streak + position)
             if class_index not in by_class:
                 shared_rate = self._shared_rates.get((source, class_index))
-                mean = PRIOR[class_index] if shared_rate is None else shared_rate.mean(PRIOR[class_index], _OF_PRIOR)
+                mean = priors[class_index] if shared_rate is None else shared_rate.mean(priors[class_index], _OF_PRIOR)
                 job_rate = job_rates.get((source, class_index))
                 by_class[class_index] = mean if job_rate is None else job_rate.mean(mean, _OF_ALL)
             chance *= by_class[class_index]
