@@ -18,7 +18,6 @@ from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import finally_nothing_lost
 from support.engine.held import hold_long_answers
 from support.models.tiny import tokens_of
-from support.patience import soon
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -109,18 +108,6 @@ def test_an_error_of_the_prompts_iterator_comes_out_and_cancels_the_rest(engine:
     with pytest.raises(OSError, match="the disk is gone"):
         list(engine.as_completed(broken(), LONG))
     finally_nothing_lost(engine)
-
-
-def test_prompts_of_an_iterator_are_submitted_as_they_are_read(engine: Engine) -> None:
-    answered = threading.Event()
-
-    def slow() -> Iterator[list[int]]:
-        yield tokens_of(4)
-        if soon(lambda: engine.stats().requests_finished):
-            answered.set()
-
-    assert len(list(engine.as_completed(slow(), SHORT))) == 1
-    assert answered.is_set()
 
 
 def test_a_closed_engine_ends_the_iteration(tiny: Any) -> None:

@@ -61,7 +61,7 @@ def adapted_kinds(root: Path) -> Callable[[str], Adapted]:
             write_four_bits(folder)
         else:
             write_tiny(folder, name)
-        kind = Kind(name, folder, bits, speculates=name not in _RECURRENT)
+        kind = Kind(name, folder, bits)
         return Adapted(kind, _adapters(root / f"adapters of {name}", folder))
 
     return of
