@@ -219,6 +219,7 @@ class RecordedCall:
         self._kwargs = {n: _CACHE if isinstance(value, ArraysCache) else value for n, value in kwargs.items()}
         self._shape = shape
         self._outputs: dict[tuple[int, int], mx.array] = {}
+        self._token_outputs: dict[tuple[int, int], mx.array] = {}
 
     def run(self, cache: ArraysCache) -> Any:
         """Call the module, which changes `cache`, and record what its modules give. Return its result."""
@@ -227,14 +228,20 @@ class RecordedCall:
             output = call()
             if isinstance(output, mx.array) and output.ndim == 3 and output.shape[:2] == self._shape:
                 self._outputs[id(child), number] = output
+            elif isinstance(output, mx.array) and output.shape[:-1] in ((rows,), (rows, 1)):
+                self._token_outputs[id(child), number] = output
             return output
 
-        return self._call(cache, record, lambda array: array)
+        rows, tokens = self._shape
+        result = self._call(cache, record, lambda array: array)
+        counts = Counter(child for child, _ in self._token_outputs)  # of those that are called token by token
+        self._token_outputs = {key: a for key, a in self._token_outputs.items() if counts[key[0]] == tokens}
+        return result
 
     def arrays(self) -> Iterator[mx.array]:
         """Yield the arrays that are kept."""
         yield from (value for value in (*self._inputs, *self._kwargs.values()) if isinstance(value, mx.array))
-        yield from self._outputs.values()
+        yield from (*self._outputs.values(), *self._token_outputs.values())
 
     def run_again(self, cache: ArraysCache, rows: Sequence[int], tokens: int) -> None:
         """Change `cache`, which has the states of some of the rows before the call, to those after `tokens` tokens."""
@@ -247,6 +254,9 @@ class RecordedCall:
             return array[:, :tokens] if array.ndim > 1 and array.shape[1] == self._shape[1] else array
 
         def give(child: nn.Module, number: int, call: Callable[[], Any]) -> Any:
+            output = self._token_outputs.get((id(child), number))
+            if output is not None:
+                return output if index is None else mx.take(output, index, axis=0)
             output = self._outputs.get((id(child), number))
             return call() if output is None else cut(output)
 

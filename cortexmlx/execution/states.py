@@ -208,7 +208,10 @@ class StateStore:
             begin, end = end, end + segment.count
             row = (segment.job, segment.generation)
             for cut in self._cuts.get(row, ()):
-                batch, index, _ = place_of[begin + cut.tokens - segment.first - 1]
+                flat_token = begin + cut.tokens - segment.first - 1
+                batch, index, span = place_of[flat_token if flat_token in place_of else end - 1]
+                if span is not None:  # drafts come after it
+                    batch, index = span.compute_state([index], cut.tokens - segment.first), 0
                 pending_arrays += self._make_snapshot(cut.snapshot, StatePlace(batch, index, cut.tokens))
             if segment.live:
                 batch, index, span = place_of[end - 1]

@@ -256,10 +256,12 @@ class RunningSet:
             self.cache.states.mark_used(job.id, anchor)
 
     def plan_cuts(self, scheduled_tokens: Iterable[tuple[Job, int]]) -> tuple[RowSnapshot, ...]:
-        """Plan which recurrent states to keep within a step that computes `scheduled_tokens` tokens."""
+        """Plan which recurrent states to keep within a step that computes `scheduled_tokens` tokens. None is kept after
+        a drafted token.
+        """
         cuts = []
         for job, count in scheduled_tokens if self.cache.states.snapshots is not None else ():
-            end = job.num_computed_tokens + count
+            end = min(job.num_computed_tokens + count, len(job.tokens))
             all_cuts = (*job.cuts, *job.spare_cuts)
             for position in sorted(place for place in all_cuts if job.num_computed_tokens < place <= end):
                 snapshot = self.cache.states.make_snapshot(job.id, position, position in job.spare_cuts)

@@ -249,6 +249,12 @@ STATES_TAKEN_BACK = (
         "RecordedCall(keep, None, (values, cache), {}, part.tokens.shape)",
         "RecordedCall(keep, None, (values[:, -1:], cache), {}, part.tokens.shape)",
     ),
+    Fault(
+        "a state after drafts is kept",
+        RUNNING,
+        "min(job.num_computed_tokens + count, len(job.tokens))",
+        "job.num_computed_tokens + count",
+    ),
     Fault("rows of different lengths are one part", STATES, "key = segment.count, place", "key = place"),
 )
 

@@ -52,6 +52,7 @@ class ShadowStates:
             assert found == wanted, f"job {segment.job} goes on with a state that is not its own"
             for place in range(segment.first + 1, end + 1):
                 if (row, place) in cuts:
+                    assert len(segment.logits) < 2 or place <= segment.logits.start + 1, "a state after a draft is kept"
                     self._snapshots[cuts.pop((row, place))] = self._after(segment.job, place)
             places = range(segment.first, end + 1) if len(segment.logits) > 1 else [end]
             right = right_ends[segment.job]

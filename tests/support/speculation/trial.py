@@ -79,8 +79,8 @@ class Trial:
 
     def _driver(self) -> Driver:
         dice = self.dice
-        tight = dice.random() < 0.5
-        tokens = dice.choice([104, 120, 144]) if tight else 2048
+        tight, states = dice.random() < 0.5, 80 if self.kind.has_states else 0
+        tokens = dice.choice([104, 120, 144]) + states if tight else 2048
         driver = Driver(
             self.kind.folder,
             tokens=tokens,
