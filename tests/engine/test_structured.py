@@ -126,16 +126,6 @@ def test_forced_tokens_are_those_of_the_judge(name: str, setting: dict[str, Any]
     assert "verify" in driver.core.stats().steps_by_reason
 
 
-@pytest.mark.parametrize("name", ["mamba"])
-def test_recurrent_models_too(name: str, tiny: Any, judge: Any) -> None:
-    driver = Driver(tiny(name), tokens=512, forced_tokens=False)
-    prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(3)]
-    handles = [driver.add(prompt, 32, ignore_eos=False, structured=PERSON) for prompt in prompts]
-    driver.finish()
-    for prompt, handle in zip(prompts, handles, strict=True):
-        assert list(driver.result(handle).token_ids) == judge(name, prompt, PERSON, 32)
-
-
 def test_a_model_that_is_not_paged_too(tiny: Any, judge: Any, unpaged: None) -> None:
     driver = Driver(tiny("llama"), tokens=512, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(2)]

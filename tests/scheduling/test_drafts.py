@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -226,6 +227,14 @@ def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
     shadow.scheduler.cache.can_cut_back = False
     drafted(shadow, job, 5)
     assert job.drafts == () and not shadow.scheduler._running_set.has_drafts
+
+
+def test_no_state_is_kept_after_a_draft() -> None:
+    shadow, job = began()
+    running, known = shadow.scheduler._running_set, len(job.tokens)
+    running.cache.states = Mock(**{"make_snapshot.return_value": 7})
+    job.cuts = {known, known + 1, known + 2}
+    assert [cut.tokens for cut in running.plan_cuts([(job, 3)])] == [known]
 
 
 @pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from support.models.quantized_models import wide
-from support.models.recurrent import RECURRENT
 from support.models.tiny import write_tiny
 
 
@@ -22,11 +21,6 @@ class Kind:
     kv_bits: int | None = None
     adapter: Path | None = None
     """The adapter that its judge has."""
-
-    @property
-    def has_states(self) -> bool:
-        """Whether it has recurrent layers."""
-        return self.name in RECURRENT
 
 
 NAMES = (

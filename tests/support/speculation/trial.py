@@ -15,6 +15,7 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.refusals import Refusals
+from support.models.recurrent import RECURRENT
 from support.patience import PATIENCE
 from support.speculation.compared import Compared
 from support.speculation.counts import Counts
@@ -79,7 +80,7 @@ class Trial:
 
     def _driver(self) -> Driver:
         dice = self.dice
-        tight, states = dice.random() < 0.5, 80 if self.kind.has_states else 0
+        tight, states = dice.random() < 0.5, 80 if self.kind.name in RECURRENT else 0
         tokens = dice.choice([104, 120, 144]) + states if tight else 2048
         driver = Driver(
             self.kind.folder,
