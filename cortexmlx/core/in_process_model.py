@@ -360,6 +360,8 @@ class InProcessModel:
             exit_stack.callback(self._drop_parts)
             if "loaded" in parts:
                 exit_stack.callback(weights.release_arrays, self.loaded.model)
+            if parts.get("head") is not None:
+                exit_stack.callback(weights.release_arrays, self.head)
             if "runner" in parts:
                 exit_stack.callback(self.runner.close)
             if self.disk is not None:

@@ -129,11 +129,11 @@ class StepBuilder:
     """
 
     def __init__(self, cache: KVCache, has_draft_head: bool = False) -> None:
-        """`has_draft_head`: the model has one, which runs in steps with prompts or drafts, and if `is_head_awake` in
-        others, too.
+        """`has_draft_head`: the model has one, which runs in steps with prompts or drafts, and in the windows that
+        begin while `is_head_awake`.
         """
         self.cache = cache
-        self._has_draft_head = self.is_head_awake = has_draft_head
+        self._has_draft_head = self.is_head_awake = self._window_runs_head = has_draft_head
         self.count = 0
         self._result_of: dict[tuple[JobId, int], int] = {}
 
@@ -209,6 +209,8 @@ class StepBuilder:
                 Segment(lane.job.id, lane.generation, position, 1, range(position, position + 1), live=job is not None)
             )
         opens_window = column == 0
+        if opens_window:  # the head's tail begins with the window's
+            self._window_runs_head = self._has_draft_head and self.is_head_awake
         return self._make_plan(
             StepKind.DECODE,
             segments,
@@ -224,7 +226,7 @@ class StepBuilder:
             columns=columns,
             flush=flush,
             adapters=_adapter_numbers([lane.job.adapter if i in jobs_by_lane else 0 for i, lane in enumerate(lanes)]),
-            runs_head=self._has_draft_head and self.is_head_awake,
+            runs_head=self._window_runs_head,
         )
 
     def _lane_sources(self, lanes: Sequence[Lane]) -> IntArray | None:

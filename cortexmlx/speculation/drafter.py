@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,9 @@ Propose = Callable[[Sequence[tuple[JobId, int, int]]], Sequence[int | None]]
 ENOUGH_DRAFTED, MISREAD = 500, 0.1
 """After so many drafts, a head with this share of right ones or less is switched off: it may be misread."""
 
+PAUSE = 10.0
+"""For how many seconds a head guesses nothing after it has failed."""
+
 _FORGETTING = 0.2
 """Weight of the newest measurement in the running means."""
 
@@ -111,17 +115,23 @@ class HeadDrafter:
         self._propose = propose
         self._clock = clock
         self._seconds: dict[int, float] = {}
+        self._paused_until = -math.inf
         self.is_off = False
 
     @property
     def needs_drained_pipeline(self) -> bool:
-        """True: it needs the newest token of each row."""
-        return not self.is_off
+        """True: it needs the newest token of each row. False while it pauses, or is off."""
+        return not self.is_off and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
         """Return the head's token for each of the decoding `jobs`; None where it has not seen the newest one."""
         start_time = self._clock()
-        tokens = self._propose([(job.id, job.generation, len(job.tokens) - 2) for job in jobs])
+        try:
+            tokens = self._propose([(job.id, job.generation, len(job.tokens) - 2) for job in jobs])
+        except Exception as error:  # memory was refused, for example: an answer needs no guesses
+            log.warning("the model's draft head guesses nothing for %.0f seconds: %s", PAUSE, error)
+            self._paused_until = self._clock() + PAUSE
+            return [None] * len(jobs)
         size, seconds = len(jobs).bit_length(), self._clock() - start_time
         self._seconds[size] = seconds + (1 - _FORGETTING) * (self._seconds.get(size, seconds) - seconds)
         return [None if token is None else TokenDraft((token,)) for token in tokens]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -160,6 +161,13 @@ def test_a_damaged_head_is_said_and_the_model_answers(folder: Path, tmp_path: Pa
     driver = Driver(broken, speculate=True)
     assert any("draft head is not used" in note and "mtp.fc.weight" in note for note in driver.core.info.notes)
     assert driver.result_of(PROMPTS[0], 8).token_ids == plain(folder, PROMPTS[0], max_tokens=8)[0].token_ids
+
+
+def test_it_wakes_between_windows_and_a_refusal_makes_it_pause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(folder, speculate=True)
+    driver.core.speculation._retry_waits["head"] = (77, 64)
+    monkeypatch.setattr(ModelRunner, "propose", Mock(side_effect=RuntimeError("[malloc] Unable to allocate")))
+    assert driver.result_of(PROMPTS[0], 99).token_ids == plain(folder, PROMPTS[0], max_tokens=99)[0].token_ids
 
 
 def test_it_is_asked_for_what_follows_the_newest_token() -> None:

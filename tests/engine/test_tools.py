@@ -28,7 +28,6 @@ from cortexmlx.structured.tools import Tool, result_message
 from support.clients.scripted import write_scripted
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer
 from support.models.calling import write_calling
-from support.models.recurrent import RECURRENT
 from support.models.thinking import dictated
 from support.models.tiny import EOS
 
@@ -170,14 +169,6 @@ def test_a_tight_arena_and_forks_change_no_token(folders: Callable[..., Path], o
         answer = handle.result()
         assert [list(each.token_ids) for each in (answer, *answer.others)] == [expected] * 2
         check(answer)
-
-
-@pytest.mark.parametrize("model_type", ["mamba", "lfm2"])
-def test_recurrent_models_too(model_type: str, open_engine: Open) -> None:
-    engine = open_engine("hermes", config=RECURRENT[model_type] | {"max_position_embeddings": 4096})
-    answer = engine.generate(USER, tools=TOOLS, tool_choice="required", max_tokens=300, parallel_tool_calls=False)
-    check(answer)
-    assert answer.finish_reason is FinishReason.TOOL_CALLS
 
 
 def test_free_rows_beside_calls_stay_as_they_are(open_engine: Open) -> None:
