@@ -41,7 +41,7 @@ def looping(engine: Engine) -> Iterator[Engine]:
     """An engine whose model's chat template never ends."""
     engine._tokenizer._tokenizer.chat_template = LOOPS
     yield engine
-    assert all_end()
+    assert all_end() and soon(lambda: not engine.stats().kv_bytes_in_use)
     assert_nothing_lost(engine.stats())
 
 
