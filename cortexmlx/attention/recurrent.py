@@ -43,6 +43,11 @@ class TokenSpan:
     is_verified: bool = False
     """Whether some of its last tokens may be taken back, so that its calls are recorded."""
 
+    @property
+    def is_piece(self) -> bool:
+        """Whether all its tokens are one row's, and there are several."""
+        return len(self.tokens) == 1 and self.tokens.size > 1
+
     def select(self, array: mx.array, tokens: int) -> mx.array:
         """Return the span's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
         (positions). Any other array does not belong to tokens, and is returned unchanged.
@@ -59,10 +64,9 @@ class TokenSpan:
 
 
 def _take_tokens(array: mx.array, tokens: IntArray) -> mx.array:
-    """Return some flat tokens of an array; a view if they are consecutive."""
-    first = int(tokens[0])
-    is_run = int(tokens[-1]) - first + 1 == len(tokens) and bool((np.diff(tokens) == 1).all())
-    return array[first : first + len(tokens)] if is_run else array[mx.array(tokens)]
+    """Return some flat tokens of an array, in ascending order; a view if they are consecutive."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    return array[first : last + 1] if last - first + 1 == len(tokens) else array[mx.array(tokens)]
 
 
 class SpanStep:
@@ -243,7 +247,7 @@ class RecordedCall:
         yield from (value for value in (*self._inputs, *self._kwargs.values()) if isinstance(value, mx.array))
         yield from (*self._outputs.values(), *self._token_outputs.values())
 
-    def run_again(self, cache: ArraysCache, rows: Sequence[int], tokens: int) -> None:
+    def replay(self, cache: ArraysCache, rows: Sequence[int], tokens: int) -> None:
         """Change `cache`, which has the states of some of the rows before the call, to those after `tokens` tokens."""
         index = None if list(rows) == list(range(self._shape[0])) else mx.array(list(rows), mx.int32)
 
@@ -284,7 +288,7 @@ class RecordedCall:
         return self._original(module, *map(prepare, self._inputs), **{n: prepare(v) for n, v in self._kwargs.items()})
 
 
-def run_again(
+def replay_calls(
     calls: Sequence[RecordedCall], states: Sequence[mx.array | None], rows: Sequence[int], tokens: int
 ) -> tuple[mx.array | None, ...]:
     """Return a layer's states after the first `tokens` tokens of its recorded calls. `states` are those before them, of
@@ -293,7 +297,7 @@ def run_again(
     cache = ArraysCache(len(states))
     cache.cache = list(states)
     for call in calls:
-        call.run_again(cache, rows, tokens)
+        call.replay(cache, rows, tokens)
     return tuple(cache.cache)
 
 

@@ -18,7 +18,7 @@ from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.speculation.draft_rows import MAX_ROUND_TOKENS, DraftScheduler
-from cortexmlx.speculation.drafter import TokenDraft
+from cortexmlx.speculation.drafter import MeanTimes, TokenDraft
 
 log = logging.getLogger("cortexmlx")
 
@@ -29,9 +29,6 @@ sooner after a pause than the pause was long.
 
 MAX_PAUSE = 256 * PAUSE
 """The longest pause."""
-
-_FORGETTING = 0.2
-"""Weight of the newest round in the running means of its times."""
 
 
 def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: False) -> InProcessModel:
@@ -99,8 +96,8 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._in_flight: deque[StepPlan] = deque()
         self._paused_until, self._pause = -math.inf, 0.0
-        self._first_step_means: dict[int, float] = {}
-        self._further_step_means: dict[int, float] = {}
+        self._first_step_times = MeanTimes()
+        self._further_step_times = MeanTimes()
         self.rows = self._make_rows(from_scratch=False)
 
     def _make_rows(self, from_scratch: bool) -> DraftScheduler:
@@ -131,8 +128,8 @@ class DraftModel:
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Estimate drafting `tokens` tokens for each of `rows` rows with computed texts; None if not known yet."""
-        further = _nearest_mean(self._further_step_means, rows.bit_length())
-        first = _nearest_mean(self._first_step_means, rows.bit_length()) or further
+        further = self._further_step_times.estimate(rows)
+        first = self._first_step_times.estimate(rows) or further
         return None if first is None else first + (tokens - 1) * (further or first)
 
     def end(self, job: Job) -> None:
@@ -256,17 +253,6 @@ class DraftModel:
         if not rows:
             return
         if all(segment.count <= MAX_ROUND_TOKENS for segment in plan.segments):
-            _update_mean(self._first_step_means, rows.bit_length(), first_collect_time - start_time)
+            self._first_step_times.add(rows, first_collect_time - start_time)
         if count > 1:
-            _update_mean(self._further_step_means, rows.bit_length(), (end - first_collect_time) / (count - 1))
-
-
-def _nearest_mean(mean_times: dict[int, float], size: int) -> float | None:
-    """Return the mean time of this size, or else of the nearest size that is known; None if there is none."""
-    return mean_times[min(mean_times, key=lambda known: abs(known - size))] if mean_times else None
-
-
-def _update_mean(mean_times: dict[int, float], size: int, seconds: float) -> None:
-    """Move the running mean of a size towards a new measurement."""
-    mean = mean_times.get(size)
-    mean_times[size] = seconds if mean is None else mean + _FORGETTING * (seconds - mean)
+            self._further_step_times.add(rows, (end - first_collect_time) / (count - 1))

@@ -260,7 +260,7 @@ class ServedAdapters:
             if route is None:
                 continue
             # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
-            if route.tokens * x.shape[-1] != x.size and (part is None or len(part.tokens) > 1):
+            if route.tokens * x.shape[-1] != x.size and (part is None or not part.is_piece):
                 raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
             out = table.add_products(route, x, out)
         return out

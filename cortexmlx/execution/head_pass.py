@@ -18,15 +18,12 @@ import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache
 from cortexmlx.models.draft_head import DraftHead
-from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
-
-HeadRow = tuple[JobId, int, int]
-"""A job, its generation, and the position of its newest token that the head has seen the state of."""
+from cortexmlx.speculation.drafter import HeadRow
 
 
 class HeadPass:
-    """The draft head of a runner's model, and what it made of the newest steps. `cache` is its layer's."""
+    """The draft head of a runner's model, and what it made of the newest step. `cache` is its layer's."""
 
     def __init__(self, head: DraftHead, cache: LayerCache) -> None:
         self._head = head
@@ -34,26 +31,28 @@ class HeadPass:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all steps."""
-        self._states: dict[int, tuple[Sequence[Segment], mx.array]] = {}
+        """Forget the newest step."""
+        self._newest: tuple[Sequence[Segment], mx.array] | None = None
 
     def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
         """Run the head on a step of flat `tokens` `[T]`, whose states after the model's last norm are `hidden`
         `[T, width]`. `chosen` are the tokens that the step chose for its `logit_rows`. Return the arrays to compute.
         """
         states = self._head(hidden[:, None], self._head.embed(_next_tokens(plan, tokens, chosen))[:, None], self._cache)
-        if not len(plan.logit_rows):
-            return [states[-1:]]
+        if not len(plan.logit_rows):  # its keys and values are all that is needed
+            return []
         rows = states if len(plan.logit_rows) == len(plan.positions) else states[mx.array(plan.logit_rows)]
-        self._states = {number: kept for number, kept in self._states.items() if number >= plan.number - 1}
-        self._states[plan.number] = plan.logit_segments, rows
+        self._newest = plan.logit_segments, rows
         return [rows]
 
     def propose(self, rows: Sequence[HeadRow]) -> list[int | None]:
-        """Return the likeliest next token of each row after its newest one; None if no late step had it."""
+        """Return the likeliest next token of each row after its newest one; None if the newest step had
+        not that one. No step may be in flight.
+        """
+        if self._newest is None:
+            return [None] * len(rows)
+        segments, states = self._newest
         places: list[int | None] = []
-        number = max(self._states, default=0)
-        segments, states = self._states.get(number, ((), mx.zeros((0,))))
         firsts: dict[tuple[int, int], tuple[int, range]] = {}
         end = 0
         for segment in segments:

@@ -24,7 +24,7 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, return_refusals
 from cortexmlx.execution.command_buffers import command_buffer_limits, count_bound_elements, count_command_buffers
-from cortexmlx.execution.head_pass import HeadPass, HeadRow
+from cortexmlx.execution.head_pass import HeadPass
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
@@ -38,6 +38,7 @@ from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
+from cortexmlx.speculation.drafter import HeadRow
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.sampling_params import LogitsProcessor
 
@@ -288,6 +289,9 @@ class ModelRunner:
         if self._writer is not None:
             self._writer.end()
         self.states.forget_rows()
+        self._head_inputs = None
+        if self._head is not None:
+            self._head.forget()
         for cache in self._caches.values():
             cache.begin(0)
 
@@ -296,8 +300,6 @@ class ModelRunner:
         self._in_flight.clear()
         self.reset()
         self.states.forget()
-        if self._head is not None:
-            self._head.forget()
         self.adapters.forget()
         if self.products is not None:
             self.products.reconsider()

@@ -16,7 +16,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.recurrent import RecordedCall, RecurrentCache, SpanStep, TokenSpan, run_again
+from cortexmlx.attention.recurrent import RecordedCall, RecurrentCache, SpanStep, TokenSpan, replay_calls
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.snapshots import Row, RowSnapshot, StateOps
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
@@ -64,7 +64,7 @@ class VerifiedSpan:
         start = self.before if is_whole else self.before.take_rows(rows)
         if not tokens:
             return start
-        states = [run_again(calls, leaf, rows, tokens) for leaf, calls in zip(start.states, self.calls, strict=True)]
+        states = [replay_calls(calls, leaf, rows, tokens) for leaf, calls in zip(start.states, self.calls, strict=True)]
         return StateBatch(tuple(states), len(rows))
 
 
@@ -78,6 +78,13 @@ class StatePlace:
     row: int
     tokens: int
     span: VerifiedSpan | None = None
+
+    def count_in_span(self, tokens: int) -> int:
+        """Return how many of the span's tokens are among the row's first `tokens` ones; less than 0: the span begins
+        after them.
+        """
+        assert self.span is not None
+        return self.span.length - (self.tokens - tokens)
 
 
 class StateStore:
@@ -264,13 +271,13 @@ class StateStore:
             row: Row = (segment.job, segment.generation)
             place = self._current_places.get(row)
             if segment.live and place is not None and place.span is not None:
-                tokens = place.span.length - (place.tokens - segment.first)
-                spans.setdefault(place.span, {}).setdefault(tokens, []).append((row, place))
-        for span, rows_by_length in spans.items():
-            for tokens, members in rows_by_length.items() if rows_by_length.keys() != {span.length} else ():
-                batch = span.compute_state([place.row for _, place in members], tokens)
+                count = place.count_in_span(segment.first)
+                spans.setdefault(place.span, {}).setdefault(count, []).append((row, place))
+        for span, rows_by_count in spans.items():
+            for count, members in rows_by_count.items() if rows_by_count.keys() != {span.length} else ():
+                batch = span.compute_state([place.row for _, place in members], count)
                 for index, (row, place) in enumerate(members):
-                    self._current_places[row] = StatePlace(batch, index, place.tokens - span.length + tokens)
+                    self._current_places[row] = StatePlace(batch, index, place.tokens - span.length + count)
 
     # -- what is kept -------------------------------------------------------------------------------------------------
 
@@ -300,9 +307,9 @@ class StateStore:
         place = self._current_places.get(save.row)
         if place is not None and place.tokens == save.tokens:
             return place
-        if place is not None and place.span is not None and place.tokens > save.tokens:
-            tokens = save.tokens - place.tokens + place.span.length
-            return StatePlace(place.span.compute_state([place.row], tokens), 0, save.tokens)
+        if place is not None and place.span is not None and 0 <= place.count_in_span(save.tokens) < place.span.length:
+            batch = place.span.compute_state([place.row], place.count_in_span(save.tokens))
+            return StatePlace(batch, 0, save.tokens)
         raise KVBlockError(
             f"the state of row {save.row} after {save.tokens} tokens is not there: this is a fault of the scheduler, "
             "please report it"

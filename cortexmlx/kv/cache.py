@@ -59,7 +59,7 @@ class KVCache:
         self.states = SequenceStates(pools.block_size, pools.snapshots, self._sequences)
         self.needs_ends = self.states.has_states
         """Whether a text that another sequence left can be of use only to one that continues at its end."""
-        self.can_cut_back = True
+        self.can_take_back_drafts = True
         """Whether the newest tokens of a sequence can be taken back."""
         self.disk_tier: DiskTier | None = None
 

@@ -103,10 +103,12 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
     Raises ModelCorrupt if tensors of the head are missing, damaged or of other shapes. Raises ModelUnsupported for a
     head with more layers, or with weights that were quantized in another way than MLX's.
     """
+    parts = _find_parts(model)
+    if parts is None:
+        return None
     tensors = check_weights(folder)
     head_tensors = {name: file for name, file in tensors.items() if _PREFIX.match(name)}
-    parts = _find_parts(model)
-    if parts is None or not head_tensors:
+    if not head_tensors:
         return None
     language_model, layer_class = parts
     args = language_model.args

@@ -24,7 +24,7 @@ def can_draft(job: Job, cache: KVCache) -> bool:
     gets no more.
     """
     return job.can_decode and not (
-        job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or not cache.can_cut_back
+        job.drafts_in_flight or job.has_logits_processors or job.is_spoiled or not cache.can_take_back_drafts
     )
 
 

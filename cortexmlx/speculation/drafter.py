@@ -57,6 +57,27 @@ class SlowDrafter(Drafter, Protocol):
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
 
 
+class MeanTimes:
+    """Running means of measured times by numbers of rows, which share a mean up to the next power of two."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Move the mean of this number of rows towards a new measurement."""
+        mean = self._means.get(rows.bit_length())
+        self._means[rows.bit_length()] = seconds if mean is None else mean + _FORGETTING * (seconds - mean)
+
+    def estimate(self, rows: int) -> float | None:
+        """Return the mean of this number of rows, or else of the nearest that is known; None if there is none."""
+        size = rows.bit_length()
+        return self._means[min(self._means, key=lambda known: abs(known - size))] if self._means else None
+
+
+_FORGETTING = 0.2
+"""Weight of the newest measurement in the running means."""
+
+
 # ForcedDrafter: the tokens that a grammar forces, which are never wrong.
 
 
@@ -92,17 +113,17 @@ class ForcedDrafter:
 # HeadDrafter: what the checkpoint's own draft head finds likeliest.
 
 
-Propose = Callable[[Sequence[tuple[JobId, int, int]]], Sequence[int | None]]
-"""Given rows (a job, its generation, and the position before its newest token's), return the likeliest next tokens."""
+HeadRow = tuple[JobId, int, int]
+"""A row that a draft head is asked for: its job, the job's generation, and the position before its newest token's."""
+
+Propose = Callable[[Sequence[HeadRow]], Sequence[int | None]]
+"""Given rows, return the likeliest next token of each; None if it is not known."""
 
 ENOUGH_DRAFTED, MISREAD = 500, 0.1
 """After so many drafts, a head with this share of right ones or less is switched off: it may be misread."""
 
 PAUSE = 10.0
 """For how many seconds a head guesses nothing after it has failed."""
-
-_FORGETTING = 0.2
-"""Weight of the newest measurement in the running means."""
 
 
 class HeadDrafter:
@@ -114,7 +135,7 @@ class HeadDrafter:
     def __init__(self, propose: Propose, clock: Callable[[], float] = time.perf_counter) -> None:
         self._propose = propose
         self._clock = clock
-        self._seconds: dict[int, float] = {}
+        self._mean_times = MeanTimes()
         self._paused_until = -math.inf
         self.is_off = False
 
@@ -132,14 +153,12 @@ class HeadDrafter:
             log.warning("the model's draft head guesses nothing for %.0f seconds: %s", PAUSE, error)
             self._paused_until = self._clock() + PAUSE
             return [None] * len(jobs)
-        size, seconds = len(jobs).bit_length(), self._clock() - start_time
-        self._seconds[size] = seconds + (1 - _FORGETTING) * (self._seconds.get(size, seconds) - seconds)
+        self._mean_times.add(len(jobs), self._clock() - start_time)
         return [None if token is None else TokenDraft((token,)) for token in tokens]
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Return about how long it takes to guess a token of each of `rows` rows; None if that is unknown."""
-        size = rows.bit_length()
-        return self._seconds[min(self._seconds, key=lambda known: abs(known - size))] if self._seconds else None
+        return self._mean_times.estimate(rows)
 
     def judge(self, drafted: int, accepted: int) -> None:
         """Switch the head off if hardly any of its drafts were right."""

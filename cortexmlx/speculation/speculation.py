@@ -88,6 +88,7 @@ class Speculation:
         self._scheduler = scheduler
         self._drafters = drafters
         self._slow_drafters = slow_drafters
+        self._head_drafter = next((drafter for drafter in slow_drafters if isinstance(drafter, HeadDrafter)), None)
         self._retry_waits = dict.fromkeys([drafter.name for drafter in slow_drafters], (0, SHORTEST_WAIT))
         self._clock = clock
         self._guesses: dict[JobId, _Guess] = {}
@@ -99,10 +100,10 @@ class Speculation:
         """Choose the drafts that the next step verifies, if faster than decoding. Call it before a step is planned."""
         if any(job.drafts_in_flight and job.is_running for job, _ in self._drafted_jobs.values()):
             return
-        for drafter in self._slow_drafters:
-            if isinstance(drafter, HeadDrafter):
-                asked_next, _ = self._retry_waits[drafter.name]
-                self._scheduler.wake_head(not drafter.is_off and self.ledger.tokens >= asked_next - HEAD_WAKES)
+        if self._head_drafter is not None:
+            asked_next, _ = self._retry_waits[self._head_drafter.name]
+            is_awake = self.ledger.tokens >= asked_next - HEAD_WAKES
+            self._scheduler.wake_head(is_awake and not self._head_drafter.is_off)
         jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
         if not jobs:
@@ -262,8 +263,8 @@ class Speculation:
                 counts = self.counts[drafter.name]
                 counts.drafted += row.num_drafted
                 counts.accepted += row.num_accepted
-                if isinstance(drafter, HeadDrafter):
-                    drafter.judge(counts.drafted, counts.accepted)
+                if drafter is self._head_drafter:
+                    self._head_drafter.judge(counts.drafted, counts.accepted)
         self.ledger.record_step(plan, seconds, sum(row.num_accepted for row in verified_rows))
 
     def end(self, job: Job) -> None:

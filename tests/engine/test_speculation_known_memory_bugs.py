@@ -160,15 +160,15 @@ def test_taking_back_drafts_reads_no_weights(tiny: Any, monkeypatch: pytest.Monk
     """Only the recurrence is computed again, from what the verifying step has computed."""
     calls: list[RecordedCall] = []
     products: list[nn.Module] = []
-    multiply, run_again = nn.Linear.__call__, RecordedCall.run_again
+    multiply, replay = nn.Linear.__call__, RecordedCall.replay
 
     def watch(call: RecordedCall, *arguments: Any) -> None:
         calls.append(call)
         with monkeypatch.context() as patch:
             patch.setattr(nn.Linear, "__call__", lambda module, x: products.append(module) or multiply(module, x))
-            run_again(call, *arguments)
+            replay(call, *arguments)
 
-    monkeypatch.setattr(RecordedCall, "run_again", watch)
+    monkeypatch.setattr(RecordedCall, "replay", watch)
     (whole,) = plain(tiny("qwen3_5"))
     guided(quiet(tiny("qwen3_5")), right(whole.token_ids, 3))
     assert not calls, "nothing was wrong"

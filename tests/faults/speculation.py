@@ -94,7 +94,7 @@ VERIFICATION = (
         "        max_request",
     ),
     Fault("the caller's functions see drafts", DRAFTS, " or job.has_logits_processors or", " or"),
-    Fault("rows on mlx-lm's own caches speculate", DRAFTS, " or not cache.can_cut_back\n", "\n"),
+    Fault("rows on mlx-lm's own caches speculate", DRAFTS, " or not cache.can_take_back_drafts\n", "\n"),
     Fault("thoughts are drafted past their limit", DRAFTS, "min(MAX_DRAFTS, job.most_drafts)", "MAX_DRAFTS"),
     Fault(
         "the last token of thoughts is one too late",
@@ -207,29 +207,32 @@ HASHING = (
     ),
 )
 
-OF_LENGTH = "tokens = place.span.length - (place.tokens - segment.first)"
+OF_LENGTH = "count = place.count_in_span(segment.first)"
 
 STATES_TAKEN_BACK = (
     Fault(
-        "states have seen refused drafts", STATES, "if rows_by_length.keys() != {span.length} else ()", "if 0 else ()"
+        "states have seen refused drafts", STATES, "if rows_by_count.keys() != {span.length} else ()", "if 0 else ()"
     ),
     Fault("a state is one token late", STATES, OF_LENGTH, f"{OF_LENGTH} + 1"),
     Fault("a state is one token early", STATES, OF_LENGTH, f"{OF_LENGTH} - 1"),
     Fault(
-        "a snapshot has seen refused drafts", STATES, "tokens = save.tokens - place.tokens + place", "tokens = place"
+        "a snapshot has seen refused drafts",
+        STATES,
+        "place.row], place.count_in_span(save.tokens))",
+        "place.row], place.span.length)",
     ),
     Fault(
         "all rows get the state of the first",
         STATES,
-        "span.compute_state([place.row for _, place in members], tokens)",
-        "span.compute_state([0 for _, place in members], tokens)",
+        "span.compute_state([place.row for _, place in members], count)",
+        "span.compute_state([0 for _, place in members], count)",
     ),
     Fault("a state is computed from the one after", STATES, "VerifiedSpan(start, ", "VerifiedSpan(batch, "),
     Fault(
         "a row is computed again and its neighbour with another length is not",
         STATES,
-        "for tokens, members in rows_by_length.items()",
-        "for tokens, members in list(rows_by_length.items())[:1]",
+        "for count, members in rows_by_count.items()",
+        "for count, members in list(rows_by_count.items())[:1]",
     ),
     Fault(
         "what a module gave is not cut to the tokens that stay",
@@ -270,12 +273,6 @@ OF_HEAD = (
     Fault("the head does not see chosen tokens", HEAD, "] = mx.maximum(chosen, 0)", "] = 0"),
     Fault(
         "a row gets its neighbour's proposal", HEAD, "first + position - logits.start if", "position - logits.start if"
-    ),
-    Fault(
-        "a proposal of an older step",
-        HEAD,
-        "number = max(self._states, default=0)",
-        "number = min(self._states, default=0)",
     ),
     Fault("a row of an older life gets a proposal", HEAD, "firsts.get((job, generation), ", "firsts.get((job, 0), "),
     Fault(

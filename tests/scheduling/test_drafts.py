@@ -224,7 +224,7 @@ def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
 
 def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
     shadow, job = began()
-    shadow.scheduler.cache.can_cut_back = False
+    shadow.scheduler.cache.can_take_back_drafts = False
     drafted(shadow, job, 5)
     assert job.drafts == () and not shadow.scheduler._running_set.has_drafts
 
@@ -361,13 +361,14 @@ def test_drafts_change_no_token(name: str, guess: str, params: Any, tiny: Any) -
     assert_nothing_lost(driver.core.stats())
 
 
-def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(tiny: Any) -> None:
-    """The step has chosen more tokens after it. They are no part of the answer."""
-    whole = Driver(tiny("llama")).result_of(PROMPTS[0], 30)
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(name: str, tiny: Any) -> None:
+    """The step has chosen more tokens after it. They are no part of the answer, nor of a text that goes on from it."""
+    whole = Driver(tiny(name)).result_of(PROMPTS[0], 30)
     stops = [{"stop": (whole.text[at : at + 3],)} for at in range(6, 14, 3)]
     for stop in [*stops, *({"stop_token_ids": (token,)} for token in whole.token_ids[6:14:3])]:
-        plain = Driver(tiny("llama")).result_of(PROMPTS[0], 30, **stop)
-        driver = Driver(tiny("llama"))
+        plain = Driver(tiny(name)).result_of(PROMPTS[0], 30, **stop)
+        driver = Driver(tiny(name))
         handle = driver.add(PROMPTS[0], 30, **stop)
         while not driver.core.idle:
             for job in driver.core.scheduler.jobs:
@@ -376,4 +377,6 @@ def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(tiny: Any) -> 
         result = driver.result(handle)
         assert result.finish_reason is FinishReason.STOP
         assert (result.text, result.token_ids) == (plain.text, plain.token_ids)
+        text = [*PROMPTS[0], *result.token_ids, 5]
+        assert driver.result_of(text, 9).token_ids == Driver(tiny(name)).result_of(text, 9).token_ids
         assert_nothing_lost(driver.core.stats())
