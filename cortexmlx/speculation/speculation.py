@@ -33,7 +33,7 @@ SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
 """After how many tokens it is asked again at first, and later."""
 
 HEAD_WAKES = 32
-"""So many tokens before it is asked again, the model's draft head runs in all steps."""
+"""So many tokens before and after it is to be asked again, the model's draft head runs in all steps."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Speculation:
             return
         if self._head_drafter is not None:
             asked_next, _ = self._retry_waits[self._head_drafter.name]
-            is_awake = self.ledger.tokens >= asked_next - HEAD_WAKES
+            is_awake = abs(self.ledger.tokens - asked_next) < HEAD_WAKES  # later, it could not be asked: see `allows`
             self._scheduler.wake_head(is_awake and not self._head_drafter.is_off)
         jobs = [job for job in self._scheduler.draftable_jobs if not job.drafts or job.id in self._drafted_jobs]
         self._drafted_jobs.clear()
