@@ -26,12 +26,13 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.sizing import PREFILL_BUDGET
 from cortexmlx.kv.spec import GroupCounts
+from cortexmlx.models.load import find_assistant
 from cortexmlx.scheduling.decode_window import RAN_AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import largest_job, out_of_memory_error
-from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, HeadDrafter, Propose, SlowDrafter
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter, HeadDrafter, SlowDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import CommandBuffers, DraftStats, EngineStats, RequestStats, SpeculationStats, UsageSample
@@ -91,7 +92,9 @@ class EngineCore:
         self.cache = self.model.make_cache(blocks, from_scratch)
         self.scheduler = self.model.make_scheduler(self.cache)
         self.measurements = Measurements()
-        self.speculation = make_speculation(self.config, self.scheduler, self.draft, self.model.propose)
+        self.speculation = make_speculation(
+            self.config, self.scheduler, self.draft, self.model.make_head_drafter(self.scheduler)
+        )
         self.requests = OpenRequests(
             self.scheduler,
             self.measurements,
@@ -445,15 +448,18 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
         from cortexmlx.distributed.hosted_model import HostedModel
 
         return HostedModel(config, wake)
-    draft = None if config.active_draft is None else open_draft(config, has_waiters)
-    return InProcessModel(config, wake, has_waiters, draft)
+    if config.active_draft is None:
+        return InProcessModel(config, wake, has_waiters)
+    assistant = find_assistant(config.active_draft, config.on_progress or (lambda progress: None))
+    draft = None if assistant is not None else open_draft(config, has_waiters)
+    return InProcessModel(config, wake, has_waiters, draft, assistant)
 
 
 def make_speculation(
-    config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None, propose: Propose | None
+    config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None, head: HeadDrafter | None
 ) -> Speculation | None:
-    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts. `propose` asks
-    the model's own draft head, if it has one.
+    """Return the Speculation that drafts tokens for the rows of `scheduler`; None if nothing drafts. `head` drafts with
+    the model's own draft head, or with its assistant.
 
     Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
     take, so a `reproducible` engine drafts none.
@@ -463,10 +469,10 @@ def make_speculation(
         drafters.append(ForcedDrafter())
     if config.speculate and not config.reproducible:
         drafters.append(SuffixDrafter(config.prefix_cache))
-    if not drafters and draft is None and propose is None:
+    if not drafters and draft is None and head is None:
         return None
-    slow_drafters: list[SlowDrafter] = [] if propose is None else [HeadDrafter(propose)]
-    return Speculation(scheduler, drafters, slow_drafters if draft is None else [*slow_drafters, draft])
+    slow_drafters: list[SlowDrafter] = [drafter for drafter in (head, draft) if drafter is not None]
+    return Speculation(scheduler, drafters, slow_drafters)
 
 
 # The statistics of this moment.

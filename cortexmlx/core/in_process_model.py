@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -42,11 +43,12 @@ from cortexmlx.kv.sizing import (
 )
 from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.models import LoadedModel, load_model, weights
+from cortexmlx.models.assistant import Assistant, read_assistant
 from cortexmlx.models.draft_head import DraftHead, read_draft_head
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.speculation.drafter import Propose
+from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
@@ -65,10 +67,12 @@ class InProcessModel:
         wake: Callable[[Call], None],
         has_waiters: Callable[[], bool] = lambda: False,
         draft: InProcessModel | None = None,
+        assistant: Path | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
         `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if it has
-        other tokens.
+        other tokens. `assistant` is the folder of the model's assistant. Raises ModelUnsupported if it is that of
+        another model.
         """
         self._config = config
         self._wake = wake
@@ -79,6 +83,7 @@ class InProcessModel:
         self._store: StoreSetup | None = None
         self.disk: StoreConnector | None = None
         self._warm_up = KernelWarmUp()
+        self._assistant_folder = assistant
         self._head_notes: tuple[str, ...] = ()
         try:
             if config.kv_bytes is not None:
@@ -133,7 +138,7 @@ class InProcessModel:
         mode = self._mode
         vocab_size = check_logits(loaded)
         self.head = self._add_head(mode)
-        """The model's own draft head; None if it has none, or if nothing is to be drafted."""
+        """The model's own draft head, or its assistant; None without either, or if nothing is to be drafted."""
         if self.draft is not None:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
         on_gpu = auto_backend_name() == "metal"
@@ -176,9 +181,11 @@ class InProcessModel:
             loaded, vocab_size, bytes_per_token(mode.groups), notes, draft_info, self.embedding.info
         )
 
-    def _add_head(self, mode: ExecutionMode) -> DraftHead | None:
-        """Read the draft head of the model's checkpoint, and have it run with the model."""
+    def _add_head(self, mode: ExecutionMode) -> DraftHead | Assistant | None:
+        """Read the model's assistant, or else the draft head of its checkpoint, and have it run with the model."""
         config, path = self._config, self.loaded.path
+        if self._assistant_folder is not None:
+            return self._add_assistant(mode, self._assistant_folder)
         if not config.speculate or config.reproducible or not isinstance(mode, PagedMode) or not path.is_dir():
             return None
         try:
@@ -190,6 +197,17 @@ class InProcessModel:
             return None
         self._head_notes = (f"the model's own draft head drafts tokens ({format_bytes(head.nbytes)} of weights)",)
         return head
+
+    def _add_assistant(self, mode: ExecutionMode, folder: Path) -> Assistant | None:
+        """Read the model's assistant. Begin to compile the kernels that it needs."""
+        assistant = read_assistant(folder, self.loaded.model)
+        if not isinstance(mode, PagedMode) or not mode.add_head(assistant):
+            self._head_notes = (f"the assistant {self._config.draft} is not used: {self.loaded.name} runs otherwise",)
+            return None
+        self._warm_up.add(mode.head_checks(self.backend, self._config.block_size))
+        size = format_bytes(assistant.nbytes)
+        self._head_notes = (f"the assistant {self._config.draft} drafts tokens ({size} of weights)",)
+        return assistant
 
     def _draft_notes(self) -> tuple[str, ...]:
         """Return notes on the draft model. Release it if this model cannot use it."""
@@ -219,11 +237,12 @@ class InProcessModel:
         """Whether any number of tokens can be removed from a sequence: all layers keep keys and values, in blocks."""
         return self._mode.max_rows is None and not row_state_bytes(self._mode.groups)
 
-    @property
-    def propose(self) -> Propose | None:
-        """Asks the model's own draft head for tokens; None if it has none."""
-        runner = self.runner
-        return runner.propose if self.head is not None and isinstance(runner, ModelRunner) else None
+    def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
+        """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""
+        if self.head is None or not isinstance(self.runner, ModelRunner):
+            return None
+        name = "assistant" if isinstance(self.head, Assistant) else "head"
+        return HeadDrafter(self.runner.propose, scheduler.locate_rows, name)
 
     def limit_to_draft_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
         """Limit this draft model's arena to its share of the KV `memory`; the target model keeps `groups` for rows of

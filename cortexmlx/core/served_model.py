@@ -16,7 +16,7 @@ from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.tokenizers.templates import find_tokenizer_variables
 from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
-from cortexmlx.speculation.drafter import Propose
+from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.types.embeddings import EmbeddingInfo
 
@@ -62,9 +62,8 @@ class EngineModel(Protocol):
     def draft(self) -> EngineModel | None:
         """The draft model; None if there is none, or if this model cannot use it."""
 
-    @property
-    def propose(self) -> Propose | None:
-        """Asks the model's own draft head for tokens; None if it has none."""
+    def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
+        """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""
 
     @property
     def backend(self) -> AttentionInUse:

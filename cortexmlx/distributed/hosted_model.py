@@ -38,7 +38,7 @@ from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.speculation.drafter import Propose
+from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 
 NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed anew after a restart"
@@ -48,7 +48,6 @@ class HostedModel:
     """A model that a group of workers serves. No weights, keys or values are in this process. See `EngineModel`."""
 
     draft: EngineModel | None = None
-    propose: Propose | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(
@@ -161,6 +160,10 @@ class HostedModel:
 
     def start_store(self) -> None:
         """Do nothing: there is no store."""
+
+    def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
+        """Return None: its workers have no draft head."""
+        return None
 
     def restart_workers(self) -> None:
         """Start all workers again as a new epoch, after one was lost or a message may have been cut in the middle.

@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from cortexmlx.attention.backends import AttentionBackend, choose_backend
 from cortexmlx.attention.mlx_lm_hook import make_mlx_lm_caches
+from cortexmlx.attention.paged import AttentionCall
 from cortexmlx.attention.probe import NotPaged, build_lazy_logits, probe_attention_calls, probe_kv_specs
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
@@ -44,9 +45,11 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.snapshots import SnapshotRegistry
 from cortexmlx.kv.spec import GroupCounts, LayerGroup, group_layers, paged_groups, quantization_error, quantize_groups
 from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.autotuning import ProductChoices
 from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.types.arrays import dtype_name
 
 
 class ExecutionMode(Protocol):
@@ -96,17 +99,22 @@ class PagedMode:
         self._model = model
         self._runner: ModelRunner
         self._snapshots: int | None = None
-        self._head: DraftHead | None = None
+        self._head: DraftHead | Assistant | None = None
 
-    def add_head(self, head: DraftHead) -> bool:
-        """Run a draft head with the model. Its layer joins the group of layers that keep the same and see everything.
-        Return False if there is no such group, or if the model's last hidden states cannot be had.
+    def add_head(self, head: DraftHead | Assistant) -> bool:
+        """Run a draft head or an assistant with the model. The layer of a head joins the group of layers that keep the
+        same and see everything. Return False if there is no such group, or if the model's last hidden states cannot be
+        had.
         """
+        has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
+        if isinstance(head, Assistant):
+            self._head = head if has_states else None
+            return has_states
         layer, (heads, dim) = len(make_mlx_lm_caches(self._model)), head.kv_shape
         for index, group in enumerate(self.groups):
             spec = group.spec
             is_alike = (spec.kv_heads, spec.key_dim, spec.value_dim) == (heads, dim, dim)
-            if is_alike and spec.window is None and LogitRows(self._model, build_lazy_logits).has_hidden_states():
+            if is_alike and spec.window is None and has_states:
                 joined = replace(group, layers=(*group.layers, layer))
                 self.groups = (*self.groups[:index], joined, *self.groups[index + 1 :])
                 self._head = head
@@ -127,6 +135,16 @@ class PagedMode:
     def kernel_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
         """Return the checks that compile and test the backend's attention kernels."""
         return backend.checks(self._model, paged_groups(self.groups), block_size)
+
+    def head_checks(self, backend: AttentionBackend, block_size: int) -> Sequence[KernelCheck]:
+        """Return the checks of the kernels that an assistant needs. A draft head's layer is as the model's are."""
+        if backend.by_kernels is None or not isinstance(self._head, Assistant):
+            return ()
+        calls = []
+        for layer, target in zip(self._head.model.layers, self._head.target_layers, strict=True):
+            attention, dtype = layer.self_attn, dtype_name(layer.input_layernorm.weight.dtype)
+            calls.append((target, AttentionCall(dtype, attention.n_heads, attention.head_dim, False, False, False)))
+        return backend.by_kernels.kernel_checks(calls, paged_groups(self.groups), block_size)
 
     def write_checks(self, backend: AttentionBackend) -> Sequence[KernelCheck]:
         """Return the checks of the kernel that writes the tail, if the backend has one."""

@@ -1,56 +1,110 @@
-"""Runs a checkpoint's draft head (multi-token prediction) after each step, on the step's own tokens.
+"""Runs what drafts from a model's own states: its checkpoint's draft head (multi-token prediction), or an assistant.
 
-The head is one more layer of the model, whose keys and values are in the arena like any other's. Its input at a place
-is the model's hidden state there, and the token after it: for a prompt the next one of the text, else the one that the
-step has just chosen. So it runs after the choice of tokens, in the same step, without waiting for the host. What it
-makes of the newest tokens becomes a drafted token only when somebody asks: the output head's weights are read then.
+A **draft head** is one more layer of the model, whose keys and values are in the arena like any other's. Its input at a
+place is the model's hidden state there, and the token after it: for a prompt the next one of the text, else the one
+that the step has just chosen. So it runs after the choice of tokens, in the same step, without waiting for the host.
+What it makes of the newest tokens becomes a drafted token only when somebody asks: the output head's weights are read
+then. For the tokens after that one, it gets its own states in place of the model's.
 
 Keys and values of the head after rejected drafts are overwritten like the model's. In a block that several texts share,
 those of its last token come from the text that computed it: a text that goes on differently drafts a little worse.
+
+An **assistant** keeps nothing. It reads the model's own keys and values, and runs only when somebody asks. Of a step,
+the states of the newest tokens are kept for it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache
+from cortexmlx.attention.paged import Attend, PagedKV, StepDerivedData
+from cortexmlx.execution.paged_memory import PagedMemory, write_tail_column
+from cortexmlx.kv.arena import Slab
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
 from cortexmlx.speculation.drafter import HeadRow
 
 
-class HeadPass:
-    """The draft head of a runner's model, and what it made of the newest step. `cache` is its layer's."""
+@dataclass
+class RowKeys:
+    """Where a round of guesses finds the keys and values of rows: those of `groups` are in the arena, and the newest
+    `columns_used` of the `columns` of `tail` come after them. Keys of guesses are added to a tail of the round's own.
+    """
 
-    def __init__(self, head: DraftHead, cache: LayerCache) -> None:
-        self._head = head
-        self._cache = cache
+    memory: PagedMemory
+    attend: Attend
+    groups: Sequence[GroupStep]
+    derived: Sequence[StepDerivedData]
+    tail: dict[int, Slab]
+    columns_used: int
+    columns: int
+    guessed: dict[int, Slab] = field(default_factory=dict)
+
+    def find(self, layer: int, dtype: mx.Dtype) -> PagedKV:
+        """Return where attention finds the keys and values of a layer. Its queries have this type."""
+        return self._handle(layer, dtype, self.tail.get(layer), self.columns_used)
+
+    def add(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
+        """Add a guess to each row: `[rows, kv_heads, 1, dim]`. Return where attention finds all of the layer."""
+        new: Slab = (keys,) if values is None else (keys, values)
+        form = self.memory.arena.quantization(layer)
+        if form is not None:
+            new = form.quantize(*new)
+        if layer not in self.guessed and self.columns_used:
+            self.guessed[layer] = tuple(map(mx.array, self.tail[layer]))  # the columns are written in place
+        tail = write_tail_column(self.guessed.get(layer), self.columns_used, self.columns, new)
+        self.guessed[layer] = tail
+        self.columns_used += 1
+        return self._handle(layer, keys.dtype, tail, self.columns_used)
+
+    def _handle(self, layer: int, dtype: mx.Dtype, tail: Slab | None, tail_tokens: int) -> PagedKV:
+        arena = self.memory.arena
+        group, form = arena.group_of[layer], arena.quantization(layer)
+        step, derived = self.groups[group], self.derived[group]
+        return PagedKV(arena, layer, step, tail, tail_tokens, dtype, self.attend, derived, form)
+
+
+class StateDrafts(ABC):
+    """Guesses tokens from the states of the newest step. `sees_all_tokens`: it takes those of all tokens in a step."""
+
+    sees_all_tokens = True
+
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Forget the newest step."""
         self._newest: tuple[Sequence[Segment], mx.array] | None = None
 
+    @abstractmethod
     def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
-        """Run the head on a step of flat `tokens` `[T]`, whose states after the model's last norm are `hidden`
-        `[T, width]`. `chosen` are the tokens that the step chose for its `logit_rows`. Return the arrays to compute.
+        """Take from a step of flat `tokens` `[T]` the states after the model's last norm, `hidden` `[T, width]`, or
+        those of its `logit_rows`. `chosen` are the tokens that the step chose there. Return the arrays to compute.
         """
-        states = self._head(hidden[:, None], self._head.embed(_next_tokens(plan, tokens, chosen))[:, None], self._cache)
-        if not len(plan.logit_rows):  # its keys and values are all that is needed
-            return []
-        rows = states if len(plan.logit_rows) == len(plan.positions) else states[mx.array(plan.logit_rows)]
-        self._newest = plan.logit_segments, rows
-        return [rows]
 
-    def propose(self, rows: Sequence[HeadRow]) -> list[int | None]:
-        """Return the likeliest next token of each row after its newest one; None if the newest step had
-        not that one. No step may be in flight.
+    @abstractmethod
+    def _guess(
+        self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
+    ) -> list[mx.array]:
+        """Return up to `count` tokens `[n]` of each of n rows, from what `run` kept of each: `states` `[n, 1, width]`,
+        at `positions` `[n]`. `newest` `[n]` are the rows' newest tokens, which follow.
+        """
+
+    def propose(self, rows: Sequence[HeadRow], count: int, keys: RowKeys | None) -> list[tuple[int, ...]]:
+        """Return the likeliest next `count` tokens of each row after its newest one; none if the newest step had not
+        that one. The rows of `keys` are `rows`, in order, or those of the newest step if it is in the tail. Without
+        `keys`, no more than one token can be had. No step may be in flight.
         """
         if self._newest is None:
-            return [None] * len(rows)
+            return [()] * len(rows)
         segments, states = self._newest
         places: list[int | None] = []
         firsts: dict[tuple[int, int], tuple[int, range]] = {}
@@ -58,14 +112,79 @@ class HeadPass:
         for segment in segments:
             firsts[segment.job, segment.generation] = end, segment.logits
             end += len(segment.logits)
-        for job, generation, position in rows:
+        for job, generation, position, _ in rows:
             first, logits = firsts.get((job, generation), (0, range(0)))
             places.append(first + position - logits.start if position in logits else None)
-        known = [place for place in places if place is not None]
-        if not known:
-            return places
-        tokens = np.array(mx.argmax(self._head.project(states[mx.array(known)])[:, 0], axis=-1)).tolist()
-        return [None if place is None else tokens[known.index(place)] for place in places]
+        if not any(place is not None for place in places):
+            return [()] * len(rows)
+        in_tail = keys is not None and keys.columns_used > 0
+        lanes = list(range(end)) if in_tail else [place or 0 for place in places]
+        newest, positions = np.zeros((2, len(lanes)), np.int32)
+        indices = [place or 0 if in_tail else index for index, place in enumerate(places)]
+        for index, place, (_, _, position, token) in zip(indices, places, rows, strict=True):
+            if place is not None:
+                newest[index], positions[index] = token, position
+        guesses = self._guess(states[mx.array(lanes)], mx.array(newest), mx.array(positions), count, keys)
+        tokens = np.array(mx.stack(guesses, axis=1)).tolist()
+        return [() if place is None else tuple(tokens[index]) for index, place in zip(indices, places, strict=True)]
+
+
+class HeadDrafts(StateDrafts):
+    """Guesses by the draft head of a checkpoint. `cache` is its layer's in steps, and `layer` the number of that."""
+
+    def __init__(self, head: DraftHead, layer: int, cache: LayerCache) -> None:
+        super().__init__()
+        self._head = head
+        self._layer = layer
+        self._cache = cache
+
+    def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
+        states = self._head(hidden[:, None], self._head.embed(_next_tokens(plan, tokens, chosen))[:, None], self._cache)
+        if not len(plan.logit_rows):  # its keys and values are all that is needed
+            return []
+        rows = states if len(plan.logit_rows) == len(plan.positions) else states[mx.array(plan.logit_rows)]
+        self._newest = plan.logit_segments, rows
+        return [rows]
+
+    def _guess(
+        self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
+    ) -> list[mx.array]:
+        tokens = [mx.argmax(self._head.project(states)[:, 0], axis=-1)]
+        if keys is not None:
+            cache = LayerCache(self._layer, keys.add)
+            for number in range(1, min(count, 1 + keys.columns - keys.columns_used)):
+                cache.begin(positions + number)
+                states = self._head(states, self._head.embed(tokens[-1])[:, None], cache)
+                tokens.append(mx.argmax(self._head.project(states)[:, 0], axis=-1))
+        return tokens
+
+
+class AssistantDrafts(StateDrafts):
+    """Guesses by an assistant."""
+
+    sees_all_tokens = False
+
+    def __init__(self, assistant: Assistant) -> None:
+        super().__init__()
+        self._assistant = assistant
+
+    def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
+        if not len(plan.logit_rows):
+            return []
+        rows = hidden if len(hidden) == len(plan.logit_rows) else hidden[mx.array(plan.logit_rows)]
+        self._newest = plan.logit_segments, rows[:, None]
+        return [rows]
+
+    def _guess(
+        self, states: mx.array, newest: mx.array, positions: mx.array, count: int, keys: RowKeys | None
+    ) -> list[mx.array]:
+        assert keys is not None
+        tokens, dtype = [newest], states.dtype
+        for _ in range(count):
+            embeddings = self._assistant.embed(tokens[-1])[:, None]
+            states, own = self._assistant(states, embeddings, positions, lambda layer: (keys.find(layer, dtype),) * 2)
+            tokens.append(self._assistant.choose(own))
+        return tokens[1:]
 
 
 def _next_tokens(plan: StepPlan, tokens: mx.array, chosen: mx.array | None) -> mx.array:

@@ -113,15 +113,20 @@ class PagedMemory:
         """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column of the tail. Return the layer's
         tail. With column 0, a tail of `columns` columns begins.
         """
-        if column == 0:
-            padding = [(0, 0), (0, 0), (0, columns - 1), (0, 0)]
-            tail = tuple(mx.pad(a, padding) for a in new)
-        else:
-            tail = self.tail[layer]
-            for array, value in zip(tail, new, strict=True):
-                array[:, :, column : column + 1] = value
-        self.tail[layer] = tail
+        tail = self.tail[layer] = write_tail_column(self.tail.get(layer), column, columns, new)
         return tail
+
+
+def write_tail_column(tail: Slab | None, column: int, columns: int, new: Slab) -> Slab:
+    """Write one token of each row to a column of a layer's tail, in place, and return the tail: see
+    `PagedMemory.write_tail`.
+    """
+    if column == 0:
+        return tuple(mx.pad(array, [(0, 0), (0, 0), (0, columns - 1), (0, 0)]) for array in new)
+    assert tail is not None
+    for array, value in zip(tail, new, strict=True):
+        array[:, :, column : column + 1] = value
+    return tail
 
 
 class ArenaWriteIndex:

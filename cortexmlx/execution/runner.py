@@ -24,7 +24,7 @@ from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, return_refusals
 from cortexmlx.execution.command_buffers import command_buffer_limits, count_bound_elements, count_command_buffers
-from cortexmlx.execution.head_pass import HeadPass
+from cortexmlx.execution.head_pass import AssistantDrafts, HeadDrafts, RowKeys, StateDrafts
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged_memory import ArenaWriteIndex, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
@@ -32,13 +32,14 @@ from cortexmlx.execution.sampling import BatchSampler, MakeSampler, PendingStep,
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.snapshots import StateOps
-from cortexmlx.kv.spec import GroupCounts, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, GroupCounts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.models.assistant import Assistant
 from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
-from cortexmlx.speculation.drafter import HeadRow
+from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.sampling_params import LogitsProcessor
 
@@ -47,7 +48,7 @@ class ModelRunner:
     """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
     `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
     products that it serves. `make_sampler` replaces `BatchSampler`. A draft `head` runs after each step; its layer is
-    the leaf after the model's. The arena has no blocks before `begin`.
+    the leaf after the model's. An assistant may take its place. The arena has no blocks before `begin`.
     `Runner` documents the methods.
     """
 
@@ -61,7 +62,7 @@ class ModelRunner:
         writer: TailWriter | None = None,
         products: QuantizedProducts | None = None,
         make_sampler: MakeSampler | None = None,
-        head: DraftHead | None = None,
+        head: DraftHead | Assistant | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -76,11 +77,13 @@ class ModelRunner:
             for leaf, c in enumerate(mlx_lm_caches)
             if not is_recurrent_cache(c)
         }
-        self._head: HeadPass | None = None
-        if head is not None:
+        self._head: StateDrafts | None = None
+        if isinstance(head, Assistant):
+            self._head = AssistantDrafts(head)
+        elif head is not None:
             leaf = len(mlx_lm_caches)
             self._caches[leaf] = LayerCache(leaf, self._update_and_fetch)
-            self._head = HeadPass(head, self._caches[leaf])
+            self._head = HeadDrafts(head, leaf, self._caches[leaf])
         self._head_inputs: tuple[mx.array, mx.array] | None = None
         self._feed = EarlyEvaluator()
         self.states = StateStore(
@@ -248,9 +251,21 @@ class ModelRunner:
             self._head_inputs = None
         return results
 
-    def propose(self, rows: Sequence[HeadRow]) -> list[int | None]:
-        """Return what the draft head finds likeliest after each row's newest token. Nothing may be in flight."""
-        return [None] * len(rows) if self._head is None else self._head.propose(rows)
+    def propose(self, query: HeadQuery) -> list[tuple[int, ...]]:
+        """Return what the draft head, or the assistant, finds likeliest after each row's newest token. Nothing may be
+        in flight. Raises KVBlockError if it would read outside the arena, and what MLX raises without memory.
+        """
+        plan, keys = self._plan, None
+        if self._head is None or plan is None:
+            return [()] * len(query.rows)
+        if query.groups is not None:
+            self.memory.check_blocks(query.groups)
+            derived = tuple(StepDerivedData() for _ in query.groups)
+            keys = RowKeys(self.memory, self._attend, query.groups, derived, {}, 0, TAIL_COLUMNS)
+        elif plan.kind is StepKind.DECODE:
+            places = self._groups, self._derived_data, self.memory.tail
+            keys = RowKeys(self.memory, self._attend, *places, plan.column + 1, plan.columns)
+        return self._head.propose(query.rows, query.tokens, keys)
 
     def build_choice(self, mask: TokenMask | None = None) -> SampledTokens | None:
         """Build the choice of the step's tokens as a graph; None if the step has no logits."""
@@ -324,8 +339,11 @@ class ModelRunner:
         products = nullcontext() if self.products is None else self.products.step()
         adapters = nullcontext() if plan.adapters is None else self.adapters.apply_to_step(plan, self.states.step)
         kept_indices = kept_rows(plan) if plan.kind is StepKind.MIXED else None
-        runs_head = self._head is not None and plan.runs_head
-        kept = np.arange(len(plan.positions), dtype=np.int32) if runs_head else kept_indices
+        kept, sees_all = kept_indices, self._head is not None and self._head.sees_all_tokens
+        runs_head = self._head is not None and plan.runs_head and (sees_all or len(plan.logit_rows) > 0)
+        if runs_head:
+            everything = sees_all or kept is not None
+            kept = np.arange(len(plan.positions), dtype=np.int32) if everything else plan.logit_rows
         with swiglu.use_powers_of_two(), products, adapters:
             if kept is None:
                 return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None

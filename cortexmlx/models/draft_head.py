@@ -115,8 +115,8 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
     with translate_weight_errors(folder):
         weights = _stack_experts(folder, _load(head_tensors), args.num_experts)
         head = DraftHead(args, layer_class, language_model)
-        _quantize(folder, head, weights, config.get("quantization") or {})
-        _check(folder, head, weights)
+        quantize_head(folder, head, weights, config.get("quantization") or {})
+        check_tensors(folder, head, weights)
         _add_missing_ones(head, weights, model, is_raw=_is_raw(tensors))
         head.load_weights(list(weights.items()))
         head.set_dtype(language_model.layers[0].input_layernorm.weight.dtype)
@@ -172,41 +172,49 @@ def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) ->
     return stacked
 
 
-def _quantize(folder: Path, head: DraftHead, weights: dict[str, mx.array], settings: Mapping[str, Any]) -> None:
-    """Replace the layers of `head` whose weights are packed. Their bits are in `settings` by path, or in the shapes."""
+def quantize_head(
+    folder: Path, head: nn.Module, weights: Mapping[str, mx.array], settings: Mapping[str, Any], prefix: str = "mtp."
+) -> None:
+    """Replace the layers of `head` whose weights are packed. Their bits are in `settings` by path, or in the shapes.
+    The names in the files have a `prefix`. Raises ModelCorrupt if they do not fit.
+    """
     infer_settings = import_mlx_lm_utils().infer_quant_config
 
     def layer_settings(path: str, layer: nn.Module) -> Any:
         if not hasattr(layer, "to_quantized") or not {f"{path}.scales", f"{path}.weight"} <= weights.keys():
             return False
-        stated = [value for name, value in settings.items() if f".{name}".endswith(f".mtp.{path}")]
+        stated = [value for name, value in settings.items() if f".{name}".endswith(f".{prefix}{path}")]
         return stated[0] if stated and isinstance(stated[0], dict) else infer_settings(path, layer, weights)
 
     try:
         nn.quantize(head, class_predicate=layer_settings)
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise ModelCorrupt(f"the packed mtp.* in {folder} do not fit: {error}. Download the model again.") from error
+        raise ModelCorrupt(
+            f"the packed {prefix}* in {folder} do not fit: {error}. Download the model again."
+        ) from error
 
 
-def _check(folder: Path, head: DraftHead, weights: Mapping[str, mx.array]) -> None:
-    """Raise ModelUnsupported or ModelCorrupt unless `weights` are just the head's tensors, in their shapes."""
+def check_tensors(folder: Path, head: nn.Module, weights: Mapping[str, mx.array], prefix: str = "mtp.") -> None:
+    """Raise ModelUnsupported or ModelCorrupt unless `weights` are just the head's tensors, in their shapes. Their names
+    in the files have a `prefix`.
+    """
     expected = dict(tree_flatten(head.parameters()))
     if unknown := sorted(weights.keys() - expected.keys()):
         raise ModelUnsupported(
-            f"the draft head in {folder} has {len(unknown)} tensors that are not read, for example mtp.{unknown[0]}. "
-            "Heads of one layer are read, plain or packed by MLX: take such a checkpoint."
+            f"the draft head in {folder} has {len(unknown)} tensors that are not read, for example "
+            f"{prefix}{unknown[0]}. One of one layer, or an assistant, is read plain or packed by MLX: take such a one."
         )
     if missing := sorted(expected.keys() - weights.keys()):
         raise ModelCorrupt(
             f"the draft head in {folder} lacks {len(missing)} of {len(expected)} tensors, for example "
-            f"mtp.{missing[0]}. Download the model again."
+            f"{prefix}{missing[0]}. Download the model again."
         )
     for name, wanted in expected.items():
         value = weights[name]
         is_float, wants_float = (mx.issubdtype(array.dtype, mx.floating) for array in (value, wanted))
         if value.shape != wanted.shape or is_float != wants_float:
             raise ModelCorrupt(
-                f"mtp.{name} in {folder} is {dtype_name(value.dtype)} {value.shape}, but config.json asks for "
+                f"{prefix}{name} in {folder} is {dtype_name(value.dtype)} {value.shape}, but config.json asks for "
                 f"{dtype_name(wanted.dtype)} {wanted.shape}: the two may be of different models. Download them again."
             )
 

@@ -11,6 +11,7 @@ from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import import_mlx_lm_utils, missing_package
 from cortexmlx.models.embedding import MODULES_FILE, headless_load_options, lacks_head
 from cortexmlx.models.folder_config import (
+    ASSISTANT,
     check_layer_count,
     describe_missing_settings,
     foreign_quantization,
@@ -47,6 +48,11 @@ def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tupl
     `load_folder` raises before it reads weights.
     """
     config = read_config(folder)
+    if config["model_type"] == ASSISTANT:
+        raise ModelUnsupported(
+            f"{folder} is an assistant, which only drafts tokens for a model of Gemma 4: give that model, and --draft "
+            f"{folder}."
+        )
     tensors = check_weights(folder)
     if not tensors:
         raise _no_weights_error(folder)
@@ -62,6 +68,8 @@ def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tupl
 def check_folder_config(folder: Path) -> None:
     """Check config.json alone, before the weights are downloaded. Raises what `load_folder` would raise for it."""
     config = read_config(folder)
+    if config["model_type"] == ASSISTANT:  # mlx-lm has no class for it, and needs none
+        return
     if package_message := missing_package(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
     _check_no_own_code(folder, config)

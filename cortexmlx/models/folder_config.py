@@ -13,6 +13,9 @@ from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
 from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line, unreadable_message
 from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
+ASSISTANT = "gemma4_assistant"
+"""The `model_type` of a folder that only drafts tokens for a model of Gemma 4: see `models/assistant.py`."""
+
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
 

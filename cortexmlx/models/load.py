@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.adapters.files import Adapter, find_adapter_file, read_adapter
-from cortexmlx.models.folder_config import context_length_or_default, read_recommended_sampling
+from cortexmlx.models.folder_config import (
+    ASSISTANT,
+    context_length_or_default,
+    read_config,
+    read_recommended_sampling,
+)
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import STARTER_SAMPLING, ResolvedModel, SourceKind, resolve_model
@@ -195,6 +200,14 @@ def fetch_model(source: ResolvedModel, report: OnProgress) -> Path:
     from cortexmlx.models.hub import fetch_repo
 
     return fetch_repo(source.name, report, check_folder_config)
+
+
+def find_assistant(name: str | Path, report: OnProgress) -> Path | None:
+    """Return the folder of an assistant by its name; None if the name is that of a model. What is not on this machine
+    is downloaded. Raises ModelNotFound or ModelCorrupt.
+    """
+    path = fetch_model(resolve_model(name), report)
+    return path if path.is_dir() and read_config(path)["model_type"] == ASSISTANT else None
 
 
 def check_model(name: str | Path, report: OnProgress) -> None:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.admission import WORTH_WAITING, Admission
-from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder
+from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder, make_group_steps
 from cortexmlx.scheduling.decode_window import DecodeWindow, PipelineGate
 from cortexmlx.scheduling.job import Job, JobId, RowTokens, adapter_order
 from cortexmlx.scheduling.keep_policy import KeepPolicy
@@ -225,6 +226,14 @@ class Scheduler:
     def wake_head(self, is_awake: bool) -> None:
         """Have the model's draft head run in decode steps, or not. What it misses makes its guesses worse, no more."""
         self._builder.is_head_awake = is_awake
+
+    def locate_rows(self, jobs: Sequence[Job]) -> tuple[GroupStep, ...] | None:
+        """Return where the keys and values of decoding jobs are, up to their newest token; None while the newest of
+        them are in the tail. Nothing may be in flight.
+        """
+        if self._window.column:
+            return None
+        return make_group_steps(self.cache, [(job, 1) for job in jobs], writes_to_arena=False)
 
     @property
     def draftable_jobs(self) -> list[Job]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId
 
 log = logging.getLogger("cortexmlx")
@@ -110,14 +111,28 @@ class ForcedDrafter:
         self._forced_token_sources.clear()
 
 
-# HeadDrafter: what the checkpoint's own draft head finds likeliest.
+# HeadDrafter: what the checkpoint's own draft head, or the model's assistant, finds likeliest.
 
 
-HeadRow = tuple[JobId, int, int]
-"""A row that a draft head is asked for: its job, the job's generation, and the position before its newest token's."""
+HeadRow = tuple[JobId, int, int, int]
+"""A row that is asked for: its job, the job's generation, the position before its newest token's, and that token."""
 
-Propose = Callable[[Sequence[HeadRow]], Sequence[int | None]]
-"""Given rows, return the likeliest next token of each; None if it is not known."""
+
+@dataclass(frozen=True)
+class HeadQuery:
+    """What a draft head or an assistant is asked for: the next `tokens` tokens of some rows."""
+
+    rows: Sequence[HeadRow]
+    tokens: int
+    groups: Sequence[GroupStep] | None
+    """Where the rows' keys and values are; None: where those of the newest step are, in whose tail some of them are."""
+
+
+Propose = Callable[[HeadQuery], Sequence[Sequence[int]]]
+"""Returns the likeliest next tokens of each row; none where they are not known."""
+
+MAX_HEAD_TOKENS = 7
+"""How many tokens of a row a draft head or an assistant guesses at most. They were trained for the first few."""
 
 ENOUGH_DRAFTED, MISREAD = 500, 0.1
 """After so many drafts, a head with this share of right ones or less is switched off: it may be misread."""
@@ -127,15 +142,26 @@ PAUSE = 10.0
 
 
 class HeadDrafter:
-    """Drafts one token of each row with the model's own draft head, which has run in the step before."""
+    """Drafts with the model's own draft head, which has run in the step before, or with its assistant.
 
-    name = "head"
-    max_tokens = 1
+    `name` is "head" or "assistant". `locate(jobs)` returns the `groups` of a `HeadQuery`.
+    """
 
-    def __init__(self, propose: Propose, clock: Callable[[], float] = time.perf_counter) -> None:
+    max_tokens = MAX_HEAD_TOKENS
+
+    def __init__(
+        self,
+        propose: Propose,
+        locate: Callable[[Sequence[Job]], Sequence[GroupStep] | None],
+        name: str = "head",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name = name
         self._propose = propose
+        self._locate = locate
         self._clock = clock
-        self._mean_times = MeanTimes()
+        self._first_token_times = MeanTimes()
+        self._further_token_times = MeanTimes()
         self._paused_until = -math.inf
         self.is_off = False
 
@@ -145,30 +171,48 @@ class HeadDrafter:
         return not self.is_off and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
-        """Return the head's token for each of the decoding `jobs`; None where it has not seen the newest one."""
+        """Return up to `budget` tokens for each of the decoding `jobs`; None where it has not seen the newest one."""
         start_time = self._clock()
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
         try:
-            tokens = self._propose([(job.id, job.generation, len(job.tokens) - 2) for job in jobs])
+            runs = self._propose(HeadQuery(rows, budget, self._locate(jobs)))
         except Exception as error:  # memory was refused, for example: an answer needs no guesses
-            log.warning("the model's draft head guesses nothing for %.0f seconds: %s", PAUSE, error)
+            log.warning("the model's %s guesses nothing for %.0f seconds: %s", self._label, PAUSE, error)
             self._paused_until = self._clock() + PAUSE
             return [None] * len(jobs)
-        self._mean_times.add(len(jobs), self._clock() - start_time)
-        return [None if token is None else TokenDraft((token,)) for token in tokens]
+        self._record_time(len(jobs), max(map(len, runs), default=0), self._clock() - start_time)
+        return [TokenDraft(tokens) if tokens else None for tokens in runs]
+
+    @property
+    def _label(self) -> str:
+        """What messages call it."""
+        return "draft head" if self.name == "head" else self.name
+
+    def _record_time(self, rows: int, tokens: int, seconds: float) -> None:
+        """Record how long guesses of `tokens` tokens took. Those after the first one may take longer than that."""
+        if tokens > 1:
+            first = self._first_token_times.estimate(rows)
+            first = seconds / tokens if first is None else min(first, seconds)
+            self._further_token_times.add(rows, (seconds - first) / (tokens - 1))
+        else:
+            self._first_token_times.add(rows, seconds)
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
-        """Return about how long it takes to guess a token of each of `rows` rows; None if that is unknown."""
-        return self._mean_times.estimate(rows)
+        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
+        further = self._further_token_times.estimate(rows)
+        first = self._first_token_times.estimate(rows) or further
+        return None if first is None else first + (tokens - 1) * (further or first)
 
     def judge(self, drafted: int, accepted: int) -> None:
-        """Switch the head off if hardly any of its drafts were right."""
+        """Switch it off if hardly any of its drafts were right."""
         if not self.is_off and drafted >= ENOUGH_DRAFTED and accepted <= MISREAD * drafted:
             self.is_off = True
             log.warning(
-                "%d of the %d tokens that the model's draft head drafted were right: it is not used any more. The head "
-                "may be misread: please report it, with the model's name",
+                "%d of the %d tokens that the model's %s drafted were right: it is not used any more. It may be "
+                "misread: please report it, with the model's name",
                 accepted,
                 drafted,
+                self._label,
             )
 
     def end(self, job: Job) -> None:

@@ -207,7 +207,8 @@ class Speculation:
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
         best_length, best_gain = 0, GO_ON * prices.decode_time
-        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MAX_DRAFTS) for job in jobs]
+        place = 0 if drafter is self._head_drafter else None
+        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MAX_DRAFTS, place) for job in jobs]
         expected_tokens = 0.0
         for tokens in range(1, min(MAX_DRAFTS, drafter.max_tokens, len(prices.verify_costs) // len(jobs)) + 1):
             seconds = drafter.estimate_seconds(len(jobs), tokens)
@@ -231,7 +232,8 @@ class Speculation:
         for position in range(guess.num_confirmed, min(num_new, len(tokens))):
             is_right = job.tokens[position - num_new] == tokens[position]
             if not guess.draft.certain:
-                self.acceptance_rates.record(job.id, guess.source, is_right)
+                place = position if guess.drafter is self._head_drafter else None
+                self.acceptance_rates.record(job.id, guess.source, is_right, place)
             if not is_right:
                 del self._guesses[job.id]
                 return
@@ -248,7 +250,8 @@ class Speculation:
         tokens = min(len(guess.remaining), MAX_DRAFTS, pending + job.num_plannable - 1)
         if guess.draft.certain:
             return [1.0] * (tokens - pending)
-        return self.acceptance_rates.estimate(job.id, guess.source, tokens)[pending:]
+        place = guess.num_confirmed if guess.drafter is self._head_drafter else None
+        return self.acceptance_rates.estimate(job.id, guess.source, tokens, place)[pending:]
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
@@ -384,10 +387,10 @@ class AcceptanceRates:
         """Return how many of a row's newest tokens in succession were guessed right."""
         return self._streaks.get(job, 0)
 
-    def record(self, job: JobId, source: DraftSource, is_right: bool) -> None:
-        """Record whether the next token of a row was guessed right."""
+    def record(self, job: JobId, source: DraftSource, is_right: bool, place: int | None = None) -> None:
+        """Record whether the next token of a row was guessed right. `place`: see `estimate`."""
         streak = self.streak(job)
-        key = source, streak_class(streak)
+        key = source, streak_class(streak if place is None else place)
         self._shared_rates.setdefault(key, DecayingRate(_LONG)).add(is_right)
         self._rates_by_job.setdefault(job, {}).setdefault(key, DecayingRate(_SHORT)).add(is_right)
         self._streaks[job] = streak + 1 if is_right else 0
@@ -396,12 +399,15 @@ class AcceptanceRates:
         """Reset the streak of a row for which nothing was guessed."""
         self._streaks.pop(job, None)
 
-    def estimate(self, job: JobId, source: DraftSource, tokens: int) -> list[float]:
-        """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right."""
-        job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job)
+    def estimate(self, job: JobId, source: DraftSource, tokens: int, place: int | None = None) -> list[float]:
+        """Return the chances that a row's next 1, 2, .. `tokens` guessed tokens are all right. With a `place`, they are
+        those of a draft head from that one on: it sees the model's state at the first place only, so that its guesses
+        are the worse the later they come. Others' are the better the more were right before.
+        """
+        job_rates, streak = self._rates_by_job.get(job, {}), self.streak(job) if place is None else place
         chances, chance = [], 1.0
         by_class: dict[int, float] = {}
-        priors = HEAD_PRIOR if source[0] == HeadDrafter.name else PRIOR
+        priors = PRIOR if place is None else HEAD_PRIOR
         for position in range(tokens):
             class_index = streak_class(streak + position)
             if class_index not in by_class:

@@ -1,4 +1,5 @@
-"""A checkpoint's own draft head in an engine: it proposes what it finds in the whole text, and no answer changes.
+"""A checkpoint's own draft head, or an assistant, in an engine: it proposes what it finds in the whole text, and no
+answer changes.
 
 Random weights propose nothing right, so the tests that need right proposals put them in its place.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +23,15 @@ from mlx_lm.utils import load_model
 
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.models.draft_head import read_draft_head
-from cortexmlx.speculation.drafter import HeadDrafter, TokenDraft
+from cortexmlx.speculation.drafter import HeadDrafter, HeadQuery, TokenDraft
 from support.engine.core_driver import Driver, assert_nothing_lost
+from support.models.assistants import drafted_by_float64, write_pair
 from support.models.draft_heads import write_draft_head
 from support.models.tiny import tokens_of
 from support.speculation.guided import plain
 
 PROMPTS = [tokens_of(21, seed=21), tokens_of(50, seed=1), tokens_of(9, seed=2)]
-Row = tuple[int, int, int]
+CHAIN = 4
 
 
 @pytest.fixture(scope="module")
@@ -41,33 +44,37 @@ def written(folder: Path, name: str) -> Path:
     return folder
 
 
-def asking(driver: Driver) -> list[tuple[list[int], int | None]]:
-    """Have the head asked for each row before each step where it can be, and its tokens drafted. Return the texts that
+def asking(driver: Driver) -> list[tuple[list[int], Sequence[int]]]:
+    """Have the head asked for most rows before each step where it can be, and its tokens drafted. Return the texts that
     it was asked for, and what it proposed.
     """
-    core, asked = driver.core, []
+    core, asked, chance = driver.core, [], random.Random(1)
 
     def draft() -> None:
-        jobs = [] if core._in_flight else core.scheduler.draftable_jobs
-        rows = [(job.id, job.generation, len(job.tokens) - 2) for job in jobs]
-        for job, token in zip(jobs, core.model.propose(rows) if jobs else (), strict=True):
-            asked.append((list(job.tokens), token))
-            if token is not None:
-                core.scheduler.set_drafts(job.id, [token])
+        jobs = [] if core._in_flight else [job for job in core.scheduler.draftable_jobs if chance.random() < 0.8]
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
+        query = HeadQuery(rows, CHAIN, core.scheduler.locate_rows(jobs))
+        for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
+            asked.append((list(job.tokens), tokens))
+            core.scheduler.set_drafts(job.id, tokens)
 
     core.speculation.draft = draft
     return asked
 
 
-def proposed(folder: Path, text: Sequence[int]) -> int:
-    """The head's token after a text, which it sees as a whole, on mlx-lm's own model and caches."""
+def proposed(folder: Path, text: Sequence[int], count: int = CHAIN) -> tuple[int, ...]:
+    """The head's tokens after a text, which it sees as a whole, on mlx-lm's own model and caches."""
     model = load_model(folder)[0]
     head = read_draft_head(folder, json.loads((folder / "config.json").read_text()), model)
     assert head is not None
     tokens = mx.array(list(text))[None]
     language = getattr(model, "language_model", model)
-    states = head(language.model(tokens)[:, :-1], language.model.embed_tokens(tokens[:, 1:]), KVCache())
-    return int(np.array(mx.argmax(head.project(states[:, -1:]), axis=-1)).item())
+    cache, guesses = KVCache(), []
+    states = head(language.model(tokens)[:, :-1], language.model.embed_tokens(tokens[:, 1:]), cache)[:, -1:]
+    for _ in range(count):
+        guesses.append(mx.argmax(head.project(states), axis=-1))
+        states = head(states, language.model.embed_tokens(guesses[-1]), cache)
+    return tuple(np.array(mx.concatenate(guesses)).ravel().tolist())
 
 
 @pytest.mark.parametrize(
@@ -95,9 +102,31 @@ def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str,
     assert [driver.result(handle).token_ids for handle in handles] == wanted
     assert_nothing_lost(driver.core.stats())
     assert len(asked) > 40
-    for text, token in asked[::7]:
-        assert token == proposed(folder, text)
-    assert None not in [token for _, token in asked]
+    for text, tokens in asked[::7]:
+        assert tokens == proposed(folder, text)[: len(tokens)]
+    assert all(tokens for _, tokens in asked) and sum(len(tokens) == CHAIN for _, tokens in asked) > len(asked) // 2
+
+
+@pytest.mark.parametrize("attention", ["reference", "sim"])
+@pytest.mark.parametrize("options", [{"prefill_budget": 16}, {"pipeline": False}, {"tokens": 200}])
+def test_an_assistant_proposes_what_float64_finds(tmp_path: Path, attention: str, options: dict[str, Any]) -> None:
+    """It reads the model's own keys and values, in whole and in windowed layers, in the arena and in the tail."""
+    model, assistant, tensors = write_pair(tmp_path, clusters=True)
+    options = options | {"attention": attention, "block_size": 8}
+    wanted = [answer.token_ids for answer in plain(model, *PROMPTS, max_tokens=24)]
+    driver = Driver(model, speculate=True, draft=assistant, **options)
+    if "tokens" in options:
+        driver.limit_blocks(options["tokens"])
+    asked = asking(driver)
+    handles = [driver.add(prompt, 24) for prompt in PROMPTS]
+    while not driver.core.idle:
+        driver.core.step()
+        driver.core.check_invariants()
+    assert len(asked) > 40 and all(len(tokens) == CHAIN for _, tokens in asked)
+    assert [driver.result(handle).token_ids for handle in handles] == wanted
+    for text, tokens in asked[::7]:
+        assert list(tokens) == drafted_by_float64(model, tensors, text, CHAIN)
+    assert_nothing_lost(driver.core.stats())
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "n": 2}, {"repetition_penalty": 1.3}])
@@ -107,9 +136,9 @@ def test_right_proposals_save_steps_and_change_no_token(
     wanted: dict[int, Sequence[int]] = {}
     own = ModelRunner.propose
 
-    def propose(runner: ModelRunner, rows: Sequence[Row]) -> list[int | None]:
-        places = [[*wanted[job], 0, 0][position + 2] for job, _, position in rows]
-        return [None if token is None else right for token, right in zip(own(runner, rows), places, strict=True)]
+    def propose(runner: ModelRunner, query: HeadQuery) -> list[Sequence[int]]:
+        ends = [wanted[job][position + 2 :] for job, _, position, _ in query.rows]
+        return [end[: len(tokens)] for tokens, end in zip(own(runner, query), ends, strict=True)]
 
     monkeypatch.setattr(ModelRunner, "propose", propose)
     for prompt in PROMPTS[:2]:
@@ -138,14 +167,13 @@ def test_a_prompt_whose_beginning_is_cached_has_the_heads_keys_too(folder: Path)
     answer = driver.result_of(text, 12)
     assert answer.usage.cached_tokens >= 48
     assert answer.token_ids == plain(folder, text, max_tokens=12)[0].token_ids
-    known = [(tokens, token) for tokens, token in asked if token is not None]
-    assert all(token == proposed(folder, tokens) for tokens, token in known[::3]) and len(known) > 5
+    assert all(tokens[:1] == proposed(folder, text, 1) for text, tokens in asked[::3]) and len(asked) > 5
 
 
 def test_without_speculation_it_is_not_even_read(folder: Path) -> None:
     for options in ({"speculate": False}, {"reproducible": True}):
         core = Driver(folder, **({"speculate": True} | options)).core
-        assert core.model.propose is None and not any("draft head" in note for note in core.info.notes)
+        assert core.model.head is None and not any("draft head" in note for note in core.info.notes)
     core = Driver(folder, speculate=True).core
     assert any("draft head drafts tokens" in note for note in core.info.notes)
     without = Driver(folder, speculate=False).core
@@ -171,20 +199,25 @@ def test_it_wakes_between_windows_and_a_refusal_makes_it_pause(folder: Path, mon
 
 
 def test_it_is_asked_for_what_follows_the_newest_token() -> None:
-    seen: list[Row] = []
-    drafter = HeadDrafter(lambda rows: seen.extend(rows) or [7, None], clock=itertools.count().__next__)
+    seen: list[HeadQuery] = []
+    drafter = HeadDrafter(lambda asked: seen.append(asked) or [(7,), ()], len, clock=itertools.count().__next__)
     jobs: Any = [
         SimpleNamespace(id=3, generation=2, tokens=[5, 6, 7]),
         SimpleNamespace(id=4, generation=0, tokens=[1, 2]),
     ]
     assert drafter.estimate_seconds(2, 1) is None
     assert drafter.propose(jobs, 1) == [TokenDraft((7,)), None]
-    assert seen == [(3, 2, 1), (4, 0, 0)], "the position whose next token is the newest one"
+    rows = [(3, 2, 1, 7), (4, 0, 0, 2)]
+    assert seen == [HeadQuery(rows, 1, 2)], "the position whose next token is the newest one"
     assert drafter.estimate_seconds(2, 1) == drafter.estimate_seconds(16, 1) == 1
+    drafter._propose = lambda asked: [(7, 8, 9), ()]
+    drafter._clock = itertools.count(step=9).__next__
+    assert drafter.propose(jobs, 3) == [TokenDraft((7, 8, 9)), None]
+    assert [drafter.estimate_seconds(2, tokens) for tokens in (1, 2, 3)] == [1, 5, 9]
 
 
 def test_a_head_whose_drafts_are_hardly_ever_right_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
-    drafter = HeadDrafter(lambda rows: [1] * len(rows))
+    drafter = HeadDrafter(lambda asked: [(1,)] * len(asked.rows), len)
     drafter.judge(499, 0)
     drafter.judge(500, 51)
     assert drafter.needs_drained_pipeline and not caplog.records
