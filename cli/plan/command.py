@@ -365,6 +365,8 @@ def print_model_plan(
     source = find_source(target)
     source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in adapters))
     skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
+    if source.has_draft_head and config.speculate and not config.reproducible and hosts is None:
+        skeleton = skeleton.with_draft_head()
     draft = None if config.draft is None else build_draft_skeleton(str(config.draft))
     machine = this_machine() if memory is None else mac_with_memory(memory)
     on_gpu = (memory is not None or auto_backend_name() == "metal") and hosts is None  # hosts have no larger pieces

@@ -53,6 +53,19 @@ class Skeleton:
         """Whether a row can drop its newest tokens, as `InProcessModel` says of a loaded model."""
         return self.most_rows is None and not row_state_bytes(self.groups)
 
+    def with_draft_head(self) -> Skeleton:
+        """Return the same model with one more layer that sees everything, as a draft head's does."""
+
+        def add_layer(groups: tuple[LayerGroup, ...]) -> tuple[LayerGroup, ...]:
+            layer = sum(len(group.layers) for group in groups)
+            index = next((i for i, g in enumerate(groups) if g.spec.kv_heads and g.spec.window is None), None)
+            if index is None:
+                return groups
+            joined = replace(groups[index], layers=(*groups[index].layers, layer))
+            return (*groups[:index], joined, *groups[index + 1 :])
+
+        return replace(self, groups=add_layer(self.groups), widened_groups=add_layer(self.widened_groups))
+
     def with_quantized_kv(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
         """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
         if kv_bits is not None and self.most_rows is not None:
@@ -116,14 +129,42 @@ def build_draft_skeleton(name: str) -> Skeleton:
     ModelUnsupported for a model that the engine does not accept as a draft.
     """
     from cortexmlx.cli.planning.source import find_source
+    from cortexmlx.models.folder_config import ASSISTANT
 
-    draft = build_skeleton(find_source(name).config)
+    config = find_source(name).config
+    if config.get("model_type") == ASSISTANT:
+        return _build_assistant_skeleton(config)
+    draft = build_skeleton(config)
     reason = draft.refusal
     if reason is None and not draft.can_rewind:
         reason = "its layers do not all keep keys and values, so no wrong token can be taken back"
     if reason is not None:
         raise ModelUnsupported(f"{name} cannot draft (--draft): {reason}")
     return draft
+
+
+def _build_assistant_skeleton(config: Mapping[str, Any]) -> Skeleton:
+    """Build the skeleton of an assistant, which keeps no keys and values, and no logits beyond its guesses."""
+    from cortexmlx.cpu import blas
+
+    blas.preload()
+    from cortexmlx.models.assistant import Assistant
+    from cortexmlx.models.weights import parameter_count, weight_bytes
+
+    assistant = Assistant(config)
+    parameters = parameter_count(assistant)
+    _quantize_model(assistant, config)
+    return Skeleton(
+        architecture=str(config["model_type"]),
+        parameters=parameters,
+        weight_bytes=weight_bytes(assistant),
+        widened_bytes=weight_bytes(assistant, as_float32=True),
+        vocab_size=0,
+        context_length=DEFAULT_CONTEXT,
+        dtype=_config_dtype(config),
+        groups=(),
+        widened_groups=(),
+    )
 
 
 def _build_lazy_model(config: dict[str, Any]) -> Any:

@@ -31,6 +31,8 @@ class PlanSource:
     """Bytes of the files, if memory takes another number."""
     notes: tuple[str, ...] = ()
     """What is wrong with the files."""
+    has_draft_head: bool = False
+    """Whether the files have a draft head that the engine uses."""
 
 
 def find_source(target: str) -> PlanSource:
@@ -60,11 +62,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
+    from cortexmlx.models.draft_head import has_draft_head
+
     try:
-        check_weights(folder)
+        tensors = check_weights(folder)
     except ModelCorrupt as damage:  # the plan does not need the damaged files
         return PlanSource(name, config, None, notes=(f"It does not run as it is: {damage}",))
-    return PlanSource(name, config, stored_bytes(folder) or None)
+    return PlanSource(name, config, stored_bytes(folder) or None, has_draft_head=has_draft_head(config, tensors))
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:

@@ -94,6 +94,8 @@ class _ModelPlanner:
         skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
         if skeleton.refusal is not None:
             raise ModelUnsupported(f"{name}: {skeleton.refusal}")
+        if source.has_draft_head and config.speculate and not config.reproducible:
+            skeleton = skeleton.with_draft_head()
         self.name, self.config = name, config
         self._source: PlanSource = source
         self._skeleton: Skeleton = skeleton

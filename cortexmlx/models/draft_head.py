@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,11 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
             model_weights.dequantize_layers(head)
         mx.eval(mx.random.state, head.parameters())  # the state: see `_evaluate` of `load`
     return head
+
+
+def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
+    """Return whether a folder with this config.json and these tensors has a draft head that `read_draft_head` reads."""
+    return config.get("model_type") in ("qwen3_next", "qwen3_5", "qwen3_5_moe") and any(map(_PREFIX.match, tensors))
 
 
 def _find_parts(model: nn.Module) -> tuple[Any, Callable[..., nn.Module]] | None:

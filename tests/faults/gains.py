@@ -64,9 +64,7 @@ FAULTS = (
         "job.tokens[position - num_new] ==",
         "job.tokens[position - num_new - 1] ==",
     ),
-    Fault(
-        "the token in flight is verified, too", SPECULATION, "guess.source, tokens)[pending:]", "guess.source, tokens)"
-    ),
+    Fault("the token in flight is verified, too", SPECULATION, "tokens, place)[pending:]", "tokens, place)"),
     Fault("drafts of others are dropped", SPECULATION, " if not job.drafts or job.id in self._drafted_jobs]", "]"),
     Fault(
         "a slow drafter is asked at each step",

@@ -11,6 +11,7 @@ CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/core/open_requests.py"
 MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text.py"
 ANSWERS = "cortexmlx/core/answers.py"
 HEAD, DRAFTER = "cortexmlx/execution/head_pass.py", "cortexmlx/speculation/drafter.py"
+ASSISTANT = "cortexmlx/models/assistant.py"
 RUNNER = "cortexmlx/execution/runner.py"
 STATES, RECURRENT = "cortexmlx/execution/states.py", "cortexmlx/attention/recurrent.py"
 SERVED = "cortexmlx/core/served_model.py"
@@ -21,6 +22,7 @@ TESTS = (
     "core/text/test_budget.py",
     "speculation",
     "engine/test_draft_head.py",
+    "models/test_assistant.py",
     "engine/test_nan_drafts.py",
     "engine/test_speculation_known_bugs.py",
     "engine/test_speculation_known_memory_bugs.py",
@@ -284,8 +286,51 @@ OF_HEAD = (
     Fault(
         "the newest token's proposal is the one before",
         "cortexmlx/speculation/drafter.py",
-        "len(job.tokens) - 2)",
-        "len(job.tokens) - 3)",
+        "len(job.tokens) - 2, job",
+        "len(job.tokens) - 3, job",
+    ),
+    Fault("a guess takes the model's place in the arena", HEAD, "begin(positions + number)", "begin(positions)"),
+    Fault("keys of guesses come before the tail's newest", HEAD, ".get(layer), self.columns_used,", ".get(layer), 0,"),
+    Fault(
+        "a guess sees no guess before it", HEAD, "self.columns_used += 1", "self.columns_used += not self.columns_used"
+    ),
+    Fault(
+        "guesses are written to the rows' own tail", HEAD, "tuple(map(mx.array, self.tail[layer]))", "self.tail[layer]"
+    ),
+    Fault("the head's second guess has the model's state", HEAD, "states = self._head(states, ", "self._head(states, "),
+    Fault(
+        "guesses of a window go to the rows that ask",
+        HEAD,
+        "else [place or 0 for place in places]",
+        "else list(range(len(places)))",
+    ),
+    Fault("a row in the tail gets its neighbour's guesses", HEAD, "place or 0 if in_tail else index", "index"),
+    Fault(
+        "rows are located one token early",
+        SCHEDULER,
+        "[(job, 1) for job in jobs], writes_to_arena=False",
+        "[(job, 1) for job in jobs], writes_to_arena=True",
+    ),
+    Fault(
+        "an assistant moves on with its guesses",
+        HEAD,
+        "embeddings, positions, lambda",
+        "embeddings, positions + 1, lambda",
+    ),
+    Fault("an assistant does not see the tail", HEAD, "self.tail.get(layer), self.columns_used)", "None, 0)"),
+    Fault(
+        "an assistant reads the first layer of a kind",
+        ASSISTANT,
+        "last = {kind: index for index, kind in enumerate(own_layers)}",
+        "last = {kind: own_layers.index(kind) for kind in own_layers}",
+    ),
+    Fault("an assistant gets the embedding last", ASSISTANT, "[next_embeddings, hidden]", "[hidden, next_embeddings]"),
+    Fault("an assistant's embeddings are not scaled", ASSISTANT, " * inner.embed_scale", ""),
+    Fault(
+        "a head's chances are those of a streak",
+        "cortexmlx/speculation/speculation.py",
+        "streak_class(streak if place is None else place)",
+        "streak_class(streak)",
     ),
 )
 
