@@ -40,11 +40,15 @@ def load_engine(config: EngineConfig) -> Engine:
     return Engine(**vars(config))
 
 
-def download_model(model: str | Path, on_progress: OnProgress) -> None:
-    """Download a model's files if they are missing here. Raises what `load_model` does if the model cannot be found."""
-    from cortexmlx.models.load import fetch_model
+def download_model(model: str | Path, on_progress: OnProgress, draft: str | Path | None = None) -> None:
+    """Download the files of a model, and of what drafts for it, if they are missing here. Raises what `load_model` does
+    if one of them cannot be found.
+    """
+    from cortexmlx.models.load import fetch_draft, fetch_model
 
     fetch_model(resolve_model(model), on_progress)
+    if draft is not None:
+        fetch_draft(draft, model, on_progress)
 
 
 def _load_with_progress(config: EngineConfig) -> Engine:
@@ -62,11 +66,12 @@ def check_loadable(config: EngineConfig, on_progress: OnProgress) -> dict[str, E
     """
     from cortexmlx.models.adapters.files import read_adapter
     from cortexmlx.models.adapters.low_rank import read_low_rank_adapter
-    from cortexmlx.models.load import check_model
+    from cortexmlx.models.load import check_model, find_head_folder
 
-    for model in (config.model, config.active_draft):
-        if model is not None:
-            check_model(model, on_progress)
+    check_model(config.model, on_progress)
+    draft = config.active_draft
+    if draft is not None and find_head_folder(draft, config.model, on_progress) is None:
+        check_model(draft, on_progress)
     if config.adapter is not None:
         read_adapter(config.adapter)
     limits, unreadable = config.adapter_limits, dict[str, Exception]()

@@ -126,7 +126,7 @@ Draft = Annotated[
         "--draft",
         "--draft-model",
         metavar="MODEL",
-        help="A smaller model with the same tokens, which guesses the next ones.",
+        help="What guesses tokens: a smaller model, an assistant, or the original with its draft head.",
         show_default=False,
         autocompletion=complete_model,
     ),

@@ -358,16 +358,16 @@ def print_model_plan(
     from cortexmlx.cli.planning.figures import make_plan
     from cortexmlx.cli.planning.hosts import plan_hosts
     from cortexmlx.cli.planning.machine import mac_with_memory, this_machine
-    from cortexmlx.cli.planning.skeleton import build_draft_skeleton, build_skeleton
+    from cortexmlx.cli.planning.skeleton import Skeleton, add_drafts, build_skeleton
     from cortexmlx.cli.planning.source import find_source
     from cortexmlx.models.adapters.files import read_adapter
 
     source = find_source(target)
     source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in adapters))
     skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
-    if source.has_draft_head and config.speculate and not config.reproducible and hosts is None:
-        skeleton = skeleton.with_draft_head()
-    draft = None if config.draft is None else build_draft_skeleton(str(config.draft))
+    draft: Skeleton | None = None
+    if hosts is None:
+        skeleton, draft = add_drafts(skeleton, source, config)
     machine = this_machine() if memory is None else mac_with_memory(memory)
     on_gpu = (memory is not None or auto_backend_name() == "metal") and hosts is None  # hosts have no larger pieces
     load = ArenaDemand.from_options(config.max_rows, config.prefill_budget, config.block_size, on_gpu)

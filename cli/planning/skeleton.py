@@ -18,6 +18,8 @@ from cortexmlx.models.folder_config import DEFAULT_CONTEXT, language_configs, st
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
+    from cortexmlx.cli.planning.source import PlanSource
+    from cortexmlx.core.config import EngineConfig
     from cortexmlx.execution.execution_modes import ExecutionMode
 
 
@@ -124,16 +126,28 @@ def build_skeleton(config: Mapping[str, Any]) -> Skeleton:
     )
 
 
-def build_draft_skeleton(name: str) -> Skeleton:
-    """Build the skeleton of a draft model, by its name. Raises what `find_source` and `build_skeleton` raise, and
-    ModelUnsupported for a model that the engine does not accept as a draft.
+def add_drafts(skeleton: Skeleton, source: PlanSource, config: EngineConfig) -> tuple[Skeleton, Skeleton | None]:
+    """Return the skeleton of the model in `source` with the layer of its draft head, if it has one, and the skeleton of
+    what else drafts for it, or None. Raises what `find_source` and `build_skeleton` raise, and ModelUnsupported for a
+    model that the engine does not accept as a draft.
     """
     from cortexmlx.cli.planning.source import find_source
-    from cortexmlx.models.folder_config import ASSISTANT
+    from cortexmlx.models.folder_config import ASSISTANT, is_same_model
 
-    config = find_source(name).config
-    if config.get("model_type") == ASSISTANT:
-        return _build_assistant_skeleton(config)
+    has_head = source.has_draft_head and config.speculate and not config.reproducible
+    with_head = skeleton.with_draft_head() if has_head else skeleton
+    if config.active_draft is None:
+        return with_head, None
+    drafting = find_source(str(config.active_draft)).config
+    if drafting.get("model_type") == ASSISTANT:
+        return skeleton, _build_head_skeleton(drafting)
+    if is_same_model(drafting, source.config):
+        return skeleton.with_draft_head(), _build_head_skeleton(drafting, skeleton.model)
+    return with_head, _build_draft_skeleton(str(config.active_draft), drafting)
+
+
+def _build_draft_skeleton(name: str, config: Mapping[str, Any]) -> Skeleton:
+    """Build the skeleton of a draft model. Raises ModelUnsupported for one that the engine does not accept."""
     draft = build_skeleton(config)
     reason = draft.refusal
     if reason is None and not draft.can_rewind:
@@ -143,25 +157,31 @@ def build_draft_skeleton(name: str) -> Skeleton:
     return draft
 
 
-def _build_assistant_skeleton(config: Mapping[str, Any]) -> Skeleton:
-    """Build the skeleton of an assistant, which keeps no keys and values, and no logits beyond its guesses."""
+def _build_head_skeleton(config: Mapping[str, Any], model: Any = None) -> Skeleton:
+    """Build the skeleton of an assistant, or of the draft head of `model`, which stands for its weights alone."""
     from cortexmlx.cpu import blas
 
     blas.preload()
+    import mlx.core as mx
+
     from cortexmlx.models.assistant import Assistant
+    from cortexmlx.models.draft_head import make_draft_head
     from cortexmlx.models.weights import parameter_count, weight_bytes
 
-    assistant = Assistant(config)
-    parameters = parameter_count(assistant)
-    _quantize_model(assistant, config)
+    dtype = _config_dtype(config)
+    head = Assistant(config) if model is None else make_draft_head(model)
+    assert head is not None
+    head.set_dtype(getattr(mx, dtype))
+    parameters = parameter_count(head)
+    _quantize_model(head, config)
     return Skeleton(
         architecture=str(config["model_type"]),
         parameters=parameters,
-        weight_bytes=weight_bytes(assistant),
-        widened_bytes=weight_bytes(assistant, as_float32=True),
+        weight_bytes=weight_bytes(head),
+        widened_bytes=weight_bytes(head, as_float32=True),
         vocab_size=0,
         context_length=DEFAULT_CONTEXT,
-        dtype=_config_dtype(config),
+        dtype=dtype,
         groups=(),
         widened_groups=(),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
-from cortexmlx.models.folder_config import read_config, read_json_object
+from cortexmlx.models.folder_config import has_draft_head, read_config, read_json_object
 from cortexmlx.models.inventory import stored_bytes
 from cortexmlx.models.resolve import SourceKind, resolve_model
 from cortexmlx.models.safetensors_check import check_weights
@@ -62,7 +62,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
-    from cortexmlx.models.draft_head import has_draft_head
 
     try:
         tensors = check_weights(folder)

@@ -24,7 +24,6 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.cli.planning.figures import MachineFigures, MemoryPlan
-    from cortexmlx.cli.planning.skeleton import Skeleton
     from cortexmlx.cli.planning.source import PlanSource
     from cortexmlx.engine import Engine
 
@@ -84,7 +83,7 @@ class _ModelPlanner:
 
     def __init__(self, name: str, config: EngineConfig) -> None:
         from cortexmlx.attention.backends import auto_backend_name
-        from cortexmlx.cli.planning.skeleton import build_draft_skeleton, build_skeleton
+        from cortexmlx.cli.planning.skeleton import add_drafts, build_skeleton
         from cortexmlx.cli.planning.source import find_source
         from cortexmlx.models.adapters.files import read_adapter
 
@@ -94,12 +93,9 @@ class _ModelPlanner:
         skeleton = build_skeleton(source.config).with_quantized_kv(config.kv_bits, config.kv_group_size)
         if skeleton.refusal is not None:
             raise ModelUnsupported(f"{name}: {skeleton.refusal}")
-        if source.has_draft_head and config.speculate and not config.reproducible:
-            skeleton = skeleton.with_draft_head()
         self.name, self.config = name, config
         self._source: PlanSource = source
-        self._skeleton: Skeleton = skeleton
-        self._draft = None if config.active_draft is None else build_draft_skeleton(str(config.active_draft))
+        self._skeleton, self._draft = add_drafts(skeleton, source, config)
         self._load = sizing.ArenaDemand.from_options(
             config.max_rows, config.prefill_budget, config.block_size, auto_backend_name() == "metal"
         )
@@ -209,9 +205,7 @@ def open_pool(
     budget = memory or working_set_bytes()
     for config in configs.values():
         with _loading_bar(str(config.model)) as on_progress:
-            engines.download_model(config.model, on_progress)
-            if config.active_draft is not None:
-                engines.download_model(config.active_draft, on_progress)
+            engines.download_model(config.model, on_progress, config.active_draft)
     plans = plan_memory(configs, budget, keep)
     models = [
         _make_served_model(name, plan.config, default_settings, memory=plan.memory, context_length=plan.context_length)

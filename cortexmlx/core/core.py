@@ -26,7 +26,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.sizing import PREFILL_BUDGET
 from cortexmlx.kv.spec import GroupCounts
-from cortexmlx.models.load import find_assistant
+from cortexmlx.models.load import find_head_folder
 from cortexmlx.scheduling.decode_window import RAN_AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
@@ -450,9 +450,9 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
         return HostedModel(config, wake)
     if config.active_draft is None:
         return InProcessModel(config, wake, has_waiters)
-    assistant = find_assistant(config.active_draft, config.on_progress or (lambda progress: None))
-    draft = None if assistant is not None else open_draft(config, has_waiters)
-    return InProcessModel(config, wake, has_waiters, draft, assistant)
+    head_folder = find_head_folder(config.active_draft, config.model, config.on_progress or (lambda progress: None))
+    draft = None if head_folder is not None else open_draft(config, has_waiters)
+    return InProcessModel(config, wake, has_waiters, draft, head_folder)
 
 
 def make_speculation(

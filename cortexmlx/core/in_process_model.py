@@ -45,6 +45,7 @@ from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.assistant import Assistant, read_assistant
 from cortexmlx.models.draft_head import DraftHead, read_draft_head
+from cortexmlx.models.folder_config import ASSISTANT, read_config
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -67,12 +68,12 @@ class InProcessModel:
         wake: Callable[[Call], None],
         has_waiters: Callable[[], bool] = lambda: False,
         draft: InProcessModel | None = None,
-        assistant: Path | None = None,
+        head_folder: Path | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
         `has_waiters()`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if it has
-        other tokens. `assistant` is the folder of the model's assistant. Raises ModelUnsupported if it is that of
-        another model.
+        other tokens. `head_folder` has the model's assistant, or a checkpoint of the model with its draft head. Raises
+        ModelUnsupported if it is that of another model.
         """
         self._config = config
         self._wake = wake
@@ -83,7 +84,7 @@ class InProcessModel:
         self._store: StoreSetup | None = None
         self.disk: StoreConnector | None = None
         self._warm_up = KernelWarmUp()
-        self._assistant_folder = assistant
+        self._head_folder = head_folder
         self._head_notes: tuple[str, ...] = ()
         try:
             if config.kv_bytes is not None:
@@ -182,32 +183,39 @@ class InProcessModel:
         )
 
     def _add_head(self, mode: ExecutionMode) -> DraftHead | Assistant | None:
-        """Read the model's assistant, or else the draft head of its checkpoint, and have it run with the model."""
-        config, path = self._config, self.loaded.path
-        if self._assistant_folder is not None:
-            return self._add_assistant(mode, self._assistant_folder)
-        if not config.speculate or config.reproducible or not isinstance(mode, PagedMode) or not path.is_dir():
+        """Read the assistant or the draft head that the config names, or else the draft head of the model's own folder.
+        Have it run with the model.
+        """
+        config, path, model = self._config, self.loaded.path, self.loaded.model
+        head: DraftHead | Assistant | None
+        if self._head_folder is not None:
+            stated, label = read_config(self._head_folder), f"the draft head of {config.draft}"
+            if stated["model_type"] == ASSISTANT:
+                head, label = read_assistant(self._head_folder, model), f"the assistant {config.draft}"
+            else:
+                head = read_draft_head(self._head_folder, stated, model)
+            if head is None:
+                raise ModelUnsupported(
+                    f"{config.draft} is another checkpoint of {self.loaded.name}, but has no draft head for it (no "
+                    "tensors mtp.*): choose the original, or leave --draft out"
+                )
+        else:
+            if not config.speculate or config.reproducible or not isinstance(mode, PagedMode) or not path.is_dir():
+                return None
+            label = "the model's own draft head"
+            try:
+                head = read_draft_head(path, self.loaded.config, model)
+            except (ModelCorrupt, ModelUnsupported) as error:  # the model does not need it
+                self._head_notes = (f"{label} is not used: {error}",)
+                return None
+        if head is None:
             return None
-        try:
-            head = read_draft_head(path, self.loaded.config, self.loaded.model)
-        except (ModelCorrupt, ModelUnsupported) as error:  # the model does not need it
-            self._head_notes = (f"the model's own draft head is not used: {error}",)
+        if not isinstance(mode, PagedMode) or not mode.add_head(head):
+            self._head_notes = (f"{label} is not used: it does not fit the way in which {self.loaded.name} runs",)
             return None
-        if head is None or not mode.add_head(head):
-            return None
-        self._head_notes = (f"the model's own draft head drafts tokens ({format_bytes(head.nbytes)} of weights)",)
+        self._warm_up.add(mode.head_checks(self.backend, config.block_size))
+        self._head_notes = (f"{label} drafts tokens ({format_bytes(head.nbytes)} of weights)",)
         return head
-
-    def _add_assistant(self, mode: ExecutionMode, folder: Path) -> Assistant | None:
-        """Read the model's assistant. Begin to compile the kernels that it needs."""
-        assistant = read_assistant(folder, self.loaded.model)
-        if not isinstance(mode, PagedMode) or not mode.add_head(assistant):
-            self._head_notes = (f"the assistant {self._config.draft} is not used: {self.loaded.name} runs otherwise",)
-            return None
-        self._warm_up.add(mode.head_checks(self.backend, self._config.block_size))
-        size = format_bytes(assistant.nbytes)
-        self._head_notes = (f"the assistant {self._config.draft} drafts tokens ({size} of weights)",)
-        return assistant
 
     def _draft_notes(self) -> tuple[str, ...]:
         """Return notes on the draft model. Release it if this model cannot use it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from cortexmlx.models import weights as model_weights
 from cortexmlx.models.folder import translate_weight_errors
-from cortexmlx.models.safetensors_check import check_weights, read_safetensors_header
+from cortexmlx.models.folder_config import HEAD_PREFIX
+from cortexmlx.models.safetensors_check import find_tensors, read_safetensors_header
 from cortexmlx.types.arrays import dtype_name
-
-_PREFIX = re.compile(r"(?:.*\.)?mtp\.")
-"""Converters put `mtp.` behind `language_model.`, `model.` or both."""
 
 _EXPERT = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(\w+\.\w+)")
 
@@ -45,7 +43,7 @@ class DraftHead(nn.Module):  # type: ignore[misc]
     has one, with full attention. The embedding and the output head are the model's.
     """
 
-    def __init__(self, args: Any, layer_class: Callable[..., nn.Module], language_model: Any = None) -> None:
+    def __init__(self, args: Any, layer_class: Callable[..., nn.Module], language_model: Any) -> None:
         super().__init__()
         self._get_model: Callable[[], Any] = lambda: language_model  # as an attribute, it would be a part of the head
         size, eps = args.hidden_size, args.rms_norm_eps
@@ -69,6 +67,17 @@ class DraftHead(nn.Module):  # type: ignore[misc]
         states = self.layers[0](states, create_attention_mask(states, cache), cache)
         normed: mx.array = self.norm(states)
         return normed
+
+    @property
+    def num_experts(self) -> int:
+        """How many experts its layer has; 0 if it has none."""
+        return int(self._get_model().args.num_experts)
+
+    @property
+    def model_dtype(self) -> mx.Dtype:
+        """The type that the model computes with."""
+        dtype: mx.Dtype = self._get_model().layers[0].input_layernorm.weight.dtype
+        return dtype
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -95,55 +104,47 @@ class DraftHead(nn.Module):  # type: ignore[misc]
 
 
 def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -> DraftHead | None:
-    """Read the draft head of the model in `folder`, whose config.json is `config`, and evaluate it on this thread.
-    Return None if its weight files have none, or if no head is known for the class of `model`.
+    """Read the draft head in `folder`, whose config.json is `config`, and evaluate it on this thread. The folder is
+    that of `model`, or has another checkpoint of it, perhaps only the files with the head. Return None if they have
+    none, or if no head is known for the class of `model`.
 
     The head gets the model's dtype. Its layers stay packed if the model has packed layers.
 
     Raises ModelCorrupt if tensors of the head are missing, damaged or of other shapes. Raises ModelUnsupported for a
     head with more layers, or with weights that were quantized in another way than MLX's.
     """
-    parts = _find_parts(model)
-    if parts is None:
+    head = make_draft_head(model)
+    if head is None:
         return None
-    tensors = check_weights(folder)
-    head_tensors = {name: file for name, file in tensors.items() if _PREFIX.match(name)}
+    head_tensors = find_tensors(folder, lambda name: HEAD_PREFIX.match(name) is not None)
     if not head_tensors:
         return None
-    language_model, layer_class = parts
-    args = language_model.args
     with translate_weight_errors(folder):
-        weights = _stack_experts(folder, _load(head_tensors), args.num_experts)
-        head = DraftHead(args, layer_class, language_model)
+        weights = _stack_experts(folder, _load(head_tensors), head.num_experts)
         quantize_head(folder, head, weights, config.get("quantization") or {})
         check_tensors(folder, head, weights)
-        _add_missing_ones(head, weights, model, is_raw=_is_raw(tensors))
+        _add_missing_ones(head, weights, model, is_raw=_is_raw(folder))
         head.load_weights(list(weights.items()))
-        head.set_dtype(language_model.layers[0].input_layernorm.weight.dtype)
+        head.set_dtype(head.model_dtype)
         if not model_weights.is_quantized(model):
             model_weights.dequantize_layers(head)
         mx.eval(mx.random.state, head.parameters())  # the state: see `_evaluate` of `load`
     return head
 
 
-def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
-    """Return whether a folder with this config.json and these tensors has a draft head that `read_draft_head` reads."""
-    return config.get("model_type") in ("qwen3_next", "qwen3_5", "qwen3_5_moe") and any(map(_PREFIX.match, tensors))
-
-
-def _find_parts(model: nn.Module) -> tuple[Any, Callable[..., nn.Module]] | None:
-    """Return the model's language part and the class of its layers. A class derived from these is not known."""
+def make_draft_head(model: nn.Module) -> DraftHead | None:
+    """Return a draft head for a model, without its weights. None if none is known, as for a derived class."""
     if type(model) is qwen3_next.Model:
-        return model, qwen3_next.Qwen3NextDecoderLayer
+        return DraftHead(model.args, qwen3_next.Qwen3NextDecoderLayer, model)
     if type(model) in (qwen3_5.Model, qwen3_5_moe.Model):
-        return model.language_model, qwen3_5.DecoderLayer
+        return DraftHead(model.language_model.args, qwen3_5.DecoderLayer, model.language_model)
     return None
 
 
 def _load(head_tensors: Mapping[str, Path]) -> dict[str, mx.array]:
     """Return the head's tensors by their names behind `mtp.`, not yet evaluated."""
     arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
-    return {_PREFIX.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
+    return {HEAD_PREFIX.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
 
 
 def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) -> dict[str, mx.array]:
@@ -224,10 +225,15 @@ def check_tensors(folder: Path, head: nn.Module, weights: Mapping[str, mx.array]
             )
 
 
-def _is_raw(tensors: Mapping[str, Path]) -> bool:
-    """Return whether the files are as their maker wrote them. By mlx-lm's rule, the axes of convolutions tell."""
-    name = next((name for name in tensors if name.endswith("conv1d.weight")), None)
-    return name is not None and read_safetensors_header(tensors[name])[name]["shape"][-1:] != [1]
+def _is_raw(folder: Path) -> bool:
+    """Return whether the files are as their maker wrote them. By mlx-lm's rule, the axes of convolutions tell. Files
+    without any convolution count as converted.
+    """
+    for file in sorted(folder.glob("model*.safetensors")):
+        for name, entry in read_safetensors_header(file).items():
+            if name.endswith("conv1d.weight"):
+                return bool(entry["shape"][-1:] != [1])
+    return False
 
 
 def _add_missing_ones(head: DraftHead, weights: dict[str, mx.array], model: nn.Module, *, is_raw: bool) -> None:

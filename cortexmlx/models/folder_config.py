@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 ASSISTANT = "gemma4_assistant"
 """The `model_type` of a folder that only drafts tokens for a model of Gemma 4: see `models/assistant.py`."""
+
+HEAD_FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""The `model_type` of models whose checkpoints have a draft head that is read: see `models/draft_head.py`."""
+
+HEAD_PREFIX = re.compile(r"(?:.*\.)?mtp\.")
+"""How the names of a draft head's tensors begin. Converters put `language_model.`, `model.` or both before it."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
@@ -47,6 +53,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         if math.isnan(value):
             raise ModelCorrupt(f"{path} says that {name} is not a number (NaN). Download it again.")
     return config
+
+
+def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two config.json are of one model with a draft head, perhaps quantized in two ways."""
+    stated = []
+    for each in (config, other):
+        text = each.get("text_config") or each
+        names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_experts")
+        stated.append((each.get("model_type"), *(text.get(name) for name in names)))
+    return stated[0] == stated[1] and stated[0][0] in HEAD_FAMILIES
+
+
+def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
+    """Return whether a folder with this config.json and tensors of these names has a draft head that is read."""
+    return config.get("model_type") in HEAD_FAMILIES and any(map(HEAD_PREFIX.match, tensors))
 
 
 def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from cortexmlx.errors import CortexError, DownloadFailed, ModelCorrupt, ModelNotFound
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.messages import one_line, redirect_log
-from cortexmlx.models.safetensors_check import check_weights
+from cortexmlx.models.safetensors_check import INDEX_FILE, check_weights, read_weight_map
 from cortexmlx.system.waits import take_next
 from cortexmlx.types.progress import OnProgress, Progress
 
@@ -60,17 +60,36 @@ def fetch_repo(
 
 def fetch_config(repo: str) -> Path:
     """Return a hub cache folder with at least the config.json of `repo`. Raises ModelNotFound as `fetch_repo` does."""
-    return cached_folder(repo) or run_in_background(
+    return _cached_snapshot(repo, ["config.json"]) or run_in_background(
         lambda tally: _download_snapshot(repo, ["config.json"]), _ignore_progress
     )
 
 
-def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress) -> Path:
-    """Download the weights into the hub's cache, where its library finds them, then the rest of the snapshot."""
+def fetch_files_of(repo: str, wanted: Callable[[str], bool], on_progress: OnProgress = _ignore_progress) -> Path:
+    """Return a hub cache folder with config.json and those weight files of `repo` that have tensors of `wanted` names,
+    as its index says. Without an index, all weights are downloaded. Errors: see `fetch_repo`.
+    """
+    if (whole := cached_folder(repo)) is not None:
+        return whole
+    folder = _cached_snapshot(repo, ["config.json", INDEX_FILE])
+    if folder is None or not (folder / INDEX_FILE).is_file():
+        folder = run_in_background(lambda tally: _download_snapshot(repo, ["config.json", INDEX_FILE]), on_progress)
+    if not (folder / INDEX_FILE).is_file():
+        return fetch_repo(repo, on_progress)
+    files = sorted({file for name, file in read_weight_map(folder / INDEX_FILE).items() if wanted(name)})
+    if all((folder / file).is_file() for file in files):
+        return folder
+    return run_in_background(lambda tally: _fetch_weights(repo, folder, tally, files), on_progress)
+
+
+def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress, files: Sequence[str] | None = None) -> Path:
+    """Download the weights, or those in `files`, into the hub's cache, where its library finds them, then the rest of
+    the snapshot.
+    """
     with _translate_hub_errors(repo), redirect_log("huggingface_hub"):
-        large = list_large_files(repo, folder.name)
+        large = [each for each in list_large_files(repo, folder.name) if files is None or each.name in files]
         WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).fetch(large)
-    return _download_snapshot(repo, NEEDED_FILES, folder.name)
+    return _download_snapshot(repo, NEEDED_FILES if files is None else ["config.json", INDEX_FILE, *files], folder.name)
 
 
 def _download_snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
@@ -487,13 +506,24 @@ NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", 
 
 def cached_folder(repo: str) -> Path | None:
     """Return `repo`'s folder in the hub's cache, without network; None unless config.json and all weights are there."""
+    folder = _cached_snapshot(repo, NEEDED_FILES)
+    try:
+        return folder if folder is not None and check_weights(folder) else None
+    except (OSError, ModelCorrupt):
+        return None
+
+
+def _cached_snapshot(repo: str, files: list[str]) -> Path | None:
+    """Return `repo`'s folder in the hub's cache, without network; None without a config.json. Others of the `files` may
+    be missing.
+    """
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES, local_files_only=True))
-        return folder if (folder / "config.json").is_file() and check_weights(folder) else None
-    except (OSError, ValueError, ModelCorrupt):
+        folder = Path(snapshot_download(repo, allow_patterns=files, local_files_only=True))
+    except (OSError, ValueError):
         return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 # Suggestions for a model name that was not found: similar names and files.

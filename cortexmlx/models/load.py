@@ -14,7 +14,9 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.adapters.files import Adapter, find_adapter_file, read_adapter
 from cortexmlx.models.folder_config import (
     ASSISTANT,
+    HEAD_PREFIX,
     context_length_or_default,
+    is_same_model,
     read_config,
     read_recommended_sampling,
 )
@@ -202,12 +204,28 @@ def fetch_model(source: ResolvedModel, report: OnProgress) -> Path:
     return fetch_repo(source.name, report, check_folder_config)
 
 
-def find_assistant(name: str | Path, report: OnProgress) -> Path | None:
-    """Return the folder of an assistant by its name; None if the name is that of a model. What is not on this machine
-    is downloaded. Raises ModelNotFound or ModelCorrupt.
+def find_head_folder(draft: str | Path, model: str | Path, report: OnProgress) -> Path | None:
+    """Return the folder of what drafts from the states of `model`: an assistant, or another checkpoint of the model,
+    which has kept its draft head. None if `draft` names a draft model. A missing assistant is downloaded, and of a
+    checkpoint only the files with the head. Raises ModelNotFound, ModelCorrupt or DownloadFailed.
     """
-    path = fetch_model(resolve_model(name), report)
-    return path if path.is_dir() and read_config(path)["model_type"] == ASSISTANT else None
+    from cortexmlx.models.hub import fetch_config, fetch_files_of
+
+    sources = resolve_model(draft), resolve_model(model)
+    if any(source.kind in (SourceKind.GGUF, SourceKind.STARTER) for source in sources):
+        return None
+    config, model_config = (read_config(source.path or fetch_config(source.name)) for source in sources)
+    if config["model_type"] == ASSISTANT:
+        return fetch_model(sources[0], report)
+    if not is_same_model(config, model_config):
+        return None
+    return sources[0].path or fetch_files_of(sources[0].name, lambda name: bool(HEAD_PREFIX.match(name)), report)
+
+
+def fetch_draft(draft: str | Path, model: str | Path, report: OnProgress) -> None:
+    """Download what drafts for a model, if it is not on this machine. Raises what `find_head_folder` raises."""
+    if find_head_folder(draft, model, report) is None:
+        fetch_model(resolve_model(draft), report)
 
 
 def check_model(name: str | Path, report: OnProgress) -> None:

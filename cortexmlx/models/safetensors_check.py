@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,33 @@ def check_weights(folder: Path) -> dict[str, Path]:
     return tensors
 
 
+def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Path]:
+    """Return the files of those tensors whose name is `wanted`, by name. Files that have none of them may be missing.
+
+    Raises ModelCorrupt if one that has any is missing or damaged.
+    """
+    index = folder / INDEX_FILE
+    listed = read_weight_map(index) if index.is_file() else {}
+    files = {name: folder / file for name, file in listed.items() if wanted(name)}
+    if not any(file.is_file() for file in files.values()):  # no index, or one of another checkpoint
+        return {name: file for name, file in check_weights(folder).items() if wanted(name)}
+    headers = {file: read_safetensors_header(file) for file in set(files.values())}
+    if lost := sorted(name for name, file in files.items() if name not in headers[file]):
+        raise ModelCorrupt(f"{files[lost[0]]} lacks {lost[0]}, which {index.name} says is in it. Download both again.")
+    return files
+
+
 def _read_shard_names(index: Path) -> set[str]:
     """Return the names of the weight files that an index lists."""
+    return set(read_weight_map(index).values())
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Return the weight file of each tensor that an index lists. No name leads out of the folder."""
     files = read_json_object(index).get("weight_map")
     if not isinstance(files, dict):
         raise ModelCorrupt(f"{index} has no weight_map. Download it again.")
-    return {str(name) for name in files.values()}
+    return {str(name): Path(str(file)).name for name, file in files.items()}
 
 
 def read_safetensors_header(file: Path) -> dict[str, Any]:

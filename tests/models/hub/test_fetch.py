@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
+from cortexmlx.models.draft_head import read_draft_head
+from cortexmlx.models.folder_config import read_config
 from cortexmlx.models.hub import fetch_repo
+from cortexmlx.models.load import find_head_folder
 from support.folders import write_folder
+from support.models.draft_heads import as_made, split_into_shards, write_draft_head
 from support.models.hub import Hub
+from support.models.tiny import write_tiny
 
 
 def test_a_hub_id_without_network_says_so(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +99,23 @@ def test_a_hub_id_is_downloaded_into_the_cache_and_loaded_from_there(hub: Hub, t
         assert not (loaded.path / "modeling.py").exists(), "code is left where it is"
         asked, hub.asked = hub.asked, []
     assert not asked, "the second time it is in the cache"
+
+
+def test_of_a_checkpoint_only_the_files_with_the_draft_head_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    original, lost = tmp_path / "original", write_tiny(tmp_path / "lost", "qwen3_5")
+    head = write_draft_head(original, "qwen3_5", raw=True, store=as_made)
+    split_into_shards(original)
+    hub.repos["org/original"] = original
+    for again in (False, True):
+        folder = find_head_folder("org/original", lost, lambda progress: None)
+        assert folder is not None
+        read = read_draft_head(folder, read_config(folder), load_model(lost).model)
+        assert read is not None and mx.allclose(read.norm.weight, head["norm.weight"], atol=1e-5)
+        weights = {name for _, name, _ in hub.asked if "safetensors" in name and "index" not in name}
+        assert weights == ({"model-00002-of-00002.safetensors"} if not again else set())
+        hub.asked.clear()
+    assert find_head_folder("org/original", write_tiny(tmp_path / "llama"), lambda progress: None) is None
+    assert len(list(fetch_repo("org/original").glob("model*.safetensors"))) == 2, "the whole model can come later"
 
 
 @pytest.mark.parametrize(
