@@ -51,7 +51,11 @@ def asking(driver: Driver) -> list[tuple[list[int], Sequence[int]]]:
     core, asked, chance = driver.core, [], random.Random(1)
 
     def draft() -> None:
-        jobs = [] if core._in_flight else [job for job in core.scheduler.draftable_jobs if chance.random() < 0.8]
+        jobs = [] if core._in_flight else core.scheduler.draftable_jobs
+        share = 0.8 if len(jobs) > 1 else 1
+        if not core.scheduler.config.pipeline and chance.random() < 0.3:  # the next step writes the tail
+            share = 0
+        jobs = [job for job in jobs if chance.random() < share]
         rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
         query = HeadQuery(rows, CHAIN, core.scheduler.locate_rows(jobs))
         for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
