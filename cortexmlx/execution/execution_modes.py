@@ -102,19 +102,16 @@ class PagedMode:
         self._head: DraftHead | Assistant | None = None
 
     def add_head(self, head: DraftHead | Assistant) -> bool:
-        """Run a draft head or an assistant with the model. The layer of a head joins the group of layers that keep the
-        same and see everything. Return False if there is no such group, or if the model's last hidden states cannot be
-        had.
+        """Run a draft head or an assistant with the model. The layer of a head joins the group of the layer that it is
+        like. Return False if that does not see everything, or if the model's last hidden states cannot be had.
         """
         has_states = LogitRows(self._model, build_lazy_logits).has_hidden_states()
         if isinstance(head, Assistant):
             self._head = head if has_states else None
             return has_states
-        layer, (heads, dim) = len(make_mlx_lm_caches(self._model)), head.kv_shape
+        layer = len(make_mlx_lm_caches(self._model))
         for index, group in enumerate(self.groups):
-            spec = group.spec
-            is_alike = (spec.kv_heads, spec.key_dim, spec.value_dim) == (heads, dim, dim)
-            if is_alike and spec.window is None and has_states:
+            if head.like_layer in group.layers and group.spec.window is None and has_states:
                 joined = replace(group, layers=(*group.layers, layer))
                 self.groups = (*self.groups[:index], joined, *self.groups[index + 1 :])
                 self._head = head

@@ -1,6 +1,12 @@
-"""The draft head of Qwen3-Next, Qwen3.5 and Qwen3.6: the layer for multi-token prediction (MTP) in their checkpoints.
+"""Draft heads: the layer for multi-token prediction (MTP) in the checkpoints of Qwen3-Next, Qwen3.5 and Qwen3.6, and of
+GLM-4.5 to 4.7 and DeepSeek V3.
 
-mlx-lm's classes drop its tensors, `mtp.*`. They are read from the weight files here, beside a loaded model.
+mlx-lm's classes drop its tensors: `mtp.*`, or those of one layer more than the model has. They are read from the weight
+files here, beside a loaded model.
+
+transformers' `MtpLayer` and vLLM's `glm4_moe_mtp` and `deepseek_mtp` agree on what the last layer computes from a
+token's state. For the tokens after that, vLLM gives it its state before `shared_head.norm`, and transformers the one
+after it, as here.
 """
 
 from __future__ import annotations
@@ -16,18 +22,36 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3_5, qwen3_5_moe, qwen3_next
+from mlx_lm.models import deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_5, qwen3_5_moe, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import import_mlx_lm_utils
 from cortexmlx.models import weights as model_weights
 from cortexmlx.models.folder import translate_weight_errors
-from cortexmlx.models.folder_config import HEAD_PREFIX
+from cortexmlx.models.folder_config import LAST_LAYER_MODELS, head_prefix
 from cortexmlx.models.safetensors_check import find_tensors, read_safetensors_header
 from cortexmlx.types.arrays import dtype_name
 
 _EXPERT = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(\w+\.\w+)")
+
+_LAST_LAYERS: dict[type, Callable[..., nn.Module]] = {
+    deepseek_v3.Model: deepseek_v3.DeepseekV3DecoderLayer,
+    glm4_moe.Model: glm4_moe.DecoderLayer,
+    glm4_moe_lite.Model: glm4_moe_lite.Glm4MoeLiteDecoderLayer,
+}
+"""The classes of layers by those of models whose head is one more of them."""
+
+_OWN_PARTS = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+}
+"""What such a checkpoint calls the parts of the head around the layer."""
+
+_FLOAT32 = "e_score_correction_bias"
+"""How the name of a tensor ends that stays float32: sums of it choose experts."""
 
 _MISSING_ONE = 0.25
 """How far the mean of a head's norm lies below that of the model's norms if it is stored as weight - 1.
@@ -39,18 +63,19 @@ Other programs' authors measured 0.44 and more for such norms of Qwen3.6, and 0.
 class DraftHead(nn.Module):  # type: ignore[misc]
     """Proposes the token after next, from a token's hidden state and the embedding of its next token.
 
-    `args` are those of the model's language part. `layer_class` is the class of its decoder layers, of which `layers`
-    has one, with full attention. The embedding and the output head are the model's.
+    `layer` is a decoder layer of the model's class. What it keeps of a token is as what layer `like_layer` of the model
+    keeps. The embedding and the output head are those of the `language_model`.
     """
 
-    def __init__(self, args: Any, layer_class: Callable[..., nn.Module], language_model: Any) -> None:
+    def __init__(self, layer: nn.Module, language_model: Any, like_layer: int) -> None:
         super().__init__()
         self._get_model: Callable[[], Any] = lambda: language_model  # as an attribute, it would be a part of the head
-        size, eps = args.hidden_size, args.rms_norm_eps
+        self.like_layer = like_layer
+        size, eps = language_model.args.hidden_size, language_model.args.rms_norm_eps
         self.pre_fc_norm_embedding = nn.RMSNorm(size, eps=eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(size, eps=eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = [layer_class(replace(args, full_attention_interval=1), layer_idx=0)]
+        self.layers = [layer]
         self.norm = nn.RMSNorm(size, eps=eps)
 
     def __call__(self, hidden: mx.array, next_embeddings: mx.array, cache: Any = None) -> mx.array:
@@ -64,26 +89,15 @@ class DraftHead(nn.Module):  # type: ignore[misc]
         """
         inputs = [self.pre_fc_norm_embedding(next_embeddings), self.pre_fc_norm_hidden(hidden)]
         states = self.fc(mx.concatenate(inputs, axis=-1))
-        states = self.layers[0](states, create_attention_mask(states, cache), cache)
+        states = self.layers[0](states, create_attention_mask(states, cache, return_array=True), cache)
         normed: mx.array = self.norm(states)
         return normed
-
-    @property
-    def num_experts(self) -> int:
-        """How many experts its layer has; 0 if it has none."""
-        return int(self._get_model().args.num_experts)
 
     @property
     def model_dtype(self) -> mx.Dtype:
         """The type that the model computes with."""
         dtype: mx.Dtype = self._get_model().layers[0].input_layernorm.weight.dtype
         return dtype
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        """How many heads keep a key and a value for every token, and how many numbers each of them has."""
-        attention = self.layers[0].self_attn
-        return attention.num_key_value_heads, attention.head_dim
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +112,7 @@ class DraftHead(nn.Module):  # type: ignore[misc]
     def project(self, states: mx.array) -> mx.array:
         """Return the logits `[T, 1, vocab]` that the model's output head makes of states `[T, 1, h]`."""
         model = self._get_model()
-        tied = model.args.tie_word_embeddings
+        tied = getattr(model.args, "tie_word_embeddings", False)
         logits: mx.array = model.model.embed_tokens.as_linear(states) if tied else model.lm_head(states)
         return logits
 
@@ -113,19 +127,26 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
     Raises ModelCorrupt if tensors of the head are missing, damaged or of other shapes. Raises ModelUnsupported for a
     head with more layers, or with weights that were quantized in another way than MLX's.
     """
-    head = make_draft_head(model)
-    if head is None:
+    head, prefix = make_draft_head(model), head_prefix(config)
+    if head is None or prefix is None:
         return None
-    head_tensors = find_tensors(folder, lambda name: HEAD_PREFIX.match(name) is not None)
+    head_tensors = find_tensors(folder, lambda name: prefix.match(name) is not None)
     if not head_tensors:
         return None
     with translate_weight_errors(folder):
-        weights = _stack_experts(folder, _load(head_tensors), head.num_experts)
+        weights = _load(head_tensors, prefix)
+        is_last_layer = config["model_type"] in LAST_LAYER_MODELS
+        if is_last_layer:
+            weights = _convert_last_layer(folder, weights, model)
+        else:
+            weights = _stack_experts(folder, weights, getattr(model, "language_model", model).args.num_experts)
         quantize_head(folder, head, weights, config.get("quantization") or {})
         check_tensors(folder, head, weights)
-        _add_missing_ones(head, weights, model, is_raw=_is_raw(folder))
+        if not is_last_layer:
+            _add_missing_ones(head, weights, model, is_raw=_is_raw(folder))
         head.load_weights(list(weights.items()))
         head.set_dtype(head.model_dtype)
+        head.load_weights([(name, weights[name]) for name in weights if name.endswith(_FLOAT32)], strict=False)
         if not model_weights.is_quantized(model):
             model_weights.dequantize_layers(head)
         mx.eval(mx.random.state, head.parameters())  # the state: see `_evaluate` of `load`
@@ -134,17 +155,42 @@ def read_draft_head(folder: Path, config: Mapping[str, Any], model: nn.Module) -
 
 def make_draft_head(model: nn.Module) -> DraftHead | None:
     """Return a draft head for a model, without its weights. None if none is known, as for a derived class."""
+    if type(model) in _LAST_LAYERS:
+        return DraftHead(_LAST_LAYERS[type(model)](model.args, model.args.num_hidden_layers), model, 0)
+    layer_class: Callable[..., nn.Module]
     if type(model) is qwen3_next.Model:
-        return DraftHead(model.args, qwen3_next.Qwen3NextDecoderLayer, model)
-    if type(model) in (qwen3_5.Model, qwen3_5_moe.Model):
-        return DraftHead(model.language_model.args, qwen3_5.DecoderLayer, model.language_model)
-    return None
+        language_model, layer_class = model, qwen3_next.Qwen3NextDecoderLayer
+    elif type(model) in (qwen3_5.Model, qwen3_5_moe.Model):
+        language_model, layer_class = model.language_model, qwen3_5.DecoderLayer
+    else:
+        return None
+    args = language_model.args
+    layer = layer_class(replace(args, full_attention_interval=1), layer_idx=0)
+    return DraftHead(layer, language_model, args.full_attention_interval - 1)
 
 
-def _load(head_tensors: Mapping[str, Path]) -> dict[str, mx.array]:
-    """Return the head's tensors by their names behind `mtp.`, not yet evaluated."""
+def _load(head_tensors: Mapping[str, Path], prefix: re.Pattern[str]) -> dict[str, mx.array]:
+    """Return the head's tensors by their names behind `prefix`, not yet evaluated."""
     arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(head_tensors.values())}
-    return {HEAD_PREFIX.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
+    return {prefix.sub("", name, count=1): arrays[file][name] for name, file in head_tensors.items()}
+
+
+def _convert_last_layer(folder: Path, weights: Mapping[str, mx.array], model: nn.Module) -> dict[str, mx.array]:
+    """Return the tensors of one layer more under our names, in the layout that mlx-lm gives the layer before it. The
+    copies of the model's embedding and output head are left out.
+    """
+    before, layer, converted = f"model.layers.{model.args.num_hidden_layers - 1}.", {}, {}
+    for name, value in weights.items():
+        part, _, end = name.rpartition(".")
+        if part in _OWN_PARTS:
+            converted[f"{_OWN_PARTS[part]}.{end}"] = value
+        elif part not in ("embed_tokens", "shared_head.head"):
+            layer[before + name] = value
+    try:
+        layer = model.sanitize(layer)
+    except KeyError as error:
+        raise ModelCorrupt(f"the draft head in {folder} lacks {error}. Download the model again.") from error
+    return converted | {f"layers.0.{name.removeprefix(before)}": value for name, value in layer.items()}
 
 
 def _stack_experts(folder: Path, weights: Mapping[str, mx.array], count: int) -> dict[str, mx.array]:

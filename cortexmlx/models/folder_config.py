@@ -16,11 +16,11 @@ from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 ASSISTANT = "gemma4_assistant"
 """The `model_type` of a folder that only drafts tokens for a model of Gemma 4: see `models/assistant.py`."""
 
-HEAD_FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-"""The `model_type` of models whose checkpoints have a draft head that is read: see `models/draft_head.py`."""
+MTP_MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""The `model_type` of models whose checkpoints have a draft head in `mtp.*`."""
 
-HEAD_PREFIX = re.compile(r"(?:.*\.)?mtp\.")
-"""How the names of a draft head's tensors begin. Converters put `language_model.`, `model.` or both before it."""
+LAST_LAYER_MODELS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+"""The `model_type` of models whose checkpoints have a draft head as one more layer."""
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MAX_LAYERS = 4096
@@ -55,6 +55,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def head_prefix(config: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Return how the names of the draft head's tensors begin in a checkpoint with this config.json; None if it has no
+    head that is read. Converters put `language_model.`, `model.` or both before a name.
+    """
+    kind, layers = config.get("model_type"), config.get("num_hidden_layers")
+    if kind in MTP_MODELS:
+        return re.compile(r"(?:.*\.)?mtp\.")
+    if kind in LAST_LAYER_MODELS and isinstance(layers, int):
+        return re.compile(rf"(?:.*\.)?layers\.{layers}\.")
+    return None
+
+
 def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two config.json are of one model with a draft head, perhaps quantized in two ways."""
     stated = []
@@ -62,12 +74,13 @@ def is_same_model(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         text = each.get("text_config") or each
         names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_experts")
         stated.append((each.get("model_type"), *(text.get(name) for name in names)))
-    return stated[0] == stated[1] and stated[0][0] in HEAD_FAMILIES
+    return stated[0] == stated[1] and head_prefix(config) is not None
 
 
 def has_draft_head(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
     """Return whether a folder with this config.json and tensors of these names has a draft head that is read."""
-    return config.get("model_type") in HEAD_FAMILIES and any(map(HEAD_PREFIX.match, tensors))
+    prefix = head_prefix(config)
+    return prefix is not None and any(map(prefix.match, tensors))
 
 
 def check_layer_count(folder: Path, config: Mapping[str, Any], tensors: int) -> None:

@@ -14,8 +14,8 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.adapters.files import Adapter, find_adapter_file, read_adapter
 from cortexmlx.models.folder_config import (
     ASSISTANT,
-    HEAD_PREFIX,
     context_length_or_default,
+    head_prefix,
     is_same_model,
     read_config,
     read_recommended_sampling,
@@ -217,9 +217,10 @@ def find_head_folder(draft: str | Path, model: str | Path, report: OnProgress) -
     config, model_config = (read_config(source.path or fetch_config(source.name)) for source in sources)
     if config["model_type"] == ASSISTANT:
         return fetch_model(sources[0], report)
-    if not is_same_model(config, model_config):
+    prefix = head_prefix(config)
+    if prefix is None or not is_same_model(config, model_config):
         return None
-    return sources[0].path or fetch_files_of(sources[0].name, lambda name: bool(HEAD_PREFIX.match(name)), report)
+    return sources[0].path or fetch_files_of(sources[0].name, lambda name: bool(prefix.match(name)), report)
 
 
 def fetch_draft(draft: str | Path, model: str | Path, report: OnProgress) -> None:

@@ -26,7 +26,7 @@ from cortexmlx.models.draft_head import read_draft_head
 from cortexmlx.speculation.drafter import HeadDrafter, HeadQuery, TokenDraft
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.assistants import drafted_by_float64, write_pair
-from support.models.draft_heads import write_draft_head
+from support.models.draft_heads import LAST_LAYERS, write_draft_head, write_last_layer
 from support.models.tiny import tokens_of
 from support.speculation.guided import plain
 
@@ -40,6 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, name: str) -> Path:
+    if name in LAST_LAYERS:
+        write_last_layer(folder, name)
+        return folder
     write_draft_head(folder, name, raw=name == "qwen3_next")
     return folder
 
@@ -87,6 +90,8 @@ def proposed(folder: Path, text: Sequence[int], count: int = CHAIN) -> tuple[int
         ("qwen3_5", {"prefill_budget": 16}),
         ("qwen3_5", {"pipeline": False}),
         pytest.param("qwen3_5", {"tokens": 200, "max_rows": 3}, id="preempted"),
+        ("glm4_moe", {"prefill_budget": 16}),
+        ("glm4_moe_lite", {"prefill_budget": 16}),
         pytest.param("qwen3_next", {}, marks=pytest.mark.slow),
         pytest.param("qwen3_5_moe", {"prefill_budget": 8}, marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import _get_classes
 
 from cortexmlx.attention.mlx_lm_hook import CustomHandle, LayerCache, install_attention_hook
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
@@ -86,6 +87,25 @@ def test_experts_are_read_in_every_layout(tmp_path: Path, name: str, layout: str
     store = {"dict": dict}.get(layout) or getattr(draft_heads, layout)
     head = write_draft_head(tmp_path, name, raw=True, store=lambda tensors: store(as_made(tensors)))
     np.testing.assert_allclose(states(read(tmp_path)), layer_judge(head, tmp_path), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", draft_heads.LAST_LAYERS)
+def test_one_layer_more_is_read_as_mlx_lm_reads_such_a_layer(tmp_path: Path, name: str) -> None:
+    """transformers and vLLM: the projection of both norms, the layer, and `shared_head.norm`."""
+    folder = draft_heads.write_last_layer(tmp_path / "model", name)
+    config = json.loads((folder / "config.json").read_text())
+    model_class, args_class = _get_classes(config)
+    whole = model_class(args_class.from_dict(config))
+    whole.load_weights(str(folder / "model.safetensors"))
+    stored = mx.load(str(tmp_path / "model" / "model.safetensors"))
+    stored = {path.partition(f".{len(whole.model.layers) - 1}.")[2]: value for path, value in stored.items()}
+    hidden, embeddings = (mx.array(values[None]) for values in INPUTS)
+    before = [(embeddings, "enorm.weight"), (hidden, "hnorm.weight")]
+    joined = mx.concatenate([mx.fast.rms_norm(values, stored[path], 1e-5) for values, path in before], -1)
+    out = whole.model.layers[-1](joined @ stored["eh_proj.weight"].T, mx.tri(TOKENS, dtype=mx.bool_), None)
+    wanted = mx.fast.rms_norm(out, stored["shared_head.norm.weight"], 1e-5)
+    head = read(tmp_path / "model")
+    np.testing.assert_allclose(states(head), np.array(wanted)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("dequantize", [False, True])

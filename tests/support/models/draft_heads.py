@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from support.models.tiny import write_tiny
+from support.models.tiny import BASE, CONFIGS, write_tiny
 
 Tensors = dict[str, mx.array]
 
@@ -48,6 +49,58 @@ def write_draft_head(
     stored = {prefix + path: value for path, value in store(dict(head)).items()}
     mx.save_safetensors(str(file), {**tensors, **stored}, metadata={"format": "pt" if raw else "mlx"})
     return head
+
+
+LAST_LAYERS: dict[str, dict[str, Any]] = {
+    "glm4_moe": BASE
+    | {
+        "model_type": "glm4_moe",
+        "attention_bias": True,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+        "tie_word_embeddings": False,
+        "partial_rotary_factor": 0.5,
+    },
+    "deepseek_v3": CONFIGS["deepseek_v3"]
+    | {"first_k_dense_replace": 60, "n_routed_experts": 4, "num_hidden_layers": 61},  # a number that mlx-lm's class has
+    "glm4_moe_lite": CONFIGS["deepseek_v3"]
+    | {"model_type": "glm4_moe_lite", "first_k_dense_replace": 1, "n_routed_experts": 4, "rope_scaling": None},
+}
+"""Models whose head is one layer more."""
+
+
+def write_last_layer(folder: Path, name: str) -> Path:
+    """Write the model `LAST_LAYERS[name]` and, as its maker would, one layer more, which is the head. Return the folder
+    of mlx-lm's own model with that layer.
+    """
+    layers = LAST_LAYERS[name]["num_hidden_layers"]
+    whole = write_tiny(folder.with_name("whole"), "llama", **LAST_LAYERS[name] | {"num_hidden_layers": layers + 1})
+    tensors, head = mx.load(str(whole / "model.safetensors")), f"model.layers.{layers}"
+    rng = np.random.default_rng(3)
+    added = {part: 1 + 0.1 * rng.standard_normal(32) for part in ("enorm", "hnorm", "shared_head.norm")}
+    added["eh_proj"] = rng.standard_normal((32, 64)) / 8
+    tensors |= {f"{head}.{part}.weight": mx.array(value.astype(np.float32)) for part, value in added.items()}
+    for part, source in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        tensors[f"{head}.{part}.weight"] = tensors[f"{source}.weight"]
+    at = f"{head}.self_attn"
+    if f"{at}.embed_q.weight" in tensors:
+        keys, values = (tensors.pop(f"{at}.{part}.weight") for part in ("embed_q", "unembed_out"))
+        joined = mx.concatenate([keys.swapaxes(1, 2), values], axis=1)
+        tensors[f"{at}.kv_b_proj.weight"] = joined.reshape(-1, joined.shape[-1])
+    shutil.copytree(whole, folder)
+    (folder / "config.json").write_text(json.dumps(LAST_LAYERS[name]))
+    tensors |= split_experts({path: tensors.pop(path) for path in list(tensors) if "switch_mlp" in path})
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "pt"})
+    return whole
 
 
 def _random_head(full_layer: Any, last_norm: float) -> Tensors:
