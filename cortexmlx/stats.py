@@ -121,7 +121,7 @@ class SpeculationStats:
     """How often a row's drafts were verified, all tokens of a step at once."""
     sources: Mapping[str, DraftStats] = field(default_factory=dict)
     """By where the drafts come from: "suffix" (repeated text), "forced" (tokens that a form leaves no choice in),
-    "head" (the model's own draft head), "model" (a draft model).
+    "head" (the model's own draft head), "assistant", "model" (a draft model).
     """
 
     @property

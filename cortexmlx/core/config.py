@@ -116,7 +116,8 @@ class EngineConfig:
     """
 
     draft: str | Path | None = None
-    """A smaller model with the same tokens, which guesses the next ones. It shares the KV memory. None: no such model.
+    """What guesses the next tokens: a smaller model with the same tokens, which shares the KV memory; an assistant of
+    Gemma 4; or another checkpoint of the model, which has kept its draft head. None: nothing besides.
     """
 
     dequantize: bool | None = None
