@@ -92,6 +92,7 @@ class Speculation:
         self._retry_waits = dict.fromkeys([drafter.name for drafter in slow_drafters], (0, SHORTEST_WAIT))
         self._clock = clock
         self._guesses: dict[JobId, _Guess] = {}
+        self._passed_over: dict[JobId, _Guess] = {}
         self._drafted_jobs: dict[JobId, tuple[Job, Drafter]] = {}
 
     # -- before a step ------------------------------------------------------------------------------------------------
@@ -151,7 +152,9 @@ class Speculation:
                 self.acceptance_rates.reset_streak(job.id)
 
     def _collect_guesses(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
-        """Ask a drafter for guesses and keep them. Return the jobs for which it has none."""
+        """Ask a drafter for guesses and keep them, unless another's next token is likelier right. Return the jobs for
+        which it has none.
+        """
         start_time = self._clock()
         drafts = drafter.propose(jobs, budget)
         self.ledger.add_drafting_time(self._clock() - start_time)
@@ -160,7 +163,13 @@ class Speculation:
             if draft is None or not draft.tokens:
                 unguessed_jobs.append(job)
             else:
-                self._guesses[job.id] = _Guess(drafter, draft, job.num_generated)
+                guess, other = _Guess(drafter, draft, job.num_generated), self._guesses.get(job.id)
+                if other is not None and other.drafter is not drafter:
+                    if self._guess_chance(job, other) > self._guess_chance(job, guess):
+                        guess, other = other, guess
+                    if other.drafter is not self._head_drafter:
+                        self._passed_over[job.id] = other
+                self._guesses[job.id] = guess
         return unguessed_jobs
 
     @property
@@ -172,25 +181,34 @@ class Speculation:
         prices = self.ledger.estimate_prices(len(jobs), MAX_STEP_DRAFTS, pending=True) if jobs else None
         if prices is None or not prices.can_pay:
             return False
-        return any(
-            self._tokens_to_ask(drafter, self._jobs_without_guess(jobs), prices) for drafter in self._slow_drafters
-        )
+        return any(self._tokens_to_ask(each, self._rows_for(each, jobs), prices) for each in self._slow_drafters)
 
-    def _jobs_without_guess(self, jobs: Sequence[Job]) -> list[Job]:
-        return [job for job in jobs if job.id not in self._guesses]
+    def _rows_for(self, drafter: SlowDrafter, jobs: Sequence[Job]) -> list[Job]:
+        """Return the rows that have no guess, or one whose first token is less likely right than the drafter's."""
+        return [
+            job
+            for job in jobs
+            if (guess := self._guesses.get(job.id)) is None
+            or self._guess_chance(job, guess) < self._drafter_chances(drafter, job, 1)[0]
+        ]
+
+    def _drafter_chances(self, drafter: SlowDrafter, job: Job, tokens: int) -> list[float]:
+        """Return the chances that the first 1, 2, .. `tokens` tokens that a slow drafter would guess are all right."""
+        place = 0 if drafter is self._head_drafter else None
+        return self.acceptance_rates.estimate(job.id, (drafter.name, 0), tokens, place)
 
     def _ask_slow_drafters(self, jobs: Sequence[Job], prices: StepPrices) -> None:
-        """Ask the slow drafters for the rows without a guess, for as many tokens as are worth their time. One that was
-        not worth it is asked again for some tokens; the less it wins, the more seldom.
+        """Ask the slow drafters for the rows where they may be better, for as many tokens as are worth their time. One
+        that was not worth it is asked again for some tokens; the less it wins, the more seldom.
         """
         for drafter in self._slow_drafters:
-            unguessed_jobs = self._jobs_without_guess(jobs)
-            if tokens := self._tokens_to_ask(drafter, unguessed_jobs, prices):
+            rows = self._rows_for(drafter, jobs)
+            if tokens := self._tokens_to_ask(drafter, rows, prices):
                 _, wait = self._retry_waits[drafter.name]
-                best_length = self._best_draft_length(drafter, unguessed_jobs, prices)
+                best_length = self._best_draft_length(drafter, rows, prices)
                 wait = SHORTEST_WAIT if best_length else min(2 * wait, LONGEST_WAIT)
                 self._retry_waits[drafter.name] = self.ledger.tokens + wait, wait
-                self._collect_guesses(drafter, unguessed_jobs, tokens)
+                self._collect_guesses(drafter, rows, tokens)
 
     def _tokens_to_ask(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
         """Return for how many tokens of each job a slow drafter should be asked; 0 if it should not be."""
@@ -205,11 +223,12 @@ class Speculation:
         return tokens if is_due and prices.allows(cost, 0.0) else 0
 
     def _best_draft_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: StepPrices) -> int:
-        """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains."""
+        """Return the number of tokens of each job with the greatest expected gain in time; 0 if none gains. What the
+        guesses that the jobs have would bring is no gain.
+        """
         best_length, best_gain = 0, GO_ON * prices.decode_time
-        place = 0 if drafter is self._head_drafter else None
-        chances = [self.acceptance_rates.estimate(job.id, (drafter.name, 0), MAX_DRAFTS, place) for job in jobs]
-        expected_tokens = 0.0
+        chances = [self._drafter_chances(drafter, job, MAX_DRAFTS) for job in jobs]
+        expected_tokens = -sum(sum(self._guess_chances(job)) for job in jobs)
         for tokens in range(1, min(MAX_DRAFTS, drafter.max_tokens, len(prices.verify_costs) // len(jobs)) + 1):
             seconds = drafter.estimate_seconds(len(jobs), tokens)
             if seconds is None:
@@ -221,7 +240,17 @@ class Speculation:
         return best_length
 
     def _check_guess(self, job: Job) -> None:
-        """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come."""
+        """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come.
+        Of one that was passed over, the next token is compared: else its source would never be known better.
+        """
+        passed_over = self._passed_over.get(job.id)
+        if passed_over is not None:
+            num_new = job.num_generated - passed_over.start_length - passed_over.num_confirmed
+            if num_new > 0:
+                del self._passed_over[job.id]
+            if 0 < num_new <= len(job.tokens):
+                is_right = job.tokens[-num_new] == passed_over.remaining[0]
+                self.acceptance_rates.record(job.id, passed_over.source, is_right, keep_streak=True)
         guess = self._guesses.get(job.id)
         if guess is None:
             return
@@ -240,6 +269,13 @@ class Speculation:
         guess.num_confirmed = num_new
         if num_new >= len(tokens):
             del self._guesses[job.id]
+
+    def _guess_chance(self, job: Job, guess: _Guess) -> float:
+        """Return the chance that the next token of a guess is right."""
+        if guess.draft.certain:
+            return 1.0
+        place = guess.num_confirmed if guess.drafter is self._head_drafter else None
+        return self.acceptance_rates.estimate(job.id, guess.source, 1, place)[0]
 
     def _guess_chances(self, job: Job) -> list[float]:
         """Return the chances that a guess's first 1, 2, .. computable tokens, after those in flight, are all right."""
@@ -273,6 +309,7 @@ class Speculation:
     def end(self, job: Job) -> None:
         """Forget an ended job, and tell the drafters. `learn`, perhaps later, counts what its last step verified."""
         self._guesses.pop(job.id, None)
+        self._passed_over.pop(job.id, None)
         self.acceptance_rates.forget_row(job.id)
         for drafter in self._all_drafters:
             drafter.end(job)
@@ -281,6 +318,7 @@ class Speculation:
         """Forget all texts and guesses, because the engine starts anew."""
         self._drafted_jobs.clear()
         self._guesses.clear()
+        self._passed_over.clear()
         self.acceptance_rates.forget_rows()
         for drafter in self._all_drafters:
             drafter.forget()
@@ -387,13 +425,18 @@ class AcceptanceRates:
         """Return how many of a row's newest tokens in succession were guessed right."""
         return self._streaks.get(job, 0)
 
-    def record(self, job: JobId, source: DraftSource, is_right: bool, place: int | None = None) -> None:
-        """Record whether the next token of a row was guessed right. `place`: see `estimate`."""
+    def record(
+        self, job: JobId, source: DraftSource, is_right: bool, place: int | None = None, keep_streak: bool = False
+    ) -> None:
+        """Record whether the next token of a row was guessed right. `place`: see `estimate`. With `keep_streak`, some
+        other guess counts for the row's streak.
+        """
         streak = self.streak(job)
         key = source, streak_class(streak if place is None else place)
         self._shared_rates.setdefault(key, DecayingRate(_LONG)).add(is_right)
         self._rates_by_job.setdefault(job, {}).setdefault(key, DecayingRate(_SHORT)).add(is_right)
-        self._streaks[job] = streak + 1 if is_right else 0
+        if not keep_streak:
+            self._streaks[job] = streak + 1 if is_right else 0
 
     def reset_streak(self, job: JobId) -> None:
         """Reset the streak of a row for which nothing was guessed."""

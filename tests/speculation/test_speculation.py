@@ -279,3 +279,21 @@ def test_a_draft_model_is_asked_only_where_it_pays(machine: str, right: float, s
     figures.until_one_ends()
     assert figures.rate > least * plain(machine, 1, 1200).rate
     assert slow.asked and (least > 1 or slow.asked < 20)
+
+
+def test_where_two_guess_the_likelier_is_drafted_and_the_other_still_judged() -> None:
+    """Prose, where the text's own repetitions are wrong: the slow drafter's guesses. Then an edit, where they are right
+    more often than those.
+    """
+    (text,) = texts_of(1, 1200)
+    scripted = Scripted(lambda job, budget: ([t * (job.num_generated > 600) for t in text[job.num_generated :]], 0))
+    slow = Slow([text], 0.7, 0.002)
+    figures = slow.figures = Figures(MACHINES["gpu"], [scripted], [slow])
+    figures.add(0, text)
+    counts, drafted = figures.speculation.counts, {}
+    while figures.scheduler.jobs:
+        figures.step()
+        if figures.scheduler.jobs and figures.scheduler.jobs[0].num_generated < 600:
+            drafted = {name: each.drafted for name, each in counts.items()}
+    assert drafted["model"] > 5 * drafted["scripted"]
+    assert counts["scripted"].accepted > 400 and counts["model"].drafted < 1.4 * drafted["model"]
