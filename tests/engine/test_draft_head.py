@@ -56,8 +56,8 @@ def asking(driver: Driver) -> list[tuple[list[int], Sequence[int]]]:
     def draft() -> None:
         jobs = [] if core._in_flight else core.scheduler.draftable_jobs
         share = 0.8 if len(jobs) > 1 else 1
-        if not core.scheduler.config.pipeline and chance.random() < 0.3:  # the next step writes the tail
-            share = 0
+        if not core.scheduler.config.pipeline:
+            share = chance.choice([0, 0.5])  # after 0, the next step writes the tail
         jobs = [job for job in jobs if chance.random() < share]
         rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
         query = HeadQuery(rows, CHAIN, core.scheduler.locate_rows(jobs))
@@ -110,8 +110,8 @@ def test_its_proposals_are_those_of_the_whole_text(name: str, options: dict[str,
         driver.core.check_invariants()
     assert [driver.result(handle).token_ids for handle in handles] == wanted
     assert_nothing_lost(driver.core.stats())
-    assert len(asked) > 30
-    for text, tokens in asked[::3]:
+    assert len(asked) > 20
+    for text, tokens in asked[:: 1 if "pipeline" in options else 5]:
         assert tokens == proposed(folder, text)[: len(tokens)]
     assert all(tokens for _, tokens in asked) and sum(len(tokens) == CHAIN for _, tokens in asked) > len(asked) // 2
 
@@ -131,9 +131,9 @@ def test_an_assistant_proposes_what_float64_finds(tmp_path: Path, attention: str
     while not driver.core.idle:
         driver.core.step()
         driver.core.check_invariants()
-    assert len(asked) > 30 and all(len(tokens) == CHAIN for _, tokens in asked)
+    assert len(asked) > 20 and all(len(tokens) == CHAIN for _, tokens in asked)
     assert [driver.result(handle).token_ids for handle in handles] == wanted
-    for text, tokens in asked[::3]:
+    for text, tokens in asked[:: 1 if "pipeline" in options else 5]:
         assert list(tokens) == drafted_by_float64(model, tensors, text, CHAIN)
     assert_nothing_lost(driver.core.stats())
 
