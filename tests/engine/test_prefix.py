@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.types.request import Completion, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 SYSTEM = tokens_of(70, seed=4)
 
 

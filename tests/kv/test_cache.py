@@ -29,18 +29,6 @@ def test_a_second_group_that_is_full_leaves_the_first_as_it_was() -> None:
         cache.allocate_for(2, 8)
 
 
-def test_a_sequence_lies_in_one_run_where_there_is_one_and_grows_in_place() -> None:
-    cache = KVCache(BlockPools(groups(1), 10, 4))
-    cache.allocate_for(1, 8)
-    cache.allocate_for(2, 4)
-    cache.allocate_for(3, 12)
-    cache.free(2)
-    cache.reserve(1, 12)
-    assert cache.tables.block_table(1, 0).tolist() == [0, 1, 2], "the hole behind it was free"
-    cache.append(1, 25)
-    assert cache.tables.find_run(1, 0, 25) is None and cache.tables.find_run(1, 0, 12) is not None
-
-
 def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_would_have_made_its_own() -> None:
     cache = KVCache(BlockPools(groups(1), 4, 4))
     text = list(range(6))
