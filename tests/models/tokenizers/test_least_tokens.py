@@ -116,7 +116,7 @@ def pieces(kind: str, prefix_after_added: bool) -> SentencePieceTokenizer:
 
 
 def test_the_bound_is_of_use_where_the_tokenizer_is_understood() -> None:
-    text = "".join(CORPUS) * 20
+    text = "".join(CORPUS) * 4
     for name in CORES:
         least = bound_of(name).compute(text)
         if name in NO_BOUND:
@@ -126,7 +126,7 @@ def test_the_bound_is_of_use_where_the_tokenizer_is_understood() -> None:
 
 
 def test_a_sentencepiece_model_with_rules_or_without_bytes_has_no_bound() -> None:
-    text = "".join(CORPUS) * 20
+    text = "".join(CORPUS) * 4
     for kind in KINDS:
         tokenizer = pieces(kind, True)
         least = tokenizer.token_lower_bound.compute(text)
