@@ -91,7 +91,7 @@ texts = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=800 if THOROUGH else 80)
+@settings(max_examples=800 if THOROUGH else 40)
 @given(st.sampled_from(sorted(CORES.keys() - NO_BOUND)), texts)
 def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     count = len(core_of(name).encode(text, add_special_tokens=False).ids)
@@ -101,7 +101,7 @@ def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
             assert bound_of(name).compute(text) <= count, f"in chunks of {chunk}"
 
 
-@settings(max_examples=600 if THOROUGH else 60)
+@settings(max_examples=600 if THOROUGH else 30)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), texts)
 def test_no_text_has_fewer_pieces_than_the_bound(kind: str, prefix_after_added: bool, text: str) -> None:
     tokenizer = pieces(kind, prefix_after_added)
