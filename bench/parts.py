@@ -1,4 +1,4 @@
-"""Measures the parts of the engine that need no model: the KV pool, the block allocator and the attention kernel."""
+"""Measures the parts of the engine that need no model: the KV pool and the attention kernel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import memory
 from cortexmlx.bench.report.memory import choices_section as report_choices
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.suites import allocations, choices, kernels, pool
-
-REQUESTS = 600
-"""Requests of a recorded trace."""
+from cortexmlx.bench.suites import choices, kernels, pool
 
 
 def measure_pool(block_size: int, repetitions: int, on_run: Callable[[str], None]) -> Report:
@@ -25,16 +22,6 @@ def measure_pool(block_size: int, repetitions: int, on_run: Callable[[str], None
     sizes = pool.PoolSizes(block=block_size)
     part = memory.pool_section(pool.measure_writers(sizes, repetitions, on_run), sizes)
     return Report(machine, None, (part,), yardstick=yardstick.all_seconds())
-
-
-def measure_allocator(block_size: int, repetitions: int, seed: int, on_run: Callable[[str], None]) -> Report:
-    """Measure several block allocators on the calls of real schedules."""
-    machine = BenchMachine.detect()
-    on_run("allocator: recording")
-    traces = allocations.record_traces(seed, block_size, REQUESTS)
-    return Report(
-        machine, None, (memory.allocator_section(allocations.measure_allocators(traces, repetitions, on_run)),)
-    )
 
 
 def measure_kernel(block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]) -> Report:

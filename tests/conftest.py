@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LAB = (
     *("lab", "metal", "products", "pictures", "house/test_ci.py"),
-    *("bench/studies", "bench/suites", "bench/replay", "bench/measure", "bench/changes/test_compared_noise.py"),
+    *("bench/studies", "bench/suites", "bench/replay", "bench/measure"),
     *("engine/test_metal_engine.py", "engine/test_products_engine.py"),
 )
 """Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""

@@ -1,4 +1,4 @@
-"""The report's sections about KV memory: its writes, its allocation, its reads."""
+"""The report's sections about KV memory: its writes and its reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from cortexmlx.bench.measure.pairs import BetterDirection
 from cortexmlx.bench.measure.yardstick import MEMORY
 from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
-from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, ReplayResult
 from cortexmlx.bench.suites.kernels import KernelSpeed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, PoolSizes, WriterResult
 from cortexmlx.stats import TimedChoice
@@ -65,46 +64,6 @@ def pool_section(results: Sequence[WriterResult], sizes: PoolSizes) -> ReportSec
         if w.name == POOL
     )
     return ReportSection("pool", "Pool of blocks", (table,), notes, records, bars, series)
-
-
-def allocator_section(results: Sequence[ReplayResult]) -> ReportSection:
-    """Return the section about allocators: the microseconds per call of each, and the runs that it needed."""
-    our_medians = {r.trace: median(r.microseconds) for r in results if r.allocator == OURS}
-    rows = tuple(
-        (
-            r.trace,
-            r.allocator,
-            f"{median(r.microseconds):.2f}",
-            f"{median(r.microseconds) / our_medians[r.trace]:.1f}x" if r.trace in our_medians else "",
-            f"{r.runs / r.request_count:.2f}",
-        )
-        for r in results
-    )
-    table = ReportTable(("trace", "allocator", "us/call", "of ours", "runs/request"), rows, 2, ("of ours",))
-    counts = {r.trace: f"{r.trace} {r.calls:,} calls" for r in results}
-    notes = (
-        f"Calls of the scheduler and the cache with {ROWS} rows and {BLOCKS:,} blocks, recorded in this run and "
-        f"replayed: {', '.join(counts.values())}.",
-        "runs/request: 1.00 where every request for blocks got one contiguous run, which attention reads where it is.",
-        "A scan takes longer the more blocks there are, the others do not (cortexmlx: `python -m "
-        "cortexmlx.bench.studies.allocator`).",
-    )
-    records = tuple(
-        {
-            "trace": r.trace,
-            "allocator": r.allocator,
-            "microseconds": r.microseconds,
-            "calls": r.calls,
-            "asked": r.request_count,
-        }
-        | {"runs": r.runs}
-        for r in results
-    )
-    bars = tuple(
-        ChartBar(f"allocator, {r.trace}", r.allocator, "us per call", median(r.microseconds), *_min_max(r.microseconds))
-        for r in results
-    )
-    return ReportSection("allocator", "Block allocator", (table,), notes, records, bars)
 
 
 def _min_max(values: Sequence[float]) -> tuple[float, float]:

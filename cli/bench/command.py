@@ -124,7 +124,6 @@ class Suite(str, Enum):
     serving = "serving"
     trace = "trace"
     pool = "pool"
-    allocator = "allocator"
     kernel = "kernel"
     all = "all"
 
@@ -136,7 +135,6 @@ class BenchSection(Enum):
     RATIOS = "basic or serving"
     TRACE = "trace"
     POOL = "pool"
-    ALLOCATOR = "allocator"
     KERNEL = "kernel"
     SPECULATION = "speculate"
 
@@ -163,7 +161,7 @@ SECTIONS_BY_OPTION: dict[str, Collection[BenchSection]] = {
     "kv_bits": _ENGINE_SECTIONS,
     "kv_group_size": _ENGINE_SECTIONS,
     "attention": {*_ENGINE_SECTIONS, BenchSection.KERNEL},
-    "seed": {*_ENGINE_SECTIONS, BenchSection.ALLOCATOR},
+    "seed": _ENGINE_SECTIONS,
 }
 """The sections to which an option applies. An option that is not listed applies to all."""
 
@@ -177,7 +175,7 @@ def sections_of(suite: Suite, against: bool, speculate: bool = False) -> list[Be
         return [BenchSection.SPECULATION]
     speed = BenchSection.RATIOS if against else BenchSection.ROWS
     if suite is Suite.all:
-        return [speed, BenchSection.TRACE, BenchSection.POOL, BenchSection.ALLOCATOR, BenchSection.KERNEL]
+        return [speed, BenchSection.TRACE, BenchSection.POOL, BenchSection.KERNEL]
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
     speed_section = {Suite.basic: speed, Suite.serving: speed}.get(suite)
@@ -293,7 +291,7 @@ def bench(
     With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
     --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
-    paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
+    paged engine is for, beside mlx-lm), trace (requests at random times), pool and kernel (KV memory).
     """
     sections, given_names = sections_of(suite, against is not None, speculate), options.given_parameters(ctx)
     check_options(given_names, sections, suite, against is not None)
@@ -339,7 +337,6 @@ def bench(
             BenchSection.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
             BenchSection.TRACE: lambda: session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0]),
             BenchSection.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
-            BenchSection.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], count, seed, on_run),
             BenchSection.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
             BenchSection.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
         }

@@ -5,7 +5,6 @@ the checks that say so notice what is wrong.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from cortexmlx.scheduling.plan import StepKind
 from support.engine.core_driver import Driver
-from support.models.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration, remapped
-from tests.architectures.outcomes import Status, no_exit, outcome, read_results
+from tests.architectures.outcomes import Status, outcome, read_results
 from tests.architectures.parity import CHECKS, SIMULATED, STEPS, TOLERANCE, Subject, Wrong, ragged, subject
 
 TELLING = (
@@ -114,47 +111,6 @@ def test_the_batch_has_steps_of_pieces_and_decoding_rows(made: Made) -> None:
 
 
 # -- what the checks notice -------------------------------------------------------------------------------------------
-
-
-def leaves(cache: Any) -> list[Any]:
-    """The caches of all layers, one by one."""
-    return [leaf for layer in cache for leaf in getattr(layer, "caches", (layer,))]
-
-
-def influence(model: Any, leaf: int, length: int = 19) -> float:
-    """How much the next token's logits change when one leaf is another sequence's; infinite if it keeps nothing."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    def after(seed: int) -> Any:
-        cache = make_prompt_cache(model)
-        mx.eval(model(mx.array([tokens_of(length, seed)]), cache=cache))
-        return cache
-
-    def next_logits(cache: Any) -> Any:
-        return np.array(model(mx.array([[7]]), cache=cache)[0, -1].astype(mx.float32))
-
-    own, mixed, other = after(1), after(1), after(2)
-    if leaves(own)[leaf].empty():
-        return math.inf
-    vars(leaves(mixed)[leaf]).update(vars(leaves(other)[leaf]))
-    with np.errstate(invalid="ignore"):
-        return float(np.nanmax(np.abs(next_logits(mixed) - next_logits(own))))
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in TYPES]
-)
-def test_what_each_layer_keeps_shows_in_the_logits(name: str, made: Made) -> None:
-    """Else a row that is given another row's keys or state would not be noticed."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    try:
-        with no_exit():
-            model = made(name).judge
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"mlx-lm does not run it here: {error}")
-    for leaf, cache in enumerate(leaves(make_prompt_cache(model))):
-        assert influence(model, leaf) > 50 * TOLERANCE, f"leaf {leaf}, a {type(cache).__name__}"
 
 
 def shifted(driver: Driver) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cortexmlx.disk import store as threads
-from cortexmlx.disk.index import SegmentIndex
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.store import KVStore, ReadRequest, RecordReader, RecordWriter
 from support.patience import PATIENCE, soon
@@ -254,21 +253,3 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(
     goes_on.set()
     store.reader._thread.join(PATIENCE)
     assert told.empty()
-
-
-def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
-    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on = threading.Event()
-    late = lambda: (goes_on.wait(PATIENCE), SegmentIndex(segment_store.path))[1]  # noqa: E731
-    monkeypatch.setattr(segment_store, "_open_or_rebuild", late)
-    store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
-    store.reader.submit(
-        ReadRequest({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05)
-    )
-    assert told.get(timeout=PATIENCE) == 0
-    store.close(0.1)
-    assert store.writer._thread.is_alive(), "closing does not wait for it"
-    goes_on.set()
-    store.writer._thread.join(PATIENCE)
-    assert segment_store._index is None, "the thread that opened it has closed it"

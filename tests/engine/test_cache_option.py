@@ -49,7 +49,7 @@ def test_while_it_runs_nobody_waits_for_it_or_begins_with_it(tiny: Any, name: st
     driver.core.check_invariants()
 
 
-@pytest.mark.parametrize("name", ["llama", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("lfm2", marks=pytest.mark.slow)])
 def test_its_answers_share_its_prompt_and_it_survives_preemption(tiny: Any, theirs: Any, name: str) -> None:
     driver = Driver(tiny(name), tokens=88, max_rows=3)
     both = driver.add(PROMPT[:20], 25, cache=False, n=2, temperature=1.0, seed=5)

@@ -75,40 +75,6 @@ def test_a_name_with_methods_of_its_own_finds_nothing_of_anothers(tiny: Any) -> 
             assert engine.submit(tokens_of(40, seed=7), ask, client="thief").result().usage.cached_tokens >= 32
 
 
-def test_what_a_client_finds_does_not_depend_on_the_others(tiny: Any) -> None:
-    """The same requests of one client, alone and among others' that ask for the same: before, meanwhile and with
-    several answers.
-    """
-    prompts = [tokens_of(70, seed=4), tokens_of(70, seed=4)[:50], [*tokens_of(70, seed=4)[:41], 1, 2]]
-
-    def found(others: Sequence[str | None]) -> list[int]:
-        driver = Driver(tiny("llama"), tokens=8192, max_rows=16, prefill_budget=16)
-        counts = []
-        for prompt in prompts:
-            for other in others:
-                driver.add(tokens_of(70, seed=4), 3, client=other, n=2)
-            handle = driver.add(prompt, 1, client="one")
-            driver.finish()
-            counts.append(driver.result(handle).usage.cached_tokens)
-        return counts
-
-    alone = found([])
-    assert alone[1:] == [49, 41], "a client finds its own"
-    assert found(["other", None, "third"]) == alone
-
-
-def test_a_preempted_request_finds_its_own_blocks_again_and_nobody_elses(tiny: Any, theirs: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=96, max_rows=3)
-    prompt = tokens_of(20, seed=6)
-    handles = {c: driver.add(prompt, 40, client=c) for c in ("one", "other", None)}
-    driver.finish()
-    assert driver.core.scheduler.preemptions > 0
-    for handle in handles.values():
-        assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 40)
-        assert driver.result(handle).usage.cached_tokens == 0
-    driver.core.check_invariants()
-
-
 @pytest.mark.parametrize("client", [5, b"one", ("one", 1)])
 def test_a_client_that_is_no_text_is_refused_at_once(tiny: Any, client: Any) -> None:
     with Engine(tiny("one layer")) as engine, pytest.raises(InvalidRequest, match=r"client is .* must be a text"):

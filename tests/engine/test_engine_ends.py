@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from cortexmlx import CortexError, Engine
@@ -155,33 +152,6 @@ def test_close_fails_what_is_in_flight_and_refuses_what_comes(tiny: Any) -> None
     for refused in (engine.stats, lambda: engine.generate(PROMPT), lambda: engine.submit(PROMPT)):
         with pytest.raises(EngineClosed):
             refused()
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_closed_engine_that_is_kept_keeps_neither_weights_nor_cache(
-    own: bool, tiny: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """The name in a `with` statement stays, and so do handles."""
-    if own:
-        request.getfixturevalue("unpaged")
-    gc.collect()
-    before = mx.get_active_memory()
-    with Engine(tiny("qwen3_5"), kv_memory="1MB", kv_store=tmp_path) as engine:
-        handle = engine.submit(PROMPT, SHORT)
-        handle.result(PATIENCE)
-    gc.collect()
-    assert mx.get_active_memory() - before < 1024
-    assert handle.state is RequestState.FINISHED and engine.info.architecture == "qwen3_5"
-
-
-@pytest.mark.parametrize("asked", [{"keep_last": 9999}, {"kv_bits": 8}])
-def test_the_error_of_an_engine_that_cannot_begin_keeps_no_weights(asked: dict[str, Any], tiny: Any) -> None:
-    gc.collect()
-    before = mx.get_active_memory()
-    with pytest.raises(CortexError) as caught:
-        Engine(tiny("llama"), kv_memory="1MB", **asked)
-    gc.collect()
-    assert mx.get_active_memory() - before < 1024, caught.value
 
 
 def test_an_engine_that_is_dropped_closes_after_its_last_request(tiny: Any) -> None:

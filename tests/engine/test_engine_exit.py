@@ -24,7 +24,12 @@ LONG = "SamplingParams(max_tokens=480, ignore_eos=True)"
     ("program", "code", "last"),
     [
         (f"e = engine(); h = e.submit([1, 2, 3], {LONG}); next(iter(h))", 0, ""),
-        (f"e = engine(); s = e.stream([1, 2], {LONG}); next(s); raise KeyError('mine')", 1, "KeyError: 'mine'"),
+        pytest.param(
+            f"e = engine(); s = e.stream([1, 2], {LONG}); next(s); raise KeyError('mine')",
+            1,
+            "KeyError: 'mine'",
+            marks=pytest.mark.slow,
+        ),
         (
             "import threading\n"
             f"e = engine(); threading.Thread(target=lambda: print(e.generate([5], {LONG}).text)).start()",

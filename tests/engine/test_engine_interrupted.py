@@ -23,7 +23,6 @@ from support.engine.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.engine.held import hold_long_answers
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.programs import outcome
 
 
 def wait_until_it_has_recovered(engine: Engine) -> None:
@@ -215,91 +214,3 @@ def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) 
         Engine(tiny("llama"), kv_memory="64KB", on_progress=stop)
     with Engine(tiny("llama"), kv_memory="64KB") as engine:
         assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
-
-
-STORM = """
-import ctypes, faulthandler, logging, random, threading, time
-from cortexmlx import CortexError
-faulthandler.dump_traceback_later(PATIENCE, exit=True)
-logging.disable(logging.CRITICAL)
-sys.unraisablehook = bool  # an interrupt in a callback of a weak reference: Python itself ignores it; none lands in C
-sys.setswitchinterval(1e-4)
-random.seed(1)
-few = SamplingParams(max_tokens=8, ignore_eos=True)
-def engine_threads(): return [t for t in threading.enumerate() if t.name == "cortexmlx-engine"]
-def throw_at(thread):
-    if thread.ident is not None:  # it has begun
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
-"""
-
-
-@pytest.mark.parametrize("pause", [pytest.param(0.1, marks=pytest.mark.slow), 0.002])
-def test_an_engine_answers_after_interrupts_at_random_moments(tiny: Any, pause: float) -> None:
-    """Thrown while it computes, waits, recovers; whoever waits gets the right tokens or a CortexError."""
-    program = f"""{STORM}
-e = engine()
-wanted = e.generate([1, 2, 3], few).token_ids
-(thread,) = engine_threads()
-enough = threading.Event()
-def storm():
-    while not enough.wait(random.random() * {pause}):
-        throw_at(thread)
-storming = threading.Thread(target=storm)
-storming.start()
-answers = errors = 0
-while errors < 30:
-    for handle in [e.submit([1, 2, 3], few) for _ in range(3)]:
-        try:
-            assert handle.result(PATIENCE).token_ids == wanted
-            answers += 1
-        except CortexError:
-            errors += 1
-    try:
-        e.stats(), e.on_memory_pressure("critical"), e.generate_batch([[1]] * 3, few), list(e.stream([1], few))
-    except CortexError:
-        errors += 1
-enough.set()
-storming.join()
-for _ in range(2):  # the last one may still be on its way
-    try:
-        e.stats()
-    except CortexError:
-        pass
-assert e.generate([1, 2, 3], few).token_ids == wanted
-e.check_invariants()
-assert e.stats().free_blocks == e.stats().total_blocks
-e.close()
-assert engine_threads() == [thread]
-raise SystemExit(7)
-"""
-    assert outcome(program, tiny("llama")) == (7, "", "")
-
-
-@pytest.mark.slow
-def test_engines_that_close_and_open_under_interrupts_end_cleanly(tiny: Any) -> None:
-    program = f"""{STORM}
-engine().close()  # the imports of the first load are not ours to mend
-opened = thrown = 0
-def storm():  # it calms down: on a busy machine no engine would ever open between two interrupts
-    global thrown
-    pause = 0.02
-    while opened < 3 or thrown < 150:
-        time.sleep(random.random() * pause)
-        for thread in engine_threads():
-            throw_at(thread)
-        thrown += 1
-        pause *= 1.01
-storming = threading.Thread(target=storm)
-storming.start()
-while storming.is_alive():
-    try:
-        with engine() as e:
-            opened += 1
-            e.submit([1, 2, 3], few)
-    except (CortexError, KeyboardInterrupt):
-        pass
-e = engine()
-e.generate([1], few)
-raise SystemExit(7)
-"""
-    assert outcome(program, tiny("llama")) == (7, "", "")

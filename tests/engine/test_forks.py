@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.types.request import FinishReason, TokenEvent
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 
 PROMPT = tokens_of(45, seed=9)
 HOT = {"temperature": 0.9, "seed": 5}
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
 
 def test_the_prompt_is_computed_once(tiny: Any) -> None:

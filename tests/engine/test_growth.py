@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
-
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
 
 def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:

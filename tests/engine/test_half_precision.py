@@ -131,13 +131,8 @@ def test_alone_and_in_company_with_quantized_keys_and_values(
         assert answers(driver, together=True) == alone, setting
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        (n, d) if n == "gemma2" else pytest.param(n, d, marks=pytest.mark.slow)
-        for n, d in zip(MODELS, DTYPES * 2, strict=True)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), list(zip(MODELS, DTYPES * 2, strict=True)))
 def test_errors_are_no_larger_than_mlx_lms(name: str, dtype: str, rounded: Rounded) -> None:
     """Against the same rounded weights in float32. Without windows the tokens are mlx-lm's own; its rotating caches
     add up a window in another order than that of the tokens.

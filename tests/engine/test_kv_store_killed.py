@@ -33,7 +33,8 @@ with Engine(sys.argv[1], kv_memory="128KB", block_size=8, max_rows=4, **store) a
 """
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 12])
 def test_two_engines_share_a_store_and_both_are_killed(
     rounds: int, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

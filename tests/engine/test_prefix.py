@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.types.request import Completion, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 
-LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 SYSTEM = tokens_of(70, seed=4)
 
 
@@ -140,31 +138,6 @@ def test_who_waits_for_a_prefix_goes_on_when_its_computer_is_cancelled(tiny: Any
     for prompt, handle in list(zip(prompts, handles, strict=True))[1:]:
         assert list(driver.result(handle).token_ids) == theirs("llama", prompt, 8)
     assert_nothing_lost(driver.core.stats())
-
-
-def test_who_waits_for_a_prefix_lets_others_pass(tiny: Any) -> None:
-    driver = Driver(tiny("llama"), prefill_budget=16)
-    first, waiting = driver.add(SYSTEM, 30), driver.add([*SYSTEM, 5], 30)
-    other = driver.add(tokens_of(4, seed=2), 30)
-    driver.step(2)
-    assert other.state is RequestState.DECODING or other.state is RequestState.PREFILLING
-    assert waiting.state is RequestState.WAITING
-    driver.finish()
-    assert driver.result(waiting).usage.cached_tokens >= 64
-    assert len(driver.result(first).token_ids) == 30
-
-
-@pytest.mark.parametrize("answers", [1, 12])
-def test_a_crowd_that_waits_for_one_prefix_keeps_nobody_from_an_empty_row(tiny: Any, answers: int) -> None:
-    driver = Driver(tiny("llama"), tokens=4096, prefill_budget=16)
-    computed = computed_tokens(driver)
-    crowd = [driver.add(SYSTEM, 4, n=answers) for _ in range(12 // answers)]
-    other = driver.add(tokens_of(4, seed=2), 4)
-    driver.step(1)
-    assert other.state is not RequestState.WAITING
-    driver.finish()
-    assert sum(len(a.token_ids) for h in crowd for a in (driver.result(h), *driver.result(h).others)) == 12 * 4
-    assert sum(computed) < len(SYSTEM) + 4 + 12 * 8, "the prefix is computed once"
 
 
 # -- what is never shared ---------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def run(program: str, *models: Path) -> list[Any]:
 
 
 @LINUX
+@pytest.mark.slow
 def test_an_arena_that_may_not_grow_stays_and_every_request_has_an_end(tiny: Any, wide: Path) -> None:
     [[outcomes, before, after, limit, size]] = run(GROWING, wide, tiny("one layer"))
     assert outcomes[0].startswith("KVCacheFull: the prompt has 3000 tokens and the KV cache holds 2048"), outcomes[0]

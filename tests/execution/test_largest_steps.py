@@ -148,7 +148,16 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("spoken") / "spoken", "llama", **shape)
 
 
-@pytest.mark.parametrize("asked", ["drafts", "a form", "biases", "an embedding", "an adapter"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "drafts",
+        "a form",
+        pytest.param("biases", marks=pytest.mark.slow),
+        "an embedding",
+        pytest.param("an adapter", marks=pytest.mark.slow),
+    ],
+)
 def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str, spoken: Path, tmp_path: Path) -> None:
     """Four texts of 300 tokens on three rows, in pieces of 128, beside the largest steps that are planned."""
     model = load_model(spoken).model

@@ -81,18 +81,6 @@ def test_a_call_runs_as_many_lines_at_a_hundred_thousand_blocks_as_at_a_thousand
     assert max(many) < 60
 
 
-@pytest.mark.parametrize("total", [1, 2, 1023, 1024, 1025, 1_000_000])
-def test_the_whole_arena_is_one_run(total: int) -> None:
-    allocator = KVBlockAllocator(total)
-    assert allocator.largest_free_run == allocator.free_blocks == total
-    run = allocator.allocate(total)
-    assert run == KVHandle(0, total)
-    assert (allocator.free_blocks, allocator.used_blocks, allocator.largest_free_run) == (0, total, 0)
-    assert allocator.fragmentation() == 0.0
-    allocator.free(run)
-    assert allocator.largest_free_run == total
-
-
 def test_handles_are_immutable_and_empty_ones_own_nothing() -> None:
     allocator = KVBlockAllocator(8)
     run = allocator.allocate(4)
@@ -175,34 +163,3 @@ def test_numpy_integers_count_as_integers() -> None:
     allocator.free(KVHandle(np.int32(0), np.int32(1502)))
     allocator.check_invariants()
     assert allocator.largest_free_run == 3000
-
-
-def test_growing_lengthens_the_last_free_run_and_shrinking_stops_at_the_last_used_block() -> None:
-    allocator = KVBlockAllocator(4)
-    run = allocator.allocate(3)
-    allocator.grow(4)
-    assert allocator.allocate(5) == KVHandle(3, 5)
-    allocator.free(KVHandle(4, 4))
-    assert allocator.free_blocks_at_end == 4
-    with pytest.raises(KVBlockError, match="only the last 4 are free"):
-        allocator.shrink(5)
-    allocator.shrink(4)
-    assert (allocator.total_blocks, allocator.block_map()) == (4, "XXXX")
-    allocator.free(KVHandle(0, 4))
-    with pytest.raises(KVBlockError, match="at least one"):
-        allocator.shrink(4)
-    assert allocator.extend(allocator.allocate(run.count), 1) == KVHandle(0, 4)
-    allocator.check_invariants()
-
-
-def test_resizing_across_groups_of_lengths_keeps_one_run() -> None:
-    allocator = KVBlockAllocator(3000)
-    for total in (2048, 2047, 1024, 1023, 1, 1024, 5000, 4095, 4096):
-        change = total - allocator.total_blocks
-        if change > 0:
-            allocator.grow(change)
-        else:
-            allocator.shrink(-change)
-        allocator.check_invariants()
-        assert allocator.allocate(total) == KVHandle(0, total)
-        allocator.free(KVHandle(0, total))

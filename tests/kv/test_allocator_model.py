@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import settings
@@ -166,75 +165,3 @@ def test_allocator_agrees_with_the_list_in_long_histories() -> None:
     run_state_machine_as_test(
         AllocatorMachine, settings=settings(max_examples=examples(1000), stateful_step_count=100, deadline=None)
     )
-
-
-def churn(total: int, operations: int, longest: int, seed: int) -> None:
-    """Random calls with every result checked against a bytearray of used blocks; in the end everything is free."""
-    rng = random.Random(seed)
-    allocator = KVBlockAllocator(total)
-    used = bytearray(total)
-    runs: list[KVHandle] = []
-
-    def take(start: int, n: int) -> None:
-        assert used[start : start + n] == bytes(n), "a block has two owners"
-        used[start : start + n] = b"\x01" * n
-
-    def give_back(start: int, n: int) -> None:
-        used[start : start + n] = bytes(n)
-
-    for step in range(operations):
-        choice = rng.random()
-        if choice < 0.5 or not runs:
-            n = rng.randint(1, longest)
-            if bytes(n) in used:
-                run = allocator.allocate(n)
-                take(run.start, n)
-                runs.append(run)
-            else:
-                with pytest.raises(KVCacheFull):
-                    allocator.allocate(n)
-                choice = 1.0  # make room instead
-        if choice >= 0.5 and runs:
-            at = rng.randrange(len(runs))
-            runs[at], runs[-1] = runs[-1], runs[at]
-            run = runs.pop()
-            if choice < 0.65:
-                n = rng.randint(1, longest)
-                longer = allocator.extend(run, n)
-                assert (longer is not None) == (used[run.stop : run.stop + n] == bytes(n))
-                if longer is not None:
-                    take(run.stop, n)
-                runs.append(longer or run)
-            elif choice < 0.75:
-                keep = rng.randint(1, run.count)
-                give_back(run.start + keep, run.count - keep)
-                runs.append(allocator.trim(run, keep))
-            elif choice < 0.85 and run.count > 2:
-                allocator.free(KVHandle(run.start + 1, run.count - 2))
-                give_back(run.start + 1, run.count - 2)
-                runs += [KVHandle(run.start, 1), KVHandle(run.stop - 1, 1)]
-            else:
-                allocator.free(run)
-                give_back(run.start, run.count)
-                with pytest.raises(KVBlockError):
-                    allocator.free(run)
-        if step % 997 == 0:
-            assert allocator.block_map().encode() == bytes(used).translate(bytes.maketrans(b"\x00\x01", b".X"))
-            assert allocator.used_blocks == used.count(1) == sum(run.count for run in runs)
-            allocator.check_invariants()
-    rng.shuffle(runs)
-    for run in runs:
-        allocator.free(run)
-    allocator.check_invariants()
-    assert allocator.free_runs() == [KVHandle(0, total)]
-    assert allocator.free_blocks == allocator.largest_free_run == total
-
-
-def test_twenty_thousand_random_operations_lose_no_block() -> None:
-    churn(total=2048, operations=20_000, longest=64, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("total", "longest"), [(4096, 64), (20_000, 3000)])
-def test_a_million_random_operations_lose_no_block(total: int, longest: int) -> None:
-    churn(total, operations=1_000_000, longest=longest, seed=2)

@@ -79,7 +79,9 @@ def read_everything(tokens: mx.array, logits: mx.array) -> mx.array:
     return logits
 
 
-@pytest.mark.parametrize("processors", [[], [read_everything]], ids=["plain", "processors"])
+@pytest.mark.parametrize(
+    "processors", [[], pytest.param([read_everything], marks=pytest.mark.slow)], ids=["plain", "processors"]
+)
 def test_prompts_and_decode_across_drains_copy_nothing_of_the_arena(one_layer: Any, processors: list[Any]) -> None:
     """Processors that evaluate a step's logits while the step is being built run its writes there and then."""
     driver = decoding(one_layer, LARGE, logits_processors=processors)

@@ -89,14 +89,3 @@ def test_a_fork_inside_cached_blocks_goes_on_with_their_chain() -> None:
     assert cache.match(late, cache.prefix.keys(late), 4).partial is None
     again = cache.match([*text, 9], keys, 8)
     assert [e.blocks for e in again.entries] == [(b,) for b in cache.tables.block_table(2, 0).tolist()]
-
-
-def test_children_share_the_full_blocks_and_own_the_partial_one() -> None:
-    cache = KVCache(BlockPools([LAYER], 16, block_size=4))
-    cache.allocate_for(0, 10)
-    cache.append(0, 10)
-    copies = [c for child in (1, 2, 3) for c in cache.fork(0, child, 9)]
-    tables = [cache.tables.block_table(seq, 0).tolist() for seq in range(4)]
-    assert all(t[:2] == tables[0][:2] for t in tables) and len({t[2] for t in tables}) == 4
-    assert [(c.source, c.target) for c in copies] == [(tables[0][2], t[2]) for t in tables[1:]]
-    assert cache.stats().shared_blocks == 2 and cache.stats().used_blocks == 6

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -55,13 +53,3 @@ def test_room_for_more_blocks_keeps_what_is_there_and_less_is_cut_off() -> None:
         runs.check_invariants(expected, total)
     with pytest.raises(AssertionError, match="links and tags for"):
         runs.check_invariants(expected, 25)
-
-
-DAMAGE: dict[str, Callable[[FreeRunIndex], object]] = {
-    "is listed twice": lambda runs: runs._next.__setitem__(0, 20),
-    "does not link back": lambda runs: runs._previous.__setitem__(10, 0),
-    "only listed or only in the flags": lambda runs: runs.insert(30, 2),
-    "is tagged": lambda runs: runs._length.__setitem__(13, 3),
-    "the fine bitmaps": lambda runs: runs._fine.__setitem__(0, 0),
-    "the coarse bitmap": lambda runs: setattr(runs, "_coarse", 0),
-}

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from cortexmlx.scheduling.fair_share import ADVANCE, QUANTUM
+from cortexmlx.scheduling.fair_share import QUANTUM
 from cortexmlx.scheduling.job import Job
-from cortexmlx.types.request import FinishReason, RequestState
 from support.scheduling.desk import Desk
 
-MANY = 2000
+MANY = 500
 FIRST = 2**31 - 1
 """The highest priority that there is."""
 
@@ -91,43 +90,6 @@ def test_a_stream_of_small_requests_does_not_starve_a_large_one_of_another_clien
     assert passed > 8, "they were not kept from the memory that was free"
 
 
-def test_a_client_that_was_idle_has_saved_up_no_turns() -> None:
-    desk = Desk(max_rows=1)
-    first = [desk.ask([i % 50] * 20, "a") for i in range(60)]
-    desk.step(41 * 20)
-    done = sum(job.turn > 0 for job in first)
-    second = [desk.ask([i % 50] * 20, "b") for i in range(60)]
-    steps_until(desk, lambda: sum(job.turn > 0 for job in second) == 10, 2000)
-    assert sum(job.turn > 0 for job in first) - done in (9, 10, 11)
-
-
-def test_a_client_with_one_row_pays_while_it_runs() -> None:
-    """An answer that is longer than its advance counts for its client as it is generated."""
-    desk = Desk(max_rows=2)
-    long = desk.ask([1] * 9, "a", max_tokens=2000)
-    for i in range(80):
-        desk.ask([i % 50] * 9, "b")
-    steps_until(desk, lambda: long.num_generated > 800, 1000)
-    late = [desk.ask([2] * 9, client) for client in ("a", "c")]
-    steps_until(desk, lambda: late[1].is_running, 100)
-    assert not late[0].turn
-
-
-def test_what_was_paid_in_vain_comes_back() -> None:
-    desk = Desk(max_rows=1)
-    for i in range(3):
-        job = desk.ask([10 + i] * 4, "a", max_tokens=200)
-        desk.step(2)
-        assert desk.tokens("a") == QUANTUM + 4 + 200
-        desk.ask([2] * 4, "b", max_tokens=2)
-        desk.ask([2] * 4, "a", max_tokens=2)
-        generated = job.num_generated
-        desk.cancel(job)
-        assert desk.tokens("a") == QUANTUM + 4 + generated
-        desk.drain()
-        assert not len(desk.turns)
-
-
 def test_cached_tokens_and_other_answers_cost_nothing() -> None:
     desk = Desk(max_rows=8)
     desk.ask([3] * 400, "b", max_tokens=4000)
@@ -169,7 +131,7 @@ def test_a_preempted_request_comes_before_new_clients() -> None:
 
 def test_thousands_of_clients_with_a_request_each_leave_nothing_behind() -> None:
     desk = Desk(max_rows=16)
-    jobs = [desk.ask([i % 50] * 5, f"client {i}", max_tokens=3) for i in range(1500)]
+    jobs = [desk.ask([i % 50] * 5, f"client {i}", max_tokens=3) for i in range(400)]
     most = 0
     while not desk.scheduler.is_idle:
         desk.step()
@@ -194,20 +156,6 @@ def test_a_new_name_for_each_request_does_not_keep_others_waiting_for_ever() -> 
     desk.scheduler.check_invariants()
 
 
-def test_requests_that_end_in_the_queue_cost_nothing() -> None:
-    desk = Desk(max_rows=1)
-    desk.ask([1] * 9, "b", max_tokens=500)
-    desk.step()
-    jobs = [desk.ask([1] * 900, "a") for _ in range(200)]
-    place = desk.turns.tokens("a")
-    for job in jobs[1:]:
-        desk.scheduler.finish(job.id, FinishReason.ERROR, RequestState.FAILED)
-    assert desk.turns.tokens("a") == place
-    desk.cancel(jobs[0])
-    desk.step()
-    assert len(desk.turns) == 1
-
-
 @pytest.mark.parametrize(("mine", "theirs"), [(1, 7), (3, 4)])
 @pytest.mark.parametrize("begun_last", [False, True])
 def test_the_client_with_the_most_tokens_gives_up_a_row_first(mine: int, theirs: int, begun_last: bool) -> None:
@@ -228,15 +176,3 @@ def test_the_row_that_began_last_goes_if_every_client_has_one() -> None:
     desk.drain()
     assert jobs[0].preemptions == 0 < jobs[2].preemptions
     assert [job.num_generated for job in jobs] == [100] * 3
-
-
-def test_the_advance_is_a_part_of_what_an_answer_costs() -> None:
-    desk = Desk(max_rows=4)
-    job = desk.ask([1] * 9, "a", max_tokens=ADVANCE + 50)
-    desk.ask([1] * 9, "b", max_tokens=1000)
-    desk.step(2)
-    assert job.paid_tokens == 9 + ADVANCE
-    desk.step(ADVANCE + 30)
-    desk.ask([2] * 9, "c")
-    desk.step(20)
-    assert job.paid_tokens > 9 + ADVANCE

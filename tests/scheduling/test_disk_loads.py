@@ -53,20 +53,6 @@ class DiskStage:
         return plan
 
 
-def test_a_prompt_begins_behind_what_was_found_and_the_plan_says_what_to_load() -> None:
-    stage = DiskStage()
-    job = stage.ask(50)
-    assert stage.step() is None and stage.scheduler.is_idle and job.state is RequestState.WAITING
-    stage.answer(stage.requested[0])
-    assert not stage.scheduler.is_idle
-    plan = stage.step()
-    assert [load.group for load in plan.loads] == [0] * 6 and plan.positions.tolist() == [48, 49]
-    table = stage.cache.tables.block_table(job.id, 0).tolist()
-    assert [load.target for load in plan.loads] == table[:6] and job.cached == 48
-    assert stage.step().loads == ()
-    assert len(stage.requested) == 1
-
-
 def test_what_was_not_found_is_computed_and_not_asked_for_again() -> None:
     stage = DiskStage()
     jobs = [stage.ask(50), stage.ask(50, text=2)]
@@ -75,23 +61,6 @@ def test_what_was_not_found_is_computed_and_not_asked_for_again() -> None:
     stage.answer(stage.requested[1], blocks=2)
     plan = stage.step()
     assert len(plan.loads) == 2 and [job.cached for job in jobs] == [0, 16] and len(stage.requested) == 2
-
-
-def test_others_go_on_while_a_prompt_waits() -> None:
-    stage = DiskStage()
-    waits, short = stage.ask(50), stage.ask(5)
-    plan = stage.step()
-    assert [s.job for s in plan.segments] == [short.id] and not waits.is_running
-
-
-def test_who_begins_alike_waits_for_one_reading() -> None:
-    stage = DiskStage()
-    jobs = [stage.ask(50) for _ in range(3)]
-    stage.step()
-    assert len(stage.requested) == 1
-    stage.answer(stage.requested[0])
-    plan = stage.step()
-    assert len(plan.loads) == 6 and [job.cached for job in jobs] == [48, 48, 48]
 
 
 def test_who_waits_for_a_reading_of_one_that_is_gone_asks_itself() -> None:
@@ -147,14 +116,3 @@ def test_a_job_for_which_there_is_no_room_asks_when_its_turn_comes() -> None:
     stage.ask(50)
     stage.step()
     assert stage.requested == []
-
-
-def test_after_a_failed_step_nothing_is_waited_for() -> None:
-    stage = DiskStage()
-    stage.ask(50)
-    stage.step()
-    stage.scheduler.fail_all()
-    stage.answer(stage.requested[0])
-    assert stage.scheduler.is_idle and not stage.scheduler.jobs
-    stage.ask(50)
-    assert stage.step() is None and len(stage.requested) == 2

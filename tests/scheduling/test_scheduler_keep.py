@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 
 import pytest
 
@@ -13,47 +13,6 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.request import RequestState
 from support.scheduling.desk import Desk
 from support.scheduling.stage import Stage
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
-    stage = Stage(blocks=20, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
-    job = stage.ask([1, 2, 3], max_tokens=400)
-    used, lengths = set(), []
-    while not stage.scheduler.is_idle:
-        stage.steps(1)
-        if job.is_running:
-            used.add(stage.cache.stats().used_blocks)
-            lengths.append(stage.cache.tables.length(job.id))
-    stage.finish()
-    assert job.num_generated == 400 and max(lengths) == 24 and max(used) == 6
-    shorter = [b for a, b in pairwise(lengths) if b < a]
-    assert set(shorter) == {14} and min(used) < 6, "what is between is free while the row runs"
-    assert stage.scheduler.dropped_tokens == len(job.dropped_tokens) == 11 * job.drops > 350
-
-
-def test_an_answer_without_end_ends_when_it_is_told_to() -> None:
-    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11))
-    job = stage.ask([1, 2, 3], max_tokens=None)
-    bounded = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), max_request_tokens=100)
-    other = bounded.ask([1, 2, 3], max_tokens=None)
-    bounded.finish()
-    assert other.num_generated == 97
-    stage.steps(500)
-    assert job.num_generated > 400 and job.state is RequestState.DECODING
-
-
-def test_a_prompt_of_any_length_begins_with_what_it_keeps() -> None:
-    stage = Stage(blocks=6, context_length=24, keep=KeepPolicy(2, 11), max_rows=1)
-    prompt = [n % 7 for n in range(500)]
-    job = stage.ask(prompt, max_tokens=40)
-    assert job.tokens == prompt[:2] + prompt[500 - len(job.tokens) + 2 :] and len(job.tokens) <= 24
-    stage.steps(1)
-    assert job.num_computed_tokens == len(job.tokens) == job.kept_prompt_length
-    stage.finish()
-    once, again = stage.ask(prompt, max_tokens=1), stage.ask(prompt, max_tokens=1)
-    stage.finish()
-    assert again.cached == once.kept_prompt_length - 1, "what is kept of a prompt is found like any other"
 
 
 def test_a_fork_does_not_wait_for_a_parent_that_has_dropped_its_prompt() -> None:

@@ -224,7 +224,7 @@ def all_happened(model: str, seen: Counter[str], also: Set[str] = frozenset()) -
     assert not {name for name in names if not seen[name]}, f"this run has not seen all: {seen}"
 
 
-@pytest.mark.parametrize("model", ["full", "hybrid with a window"])
+@pytest.mark.parametrize("model", [pytest.param("full", marks=pytest.mark.slow), "hybrid with a window"])
 def test_every_read_finds_its_own_tokens_whatever_a_step_does_with_memory(model: str) -> None:
     all_happened(model, play(model, 200, range(4)))
 

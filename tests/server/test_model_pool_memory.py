@@ -52,6 +52,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("large") / "large", **sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
 def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
     store, seen, before = tmp_path / "store", [], set(threading.enumerate())

@@ -211,60 +211,6 @@ def test_a_small_model_stays_where_a_large_one_makes_all_the_room() -> None:
     )
 
 
-def test_requests_for_a_model_that_makes_room_wait_behind() -> None:
-    residency = Residency({"a": 5, "b": 5}, budget=8)
-    running = _take(residency, "a")
-    needs_room = residency.add_request("b")
-    later = residency.add_request("a")
-    assert residency.grant_requests() == [] and residency.begin_action(0.0) is None
-    residency.end_request(running, 1.0)
-    assert residency.grant_requests() == [] and residency.begin_action(1.0) == UnloadModel("a")
-    residency.finish_unload()
-    assert residency.begin_action(1.0) == LoadModel("b") and residency.finish_load(1.0) == [needs_room]
-    assert residency.begin_action(1.0) is None
-    residency.end_request(needs_room, 2.0)
-    assert residency.begin_action(2.0) == UnloadModel("b")
-    residency.finish_unload()
-    assert residency.begin_action(2.0) == LoadModel("a") and residency.finish_load(2.0) == [later]
-
-
-def test_who_leaves_holds_up_nobody() -> None:
-    residency = Residency({"a": 5, "b": 5}, budget=8)
-    _take(residency, "a")
-    needs_room, later = residency.add_request("b"), residency.add_request("a")
-    assert residency.grant_requests() == []
-    residency.end_request(needs_room, 1.0)
-    assert residency.grant_requests() == [later]
-
-
-def test_who_came_first_does_not_wait_for_who_came_later() -> None:
-    residency = Residency({"a": 5, "b": 5}, budget=8)
-    _take(residency, "a")
-    needs_room, middle, last = residency.add_request("b"), residency.add_request("a"), residency.add_request("b")
-    assert residency.grant_requests() == []
-    residency.end_request(needs_room, 1.0)
-    assert residency.grant_requests() == [middle] and residency.waiting_requests == (last,)
-
-
-def test_an_idle_model_makes_room_before_one_in_use() -> None:
-    residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
-    _take(residency, "a")
-    residency.end_request(_take(residency, "b"), 9.0)
-    _take(residency, "c", 9.0)
-    assert residency.state_of_model("a") is ModelState.LOADED and residency.state_of_model("b") is ModelState.UNLOADED
-
-
-def test_ends_do_not_change_who_makes_room() -> None:
-    residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
-    first, second, third = _take(residency, "a"), _take(residency, "a"), _take(residency, "b")
-    residency.add_request("c")
-    residency.end_request(first, 1.0)
-    assert not residency.would_grant("a") and residency.would_grant("b")
-    residency.end_request(second, 2.0)
-    assert residency.begin_action(2.0) == UnloadModel("a") and residency.user_count("b") == 1
-    assert third.model == "b"
-
-
 def test_idle_models_are_unloaded_but_not_kept_ones() -> None:
     residency = Residency({"a": 1, "b": 1}, kept_models="b", idle=10.0)
     assert residency.next_idle_unload() is None

@@ -17,6 +17,7 @@ from cortexmlx.sessions import saved as files
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, copy_messages
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import THOROUGH
 
 MODEL = SavedModel("tiny", "/models/tiny", "f00")
 TALK = SavedConversation(
@@ -117,7 +118,7 @@ def test_every_damage_of_a_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     TALK.write(path)
     whole = bytearray(path.read_bytes())
-    for place in range(len(whole)):
+    for place in range(0, len(whole), 1 if THOROUGH else 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
             read = SavedConversation.read(path)

@@ -75,7 +75,7 @@ def prefill_kernel(variant: PrefillVariant) -> KernelWork:
 
 
 def product_kernel(product: ProductVariant) -> KernelWork:
-    """Return the kernel of a quantized product. Its instructions for a weight are counted in `products.py`."""
+    """Return the kernel of a quantized product."""
     [text] = kernel_texts(product)
     name = "quantized_product" + ("" if product.shape.experts is None else "_of_experts")
     return KernelWork(product.label, name, _unit(text, product.shape.threads), product.shape.threads)

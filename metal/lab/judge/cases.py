@@ -19,13 +19,11 @@ Floats = npt.NDArray[np.floating]
 class Defect:
     """A fault of a kernel that hardware tolerates although the language does not define it, and its reason.
 
-    A defect that `stops` the launch leaves no result: the case agrees if the simulator reports this fault and no other.
-    Any other defect is allowed, and the result is compared.
+    It stops the launch, which leaves no result: the case agrees if the simulator reports this fault and no other.
     """
 
     fault: Fault
     reason: str
-    stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,16 +87,12 @@ def judge(case: KernelCase, checked: bool = True) -> KernelVerdict:
     """Run one case on the simulator, watched unless `checked` is False."""
     start = time.perf_counter()
     defect = case.defect
-    allowed = frozenset({defect.fault} if defect and not defect.stops else ())
     try:
-        with (
-            settings.recording(coalescing=False) as launches,
-            settings.options(checked=checked, allow=allowed),
-        ):
+        with settings.recording(coalescing=False) as launches, settings.options(checked=checked):
             simulated, expected = case.run()
     except CortexError as problem:
         found = {finding.fault for report in launches.launches for finding in report.findings}
-        known = defect is not None and defect.stops and found == {defect.fault}
+        known = defect is not None and found == {defect.fault}
         error = 0.0 if known else float("inf")
         seconds = time.perf_counter() - start
         return KernelVerdict(case, error, seconds, "" if known else str(problem))

@@ -112,11 +112,6 @@ def i32(*values: int) -> Array:
     return np.array(values, dtype=np.int32)
 
 
-def u32(*values: int) -> Array:
-    """Return 32-bit unsigned numbers."""
-    return np.array(values, dtype=np.uint32)
-
-
 def i64(*values: int) -> Array:
     """Return 64-bit numbers: strides and sizes, signed or unsigned."""
     return np.array(values, dtype=np.int64)
@@ -125,11 +120,6 @@ def i64(*values: int) -> Array:
 def f32(*values: float) -> Array:
     """Return 32-bit floats."""
     return np.array(values, dtype=np.float32)
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    """Return row-major strides in elements."""
-    return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
 
 
 def contiguous(keys: Array, scale: float) -> list[Array]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 
-from cortexmlx.metal.lab.judge import attention, gemv, mlx_lm_kernels, quantized, reduce, rows
+from cortexmlx.metal.lab.judge import attention, mlx_lm_kernels, quantized, rows
 from cortexmlx.metal.lab.judge.cases import KernelCase, Skipped
 from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
@@ -16,12 +16,12 @@ REASONS = {
     r".*nax.*": "needs the matrix units of Metal 4 (MetalPerformancePrimitives), which the simulator does not have",
     r"fft\.h": "no case has been written: the host plans radices and passes twiddles for it",
     r"fp_quantized\.h": "no case has been written: the block formats mxfp4, mxfp8 and nvfp4",
-    r"gemv_masked\.h": "no case has been written: block-masked products",
     r"gated_delta_update(_vjp)?\.h": "no case has been written; mlx-lm's kernels of the same recurrence are judged",
     r"steel/(gemm|conv)/.*": "no case has been written; steel_attention, which is built of the same tiles, is judged",
     r"indexing/.*": "no case has been written: gathers and scatters, of which the host writes the kernel functions",
     r"(arange|binary|binary_two|copy|ternary|unary)\.h": _NOTHING_IN_COMMON,
     r"(cross_entropy|dot|hadamard|scan|searchsorted|sort)\.h": _NOTHING_IN_COMMON,
+    r"(gemv|gemv_masked|reduce|reduction/.*)\.h": _NOTHING_IN_COMMON,
 }
 """Why the kernels of a file of the wheel are not judged. The patterns match the whole path."""
 
@@ -34,8 +34,6 @@ WITHOUT_CASE = {
     "affine_gather_qmm_t": "no case has been written",
     "affine_gather_qmm_n": "no case has been written",
     "affine_gather_qmm_rhs": "no case has been written",
-    "gemv_wide_gather": "no case has been written",
-    "init_reduce": "no case has been written: it fills an output with a constant",
 }
 """Why a kernel is not judged although others of its file are."""
 
@@ -72,8 +70,6 @@ FAMILIES: dict[str, Cases] = {
     "attention": attention.grouped_cases,
     "steel": attention.steel_cases,
     "softmax": rows.softmax_cases,
-    "reduce": reduce.cases,
-    "gemv": gemv.cases,
     "quantized": quantized.cases,
     "mlx-lm": mlx_lm_kernels.cases,
     "others": unjudged_kernels,

@@ -1,6 +1,6 @@
 """The kernel text that MLX generates for `mx.fast.metal_kernel`: signature, address spaces, attributes, instantiation.
 
-A test compares it with the text that MLX prints, character by character (tests/lab/sim/test_source.py).
+A test compares it with the text that MLX prints, character by character (tests/metal/test_kernels.py).
 """
 
 import re

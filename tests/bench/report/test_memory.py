@@ -5,7 +5,6 @@ from __future__ import annotations
 from cortexmlx.bench.report import memory
 from cortexmlx.bench.report.memory import choices_section
 from cortexmlx.bench.report.text import section_markdown
-from cortexmlx.bench.suites.allocations import ReplayResult
 from cortexmlx.bench.suites.kernels import SHAPES, KernelSpeed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, PoolSizes, WriterResult
 from cortexmlx.stats import ChoiceSource, TimedChoice
@@ -22,15 +21,6 @@ def test_the_pool_says_whether_it_reaches_its_target() -> None:
         return words(section_markdown(memory.pool_section(found, PoolSizes())))
 
     assert "4.0x, target 3x: met" in text(4_000.0) and "2.9x, target 3x: missed" in text(2_900.0)
-
-
-def test_allocators_stand_beside_ours() -> None:
-    found = [
-        ReplayResult("chat", name, (us, us), 10, 4, runs)
-        for name, us, runs in (("cortexmlx", 2.0, 4), ("buddy", 3.0, 6))
-    ]
-    part = memory.allocator_section(found)
-    assert "| buddy | 3.00 | 1.5x | 1.50 |" in words(section_markdown(part)) and part.records[1]["runs"] == 6
 
 
 def test_kernels_say_what_was_measured_and_beside_which_peak() -> None:

@@ -43,7 +43,7 @@ def test_suites_are_made_of_sections() -> None:
         BenchSection.RATIOS
     ]
     assert sections_of(Suite.trace, True) == [BenchSection.TRACE]
-    assert len(sections_of(Suite.all, False)) == 5
+    assert len(sections_of(Suite.all, False)) == 4
 
 
 @pytest.mark.parametrize(("suite", "against"), [(Suite.serving, False), (Suite.pool, True), (Suite.kernel, True)])

@@ -105,25 +105,6 @@ def test_the_adapter_that_answers_is_not_lost_and_nothing_changes(
     assert fakes.engine.options.adapters == {"poem": "two"} and "'sql'" in told[0]
 
 
-@pytest.mark.parametrize("used", ["sql", "poem", None])
-def test_the_old_options_are_opened_without_what_is_gone(
-    used: str | None, fakes: Fakes, hosted: ChatSession, told: list[str], screen: Console, monkeypatch: Any
-) -> None:
-    """As when a folder is removed after it was looked at."""
-    hosted.conversation.adapter = used
-    gone(hosted, "sql")
-    monkeypatch.setattr(engines, "check_loadable", lambda config, on_progress: {})
-    fails_to_open(fakes, monkeypatch, lambda options: options.keep_last == 400)
-    with pytest.raises(KVCacheFull):
-        run_command("/set keep_last 400", hosted, screen)
-    assert hosted.engine is fakes.engine and list(hosted.engine.adapters) == ["poem"]
-    assert hosted.host is not None and hosted.host.config.adapters == {"poem": "two"}
-    assert "'sql' (no adapter folder missing sql)" in told[0]
-    assert told[1:] == ["fake answers alone now, without sql"] * (used == "sql")
-    assert hosted.conversation.adapter == (None if used == "sql" else used)
-    hosted.ask(Question("one"))
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_chat_without_any_engine_keeps_its_words_and_takes_another_model(
     kept: bool, fakes: Fakes, hosted: ChatSession, screen: Console, monkeypatch: Any, capsys: Any, tmp_path: Path

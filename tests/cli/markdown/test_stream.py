@@ -319,7 +319,7 @@ def test_what_is_forgotten_of_a_long_paragraph_changes_nothing(pieces: list[str]
 
 @pytest.mark.parametrize("unit", ["a", "a_b_", "[a](", "a\n"])
 def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Characters that are read for each of 8,000 that came, however degenerate they are."""
+    """Characters that are read for each of 4,000 that came, however degenerate they are."""
     read = [0]
     parsed = streaming.parse_blocks
 
@@ -328,7 +328,7 @@ def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.
         return parsed(text)
 
     monkeypatch.setattr(streaming, "parse_blocks", counted)
-    stream, text = MarkdownStream(), unit * (8_000 // len(unit))
+    stream, text = MarkdownStream(), unit * (4_000 // len(unit))
     for at in range(0, len(text), 400):  # so that some end with the same sign each time
         stream.feed(text[at : at + 400])
         stream.take_final_rows(80, 12)

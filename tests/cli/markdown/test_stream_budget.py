@@ -111,7 +111,7 @@ def letters(text: str) -> list[str]:
 )
 def test_signs_that_have_found_their_end_keep_no_rows_back(line: str) -> None:
     """Code without a fence: pairs of its signs mean emphasis, and its rows waited for the end of the answer."""
-    text, stream, most = line * (1600 // len(line)), MarkdownStream(), 0
+    text, stream, most = line * (800 // len(line)), MarkdownStream(), 0
     for at in range(0, len(text), 16):
         stream.feed(text[at : at + 8])
         stream.take_final_rows(80, 8)

@@ -18,10 +18,6 @@ CASES = {f"{case.group}: {case.name}": case for case in all_cases() if isinstanc
 QUICK = [
     "MLX: sdpa_vector_2pass_1_gqa half 64 133 in 32",
     "MLX: sdpa_blocked_scale_copy float",
-    "MLX: all_reduce sum float 5000 in 7",
-    "MLX: row_reduce_looped sum float 3x2x700 over (0, 2)",
-    "MLX: col_reduce_2pass sum float 2x300x70 over the middle",
-    "MLX: gemv_t bfloat16_t 256 to 128 in 1.2.8.4.4.4",
     "MLX: affine_qmm_t float 8 bits in 32 9 of 128 to 40",
     "MLX: sdpa_vector float 64 mask causal",
     "MLX: sdpa_vector_2pass half 96 mask bool",
@@ -122,15 +118,4 @@ def test_a_known_defect_excuses_its_own_fault_only():
     beyond = CASES["MLX: affine_qmv_quad float 4 bits in 64 3 of 64 to 70"]
     assert judge(beyond).agrees
     assert not judge(case_with(beyond.run)).agrees
-    assert not judge(case_with(beyond.run, defect=Defect(Fault.RACE, "another", stops=True))).agrees
-
-
-def test_a_defect_that_is_let_pass_leaves_the_result_to_be_compared():
-    shifted = next(case for case in CASES.values() if case.defect and not case.defect.stops)
-
-    def doubled():
-        simulated, expected = shifted.run()
-        return simulated, expected * 2
-
-    assert judge(shifted).agrees
-    assert not judge(case_with(doubled, defect=shifted.defect)).agrees
+    assert not judge(case_with(beyond.run, defect=Defect(Fault.RACE, "another"))).agrees

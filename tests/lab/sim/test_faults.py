@@ -54,6 +54,16 @@ PAIRS = {
         I + "float a[4] = {1, 2, 3, 4}; y[i] = a[i % 5];",
         ["index 4 of 'float[4]'"],
     ),
+    "a component of a vector beyond the last": (
+        I + "float4 v = x[i]; y[i] = v[i % 4];",
+        I + "float4 v = x[i]; y[i] = v[i];",
+        ["index"],
+    ),
+    "a vector that is not aligned": (
+        I + "y[i] = i < 8 ? ((const device float4*)x)[i].x : 0.0f;",
+        I + "y[i] = i < 8 ? ((const device float4*)(x + 1))[i].x : 0.0f;",
+        ["a multiple of 4 only"],
+    ),
     "missing barrier": (
         SHARED + "s[i] = x[i]; " + MEET + "y[i] = s[63 - i];",
         SHARED + "s[i] = x[i]; y[i] = s[63 - i];",

@@ -11,11 +11,6 @@ from support.kernels.sim_tools import launch
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 
 
-def test_a_threadgroup_larger_than_the_grid_is_clipped():
-    _, report = launch(I + "y[i] = threads_per_threadgroup.x;", count=10, threadgroup=256)
-    assert report.threadgroup == (10, 1, 1)
-
-
 def test_too_many_threads_and_buffers_are_refused_before_anything_runs():
     with pytest.raises(KernelFault, match="2048 threads in a threadgroup"):
         launch(I + "y[i] = 1;", count=2048, threadgroup=2048)
@@ -106,20 +101,3 @@ def test_coalescing_is_the_share_of_fetched_lines_that_is_used(index, share):
     assert counters.simd_accesses == 2
     # A line is 128 bytes; what 32 lanes read side by side fills one.
     assert counters.coalescing == pytest.approx(share, rel=0.01)
-
-
-def test_barriers_and_simdgroup_operations_are_counted():
-    body = (
-        "float v = simd_sum(x[i]); threadgroup_barrier(mem_flags::mem_none); v += simd_shuffle_xor(v, 1); "
-        "simdgroup_barrier(mem_flags::mem_none); y[i] = simd_any(v > 1) ? v : 0.0f;"
-    )
-    _, report = launch(I + body, count=256, threadgroup=64)
-    assert report.barriers == 4 and report.simdgroup_barriers == 8
-    assert report.simd_ops == {"reduce": 8, "shuffle": 8, "vote": 8, "matrix": 0, "barrier": 0}
-
-
-def test_threadgroup_memory_is_summed():
-    _, report = launch(
-        "threadgroup float a[64]; threadgroup half b[32][3]; " + I + "a[i] = 1; b[i % 32][0] = 1; y[i] = a[i];"
-    )
-    assert report.threadgroup_memory == 256 + 192

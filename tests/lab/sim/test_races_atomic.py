@@ -1,4 +1,6 @@
-"""The race detector and atomics: every pair of accesses in every order, and random schedules, judged pair by pair."""
+"""The race detector against an oracle: every pair of plain and atomic accesses in every order, and random schedules of
+accesses and barriers, judged pair by pair in Python.
+"""
 
 import itertools
 
@@ -13,6 +15,8 @@ from support.effort import examples
 
 THREADS, CELLS, STEPS, SEEDS = 96, 2, 6, 5
 ACCESS, THREADGROUP_BARRIER, SIMDGROUP_BARRIER = range(3)
+STEP_KINDS = 5
+"""Of these the last two are barriers of no memory, which order nothing."""
 READ, WRITE, LOAD, STORE, ADD, EXCHANGE, COMPARE = KINDS = range(1, 8)
 PLAIN, WRITING = {READ, WRITE}, {WRITE, STORE, ADD, EXCHANGE, COMPARE}
 
@@ -27,6 +31,10 @@ for (int s = 0; s < STEPS; s++) {
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   } else if (kinds[s] == 2) {
     simdgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  } else if (kinds[s] == 3) {
+    threadgroup_barrier(mem_flags::mem_none);
+  } else if (kinds[s] == 4) {
+    simdgroup_barrier(mem_flags::mem_none);
   } else {
     int what = plan[s * int(threads_per_grid.x) + self];
     SPACE atomic_int* cell = &cells[what % CELLS];
@@ -145,9 +153,18 @@ def test_a_reader_of_another_threadgroup_is_not_forgotten_for_one_nearby():
     assert {found_race("device", 48, kinds, plan, seed) for seed in range(SEEDS)} == {True}
 
 
+def test_reads_of_an_earlier_launch_are_long_gone():
+    """Threadgroup memory lies at the same place again, with the records of whoever had it before."""
+    kinds = np.zeros(STEPS, np.int32)
+    reads, write = schedule((0, 2, READ, 0), (0, 64, READ, 0)), schedule((0, 31, WRITE, 0))
+    assert not found_race("threadgroup", 96, kinds, reads, 0)
+    assert not found_race("threadgroup", 96, kinds, write, 0)
+    assert found_race("threadgroup", 96, kinds, reads + write, 0)
+
+
 @st.composite
 def schedules(draw):
-    kinds = np.array(draw(st.lists(st.integers(0, 2), min_size=STEPS, max_size=STEPS)), dtype=np.int32)
+    kinds = np.array(draw(st.lists(st.integers(0, STEP_KINDS - 1), min_size=STEPS, max_size=STEPS)), dtype=np.int32)
     threads = st.sampled_from([0, 1, 2, 31, 32, 33, 63, 64, 95])
     access = st.tuples(st.integers(0, STEPS - 1), threads, st.sampled_from(KINDS), st.integers(0, CELLS - 1))
     return kinds, schedule(*draw(st.lists(access, max_size=8)))

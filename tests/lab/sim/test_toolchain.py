@@ -1,12 +1,10 @@
 """Which compiler is taken; and libraries that are built once, kept by content and forgotten when long unused."""
 
 import os
-from pathlib import Path
 
 import pytest
 
-from cortexmlx.errors import KernelCompileError, ToolchainMissing
-from cortexmlx.metal.lab import sim
+from cortexmlx.errors import ToolchainMissing
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
 from cortexmlx.metal.lab.sim import toolchain
 from cortexmlx.metal.lab.sim.toolchain import SHIM
@@ -54,26 +52,6 @@ def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path
     assert {path.name for path in tmp_path.iterdir()} == libraries
 
 
-def test_the_runtime_is_there_for_every_kernel_though_it_may_be_old_or_gone(monkeypatch, tmp_path):
-    """Another process forgets what was not used for longest, in a folder that both use."""
-    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    launch("y[thread_position_in_grid.x] = 1.0f;")
-    (runtime,) = tmp_path.glob("runtime-*.o")
-    os.utime(runtime, (1000, 1000))
-    launch("y[thread_position_in_grid.x] = 2.0f;")
-    assert runtime.stat().st_mtime > 1000, "what is used is not the oldest"
-    runtime.unlink()
-    y, _ = launch("y[thread_position_in_grid.x] = 3.0f;")
-    assert y[1].item() == 3
-
-
-def test_nothing_is_left_behind_when_compilation_fails(monkeypatch, tmp_path):
-    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    with sim.options(static_pass=False), pytest.raises(KernelCompileError):
-        launch("this is not Metal")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
     for age in range(20):
         path = tmp_path / f"{age}.so"
@@ -83,45 +61,6 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
     assert len(list(tmp_path.iterdir())) == 20
     toolchain.prune(tmp_path, most=16)
     assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}
-
-
-def test_another_process_may_prune_the_cache_at_the_same_time(monkeypatch, tmp_path):
-    for age in range(20):
-        (tmp_path / f"{age}.so").touch()
-    is_file = Path.is_file
-
-    def is_file_for_the_last_time(path):
-        found = is_file(path)
-        if path.name in ("3.so", "17.so"):
-            path.unlink(missing_ok=True)
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "is_file", is_file_for_the_last_time)
-        toolchain.prune(tmp_path, most=16)
-    assert len(list(tmp_path.iterdir())) == 12
-
-
-def test_a_unit_is_the_same_to_the_byte_with_the_precompiled_header_and_without(monkeypatch, tmp_path):
-    monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    execute, units = toolchain._execute, []
-
-    def both(command):
-        if "-include-pch" in command:
-            at, unit = command.index("-include-pch") - 1, Path(command[-1])
-            execute([*command[:at], *command[at + 4 :]])
-            units.append([unit.read_bytes()])
-            unit.unlink()
-            execute(command)
-            units[-1].append(unit.read_bytes())
-        else:
-            execute(command)
-
-    monkeypatch.setattr(toolchain, "_execute", both)
-    with sim.options(poison=True):
-        launch("threadgroup float t[64]; uint i = thread_position_in_grid.x; t[i] = x[i]; y[i] = exp(t[i]);")
-    (checked, checked_too), (zeroed, zeroed_too) = units
-    assert checked == checked_too != zeroed == zeroed_too
 
 
 def test_what_is_precompiled_is_what_mlx_puts_before_a_kernel():

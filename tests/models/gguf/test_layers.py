@@ -21,7 +21,10 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "float16"), ("mixtral", "float16"), ("gemma3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", "float16"), ("mixtral", "float16"), pytest.param("gemma3", "bfloat16", marks=pytest.mark.slow)],
+)
 def test_a_model_of_k_quants_computes_in_half_precision_between_its_layers(
     tmp_path: Path, name: str, dtype: str
 ) -> None:

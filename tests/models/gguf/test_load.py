@@ -41,17 +41,6 @@ def test_every_tensor_type_computes_what_the_bytes_say(tmp_path: Path, type_name
     assert relative_error(computed(path, dequantize), wanted) < 2e-5
 
 
-@pytest.mark.parametrize(("architecture", "bias"), [("llama", True), ("qwen2", True), ("qwen3", False)])
-@pytest.mark.parametrize("tied", [False, True])
-def test_every_architecture_computes_what_the_bytes_say(
-    tmp_path: Path, architecture: str, bias: bool, tied: bool
-) -> None:
-    path = write_model(tmp_path / "tiny.gguf", architecture, type_name="Q8_0", bias=bias, tied=tied)
-    stored = values(tensors("Q8_0", architecture, tied=tied, bias=bias))
-    wanted = logits(stored, TOKENS, pairs=architecture == "llama")
-    assert relative_error(computed(path), wanted) < 2e-5
-
-
 def test_rope_factors_stretch_the_wavelengths(tmp_path: Path) -> None:
     factors = np.linspace(1, 8, HEAD_DIM // 2)
     stored = tensors("F32") | {"rope_freqs.weight": ("F32", (HEAD_DIM // 2,), encode(factors, "F32"))}

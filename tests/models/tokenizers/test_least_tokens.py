@@ -91,7 +91,7 @@ texts = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=800 if THOROUGH else 80)
+@settings(max_examples=800 if THOROUGH else 40)
 @given(st.sampled_from(sorted(CORES.keys() - NO_BOUND)), texts)
 def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     count = len(core_of(name).encode(text, add_special_tokens=False).ids)
@@ -101,7 +101,7 @@ def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
             assert bound_of(name).compute(text) <= count, f"in chunks of {chunk}"
 
 
-@settings(max_examples=600 if THOROUGH else 60)
+@settings(max_examples=600 if THOROUGH else 30)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), texts)
 def test_no_text_has_fewer_pieces_than_the_bound(kind: str, prefix_after_added: bool, text: str) -> None:
     tokenizer = pieces(kind, prefix_after_added)
@@ -116,7 +116,7 @@ def pieces(kind: str, prefix_after_added: bool) -> SentencePieceTokenizer:
 
 
 def test_the_bound_is_of_use_where_the_tokenizer_is_understood() -> None:
-    text = "".join(CORPUS) * 20
+    text = "".join(CORPUS) * 4
     for name in CORES:
         least = bound_of(name).compute(text)
         if name in NO_BOUND:
@@ -126,7 +126,7 @@ def test_the_bound_is_of_use_where_the_tokenizer_is_understood() -> None:
 
 
 def test_a_sentencepiece_model_with_rules_or_without_bytes_has_no_bound() -> None:
-    text = "".join(CORPUS) * 20
+    text = "".join(CORPUS) * 4
     for kind in KINDS:
         tokenizer = pieces(kind, True)
         least = tokenizer.token_lower_bound.compute(text)

@@ -1,1 +1,0 @@
-"""Faults injected into the workers of an engine, at length."""
