@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.draft_model import DraftModel, open_draft
+from cortexmlx.core.draft_model import DraftModel, name_draft, open_draft
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.meter import Measurements
@@ -27,6 +27,7 @@ from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.sizing import PREFILL_BUDGET
 from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.models.load import find_head_folder
+from cortexmlx.models.resolve import resolve_model
 from cortexmlx.scheduling.decode_window import RAN_AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
@@ -450,7 +451,9 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], has_waiters: 
         return HostedModel(config, wake)
     if config.active_draft is None:
         return InProcessModel(config, wake, has_waiters)
-    head_folder = find_head_folder(config.active_draft, config.model, config.on_progress or (lambda progress: None))
+    resolve_model(config.model)  # its error comes first, and is not the draft's
+    with name_draft(config):
+        head_folder = find_head_folder(config.active_draft, config.model, config.on_progress or (lambda progress: None))
     draft = None if head_folder is not None else open_draft(config, has_waiters)
     return InProcessModel(config, wake, has_waiters, draft, head_folder)
 

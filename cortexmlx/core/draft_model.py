@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from cortexmlx.core.config import EngineConfig
@@ -50,11 +51,8 @@ def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: F
         keep_last=None,
         speculate=False,
     )
-    try:
+    with name_draft(config):
         draft_model = InProcessModel(draft_config, lambda call: None, has_waiters)
-    except CortexError as error:
-        error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
-        raise
     if not draft_model.can_cut_back:
         draft_model.release()
         raise ModelUnsupported(
@@ -62,6 +60,16 @@ def open_draft(config: EngineConfig, has_waiters: Callable[[], bool] = lambda: F
             "take back a wrong token: choose one whose layers keep keys and values (--draft)"
         )
     return draft_model
+
+
+@contextmanager
+def name_draft(config: EngineConfig) -> Iterator[None]:
+    """Have the errors of this context say that they are about the draft model of an engine."""
+    try:
+        yield
+    except CortexError as error:
+        error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
+        raise
 
 
 class DraftModel:

@@ -10,6 +10,7 @@ import pytest
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import make_speculation
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.speculation.drafter import HeadDrafter
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ from cortexmlx.scheduling.scheduler import Scheduler
 )
 def test_the_options_say_who_drafts(options: dict[str, Any], names: list[str]) -> None:
     config = EngineConfig("a model", **options)
-    assert list(make_speculation(config, Mock(Scheduler), None, list).counts) == names
+    head = HeadDrafter(Mock(), Mock())
+    assert list(make_speculation(config, Mock(Scheduler), None, head).counts) == names
     without = make_speculation(config, Mock(Scheduler), None, None)
     assert without is not None and list(without.counts) == names[:-1]

@@ -16,10 +16,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import gemma4_text
 
 from cortexmlx.attention import model_patches
 from cortexmlx.mlx_lm.package import enter_mlx_lm, import_mlx_lm_utils
 from support.gguf.export import tiny
+from support.models.assistants import MODEL, TEXT
+from support.models.draft_heads import LAST_LAYERS
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, write_tiny
 
@@ -206,6 +209,26 @@ def test_a_layer_of_qwens_hybrids_can_be_built_alone_with_full_attention(name: s
     packed = dict(zip(("x.weight", "x.scales", "x.biases"), mx.quantize(mx.ones((4, 64)), 32, 8), strict=True))
     settings = {"group_size": 32, "bits": 8, "mode": "affine"}
     assert import_mlx_lm_utils().infer_quant_config("x", nn.Linear(64, 4), packed) == settings
+
+
+@pytest.mark.parametrize("name", LAST_LAYERS)
+def test_a_layer_of_glm_and_deepseek_can_be_built_alone_and_read_alone(name: str) -> None:
+    model = built(LAST_LAYERS[name])
+    number = model.args.num_hidden_layers
+    layer = type(model.layers[-1])(model.args, number)
+    last = {f"model.layers.{number - 1}.{path}": array for path, array in tree_flatten(model.layers[-1].parameters())}
+    sanitized = {path.partition(f".{number - 1}.")[2] for path in model.sanitize(last)}
+    assert sanitized == {path for path, _ in tree_flatten(layer.parameters())}
+
+
+def test_a_layer_of_gemma_4_reads_the_keys_that_it_is_given() -> None:
+    args = gemma4_text.ModelArgs.from_dict(TEXT | {"num_kv_shared_layers": TEXT["num_hidden_layers"]})
+    layer = gemma4_text.DecoderLayer(args, layer_idx=0)
+    keys = mx.ones((1, 1, 5, 16))
+    out, _, _ = layer(mx.ones((1, 1, 24)), shared_kv=(keys, keys), offset=mx.array([4]))
+    assert out.shape == (1, 1, 24) and not {"k_proj", "v_proj"} & layer.self_attn.keys()
+    model = built(MODEL)
+    assert model.model.embed_scale == 32**0.5 and len(model.make_cache()) == 3
 
 
 def test_a_tokenizer_wrapper_makes_its_detokenizers_from_one() -> None:
