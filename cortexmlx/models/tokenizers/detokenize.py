@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_make_utf8_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class TextBuffer:
     """A text that grows piece by piece, in time linear in its length."""
@@ -104,15 +102,19 @@ class ByteDetokenizer(StreamingDetokenizer):
 
     def reset(self) -> None:
         super().reset()
-        self._decoder = _make_utf8_decoder(errors="replace")
+        self._pending = b""
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
         if 0 <= token < len(self._pieces):
-            self._text.add(self._decoder.decode(self._pieces[token]))
+            pending = self._pending + self._pieces[token]
+            text, num_decoded = codecs.utf_8_decode(pending, "replace")
+            self._pending = pending[num_decoded:]
+            self._text.add(text)
 
     def finalize(self) -> None:
-        self._text.add(self._decoder.decode(b"", final=True))
+        self._text.add(self._pending.decode("utf-8", "replace"))
+        self._pending = b""
 
     def token_bytes(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""

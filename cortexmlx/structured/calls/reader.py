@@ -151,9 +151,11 @@ class AnswerReader:
     def read_up_to(self, tag: str) -> Reading[str]:
         """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MAX_HEADER`."""
         max_length = MAX_HEADER + len(tag)
-        while (index := self._buffer.find(tag, self._position, self._position + max_length)) < 0:
+        num_searched = 0  # how many unread characters begin no tag
+        while (index := self._buffer.find(tag, self._position + num_searched, self._position + max_length)) < 0:
             if len(self._buffer) - self._position >= max_length:
                 raise NotACall(f"{tag!r} is missing")
+            num_searched = max(0, len(self._buffer) - self._position - len(tag) + 1)
             yield
         return self._consume(index + len(tag))[: -len(tag)]
 
