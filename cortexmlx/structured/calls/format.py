@@ -59,7 +59,7 @@ class AllowedCalls:
     def is_enforced(self) -> bool:
         """Whether a grammar makes the calls fit their schemas."""
         strict = self.is_required or not self.parallel or any(tool.strict for tool in self.callable_tools)
-        return self.format.has_grammar and (self.format.always_enforced or strict)
+        return self.format.always_enforced or strict
 
     def tool(self, name: str) -> Tool:
         """Return the tool of this name. Raises NotACall if the answer may not call it."""
@@ -104,8 +104,6 @@ class CallFormat(ABC):
     """
 
     name: str
-    has_grammar: bool = True
-    """Whether there is a grammar, so that calls can be held to their schemas."""
     always_enforced: bool = True
     """Whether calls are held to their schemas also where the model may choose. Otherwise they are read as it writes
     them, unless a call is required, one at most is allowed, or a tool is strict.
@@ -184,9 +182,9 @@ class CallFormat(ABC):
         """Return the part of a rule for what follows all calls."""
         return lark.tag_rule(self.close, specials) if self.close else ""
 
+    @abstractmethod
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a grammar rule for one call of a tool. Without `has_grammar` there is none."""
-        raise NotImplementedError
+        """Return the part of a grammar rule for one call of a tool."""
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """Yield notes on parts of a tool's schema that this format, unlike others, cannot enforce."""

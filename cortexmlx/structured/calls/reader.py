@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -185,14 +185,14 @@ class AnswerReader:
         tell(self._consume(match.end())[: -len(tag)])
         return "".join(pieces)
 
-    def read_literal(self, quotes: tuple[str, ...], end_signs: str, escapes: bool = False) -> Reading[str]:
+    def read_literal(self, quotes: Mapping[str, bool], end_signs: str) -> Reading[str]:
         """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
-        consumed. Strings are between two of the same `quotes`; with `escapes`, a quote after a backslash ends none.
+        consumed. Strings are between two of the same `quotes`. Of those that are true, one after a backslash ends none.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
         outside = _tag_pattern((*quotes, *"[](){},"))
-        inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each in quotes}
+        inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each, escapes in quotes.items()}
         while True:
             match = (inside[quote] if quote else outside).search(self._buffer, self._position)
             if match is None or not match[1]:
