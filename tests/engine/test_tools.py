@@ -92,7 +92,7 @@ def check(answer: Completion) -> None:
     assert len({call.id for call in answer.tool_calls}) == len(answer.tool_calls)
 
 
-ENFORCED = ["hermes", "qwen coder", "llama", "mistral", "deepseek", "plain tags", "lfm"]
+ENFORCED = ["hermes", "qwen coder", "llama", "mistral", "deepseek", "plain tags", "lfm", "gemma"]
 """Without harmony: random weights that speak it begin with thoughts, and never end them."""
 
 NOTES = {"qwen coder": ("maxLength of 'text' of the tool 'note' is not enforced: it is written as raw text",)}

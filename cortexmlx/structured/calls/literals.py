@@ -145,9 +145,11 @@ class Braces(_LiteralFormat):
         return f"{head} @tool_{number} {end}"
 
     def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
-        """See `SeparateArguments`. Strings are between the format's quotes, but for those in lists and objects."""
+        """See `SeparateArguments`. Texts are between the format's quotes, but for those in lists and objects, and those
+        with limits, which only JSON has a grammar for.
+        """
         strings = sorted(argument.listed_strings)
-        if not strings and not argument.is_free_text:
+        if argument.unenforced_keywords or not (strings or argument.is_free_text):
             yield json
             return
         quote = lark.tag_rule(self.text_end, specials)

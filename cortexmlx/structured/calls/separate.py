@@ -27,10 +27,7 @@ class SeparateArguments(CallFormat):
         """Return whether this can be the name of an argument."""
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """See `CallFormat.notes`. Limits of raw texts, and relations between arguments, are not enforced."""
-        for key, argument in Arguments(tool).items() if self.text_end else ():
-            for keyword in argument.unenforced_keywords:
-                yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
+        """See `CallFormat.notes`. Relations between arguments are not enforced."""
         for keyword in unenforced_tool_keywords(tool):
             yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
 

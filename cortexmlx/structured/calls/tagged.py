@@ -166,6 +166,13 @@ class Tagged(SeparateArguments):
             parts.append(part if key in required else f"({part})?")
         return " ".join([*parts, tag(tags.end), *([line, tag(tags.suffix)] if tags.suffix else [])])
 
+    def notes(self, tool: Tool) -> Iterator[str]:
+        """As `SeparateArguments.notes`. Limits of raw texts are not enforced, either."""
+        for key, argument in Arguments(tool).items():
+            for keyword in argument.unenforced_keywords:
+                yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
+        yield from super().notes(tool)
+
     def can_write_key(self, key: str) -> bool:
         """See `SeparateArguments`."""
         return _KEY.fullmatch(key) is not None

@@ -30,6 +30,7 @@ EDIT = mapping(
         "text": {"type": "string"},
         "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "pick": {"enum": ["a b", "null", 2, None]},
+        "name": {"type": "string", "maxLength": 5},
         "count": {"type": "integer", "minimum": 0},
         "flag": {"type": "boolean"},
         "data": {**DATA, "additionalProperties": False},
