@@ -40,6 +40,8 @@ class AnswerReader:
         self.text: list[str] = []
         self.deltas: list[CallDelta] = []
         self.calls: list[ToolCall] = []
+        self.new_values: list[tuple[str, dict[str, Any]]] = []
+        """The tool and the arguments of each complete call, for whoever checks them and takes them away."""
         self.is_ended = False
         self._ids = ids
         self._streaming = streaming
@@ -286,11 +288,13 @@ class AnswerReader:
         call = self._call
         assert call is not None
         arguments = "".join(call.argument_pieces)
-        if not isinstance(parse_strict_json(arguments), dict):
+        values = parse_strict_json(arguments)
+        if not isinstance(values, dict):
             raise NotACall("the arguments are no JSON object")
         if not self._streaming:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
         self.calls.append(ToolCall(call.id, call.name, arguments))
+        self.new_values.append((call.name, values))
         self.said_after_calls = False
         self._call = None
         self._pending_pieces = []
