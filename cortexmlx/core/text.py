@@ -172,20 +172,14 @@ class TextStream:
         calls: tuple[CallDelta, ...] = ()
         if self._calls is not None:
             self._with_calls.add(new)
-            new, calls = self._split_calls(self._calls, new, final)
+            new, calls = self._calls.feed(new)
+            if final:
+                rest, rest_calls = self._calls.finish()
+                new, calls = new + rest, calls + rest_calls
         if self._in_answer is not None:
             new = self._cut_at_stop(self._in_answer, new, final)
         self._text.add(new)
         return TextDelta(new, thinking, calls)
-
-    @staticmethod
-    def _split_calls(parser: CallParser, new: str, final: bool) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return the text and the tool calls in a new piece of text."""
-        text, calls = parser.feed(new)
-        if final:
-            rest, rest_calls = parser.finish()
-            text, calls = text + rest, calls + rest_calls
-        return text, calls
 
     def _cut_at_stop(self, strings: StopStringFilter, new: str, final: bool) -> str:
         """Return the part of a new piece of text before the first stop string."""

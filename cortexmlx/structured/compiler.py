@@ -56,12 +56,10 @@ class GrammarCompiler:
         output, calls = request.params.form, request.calls
         if calls is None:
             return None if output is None else self.compile(output, request.thoughts)
-        if output is None and calls.format.has_grammar and not calls.is_enforced:
+        if output is None and not calls.is_enforced:
             return None
-        if calls.format.has_grammar and (output is not None or self.can_enforce):
+        if output is not None or self.can_enforce:
             return self.compile(output, request.thoughts, calls)
-        if output is not None:
-            raise InvalidRequest("`structured` and `tools` cannot be enforced together with this model", field="tools")
         if calls.is_required:
             raise InvalidRequest(
                 f"tool_choice {calls.choice!r} cannot be enforced with this model: ask with 'auto'",

@@ -92,7 +92,7 @@ def check(answer: Completion) -> None:
     assert len({call.id for call in answer.tool_calls}) == len(answer.tool_calls)
 
 
-ENFORCED = ["hermes", "qwen coder", "llama", "mistral", "deepseek", "plain tags"]
+ENFORCED = ["hermes", "qwen coder", "llama", "mistral", "deepseek", "plain tags", "lfm", "gemma"]
 """Without harmony: random weights that speak it begin with thoughts, and never end them."""
 
 NOTES = {"qwen coder": ("maxLength of 'text' of the tool 'note' is not enforced: it is written as raw text",)}
@@ -205,23 +205,6 @@ def test_stop_strings_end_text_and_no_call(open_engine: Open) -> None:
     assert (said.text, said.finish_reason) == ("Let me ", FinishReason.STOP)
 
 
-def test_text_before_a_call_is_text(open_engine: Open) -> None:
-    engine = open_engine()
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    answer = engine.generate(USER, dictated(engine, f"Let me look.\n{call}", tools=TOOLS))
-    assert answer.text == "Let me look."
-    assert [(each.name, each.values) for each in answer.tool_calls] == [("weather", {"city": "Rome"})]
-    assert answer.finish_reason is FinishReason.TOOL_CALLS
-    assert answer.raw_text == f"Let me look.\n{call}"
-
-
-def test_what_could_have_become_a_call_is_told_at_the_end(open_engine: Open) -> None:
-    engine = open_engine("plain tags")
-    events = list(engine.stream(USER, dictated(engine, "One <tool_ca", tools=TOOLS)))
-    assert "".join(event.text for event in events) == "One <tool_ca"
-    assert events[-1].completion is not None and events[-1].completion.text == "One <tool_ca"
-
-
 def test_a_call_comes_after_the_thoughts(open_engine: Open) -> None:
     engine = open_engine("hermes", begin="{{ '</think>' if false }}<think>\n")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -285,7 +268,7 @@ def test_what_cannot_call_tools_says_so(open_engine: Open) -> None:
         open_engine("toolless").generate(USER, tools=TOOLS)
 
 
-def test_a_format_without_a_grammar_is_read_and_said_to_be_unenforced(open_engine: Open) -> None:
+def test_a_format_that_is_not_always_enforced_says_so(open_engine: Open) -> None:
     engine = open_engine("kimi")
     call = (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
@@ -301,11 +284,6 @@ def test_a_format_without_a_grammar_is_read_and_said_to_be_unenforced(open_engin
     assert [each.values for each in odd.tool_calls] == [{"city": 7}] and "does not fit its schema" in odd.notes[-1]
     held = engine.generate(USER, tools=TOOLS, tool_choice="required", max_tokens=300, temperature=1.5, seed=1)
     assert held.notes == () and (held.tool_calls or held.finish_reason is FinishReason.LENGTH)
-    free = open_engine("lfm")
-    with pytest.raises(InvalidRequest, match="tool_choice 'required' cannot be enforced with this model"):
-        free.generate(USER, tools=TOOLS, tool_choice="required")
-    with pytest.raises(InvalidRequest, match="cannot be enforced together"):
-        free.generate(USER, tools=TOOLS, structured="json")
 
 
 def test_a_call_at_the_end_of_thoughts_that_are_not_closed_is_a_call(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ FORMAT, READER = "cortexmlx/structured/calls/format.py", "cortexmlx/structured/c
 FITTING = "cortexmlx/models/tokenizers/fitting.py"
 ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
 STREAM, TAGGED = "cortexmlx/core/text.py", "cortexmlx/structured/calls/tagged.py"
+LITERALS = "cortexmlx/structured/calls/literals.py"
 
 TESTS = (
     "structured",
@@ -39,7 +40,10 @@ FAULTS = (
         "pass",
     ),
     Fault("a cut call that was told is text, too", READER, "not (is_truncated and self._streaming)", "True"),
-    Fault("a call that does not fit has no note", FORMAT, "self.notes.append(note)", "pass"),
+    Fault("a call that does not fit has no note", FORMAT, "self.notes += filter(", "_ = filter("),
+    Fault(
+        "Gemma's strings of JSON are words", LITERALS, "            JSON_STRING,\n            word", "            word"
+    ),
     Fault("one unknown call hides those after it", READER, "                self.in_section = True\n", ""),
     Fault(
         "an escaped quote ends a text",
@@ -53,7 +57,7 @@ FAULTS = (
         "                elif in_string:\n",
         "                elif in_string and char == '\"':\n",
     ),
-    Fault("broken arguments are a call", READER, "if not isinstance(parse_strict_json(arguments), dict):", "if False:"),
+    Fault("broken arguments are a call", READER, "if not isinstance(values, dict):", "if False:"),
     Fault("not a number is JSON", READER, "parse_constant=_reject_constant", "parse_constant=float"),
     Fault(
         "a half tag is told as text",
@@ -83,8 +87,8 @@ FAULTS = (
     Fault(
         "the end of an answer ends no call",
         STREAM,
-        "            rest, rest_calls = parser.finish()\n",
-        '            rest, rest_calls = "", ()\n',
+        "                rest, rest_calls = self._calls.finish()\n",
+        '                rest, rest_calls = "", ()\n',
     ),
     Fault("an answer with calls just stops", "cortexmlx/core/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"),
     Fault(

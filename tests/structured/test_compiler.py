@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,10 @@ def test_a_tokenizer_without_bytes_of_tokens_is_refused(
     monkeypatch.setattr(SharedTokenizer, "token_table", lambda self, size: None)
     with pytest.raises(InvalidRequest, match="not available with this model"):
         compiler.compile(StructuredOutput.json())
+    required = SimpleNamespace(form=None, params=None, calls=AllowedCalls(Hermes(), TOOLS, "required"))
+    required.params = required
+    with pytest.raises(InvalidRequest, match="tool_choice 'required' cannot be enforced"):
+        compiler.compile_request(required)  # type: ignore[arg-type]
 
 
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:

@@ -320,17 +320,19 @@ def kimi(calls: Sequence[Call]) -> str:
     return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>"
 
 
-def braces(begin: str, end: str, quote: str) -> Write:
-    """Gemma 4 and FunctionGemma: keys stand as they are, texts between two tags, and a key for each value."""
+def braces(begin: str, end: str, quote: str, enforced: bool = False) -> Write:
+    """Gemma 4 and FunctionGemma: keys stand as they are, texts between two tags. Grammars make inner values JSON."""
 
-    def written(value: Any) -> str:
+    def written(value: Any, inner: bool = True) -> str:
         if isinstance(value, str):
             return f"{quote}{value}{quote}"
+        if enforced and inner:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         if isinstance(value, dict):
             return f"{{{','.join(f'{key}:{written(each)}' for key, each in value.items())}}}"
         return f"[{','.join(map(written, value))}]" if isinstance(value, list) else dumped(value)
 
-    return lambda calls: "".join(f"{begin}call:{name}{written(arguments)}{end}" for name, arguments in calls)
+    return lambda calls: "".join(f"{begin}call:{name}{written(arguments, False)}{end}" for name, arguments in calls)
 
 
 def pythonic(literal: Callable[[Any], str]) -> Write:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-_make_utf8_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class TextBuffer:
     """A text that grows piece by piece, in time linear in its length."""
@@ -27,25 +25,6 @@ class TextBuffer:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
-
-
-class _SegmentBuffer(TextBuffer):
-    """A text that is also read segment by segment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._unread: list[str] = []
-
-    def add(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
-            self._unread.append(text)
-
-    def read_segment(self) -> str:
-        """Return the text that was added since the last call."""
-        segment = "".join(self._unread)
-        self._unread.clear()
-        return segment
 
 
 class StreamingDetokenizer(ABC):
@@ -69,7 +48,8 @@ class StreamingDetokenizer(ABC):
 
     def reset(self) -> None:
         """Forget all text and tokens."""
-        self._text = _SegmentBuffer()
+        self._read_text = TextBuffer()
+        self._unread: list[str] = []
         self.tokens: list[int] = []
 
     @abstractmethod
@@ -87,12 +67,15 @@ class StreamingDetokenizer(ABC):
     @property
     def text(self) -> str:
         """All text that is final so far."""
-        return self._text.getvalue()
+        return self._read_text.getvalue() + "".join(self._unread)
 
     @property
     def last_segment(self) -> str:
         """The text that became final since the last read of this property."""
-        return self._text.read_segment()
+        segment = "".join(self._unread)
+        self._unread.clear()
+        self._read_text.add(segment)
+        return segment
 
 
 class ByteDetokenizer(StreamingDetokenizer):
@@ -104,15 +87,19 @@ class ByteDetokenizer(StreamingDetokenizer):
 
     def reset(self) -> None:
         super().reset()
-        self._decoder = _make_utf8_decoder(errors="replace")
+        self._pending = b""
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
         if 0 <= token < len(self._pieces):
-            self._text.add(self._decoder.decode(self._pieces[token]))
+            pending = self._pending + self._pieces[token]
+            text, num_decoded = codecs.utf_8_decode(pending, "replace")
+            self._pending = pending[num_decoded:]
+            self._unread.append(text)
 
     def finalize(self) -> None:
-        self._text.add(self._decoder.decode(b"", final=True))
+        self._unread.append(self._pending.decode("utf-8", "replace"))
+        self._pending = b""
 
     def token_bytes(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
@@ -162,7 +149,7 @@ class PieceDetokenizer(StreamingDetokenizer):
             self._flush_bytes(final=False)
             return
         self._flush_bytes(final=True)
-        self._text.add(piece.text if piece.special else self._strip_leading_space(piece))
+        self._unread.append(piece.text if piece.special else self._strip_leading_space(piece))
 
     def finalize(self) -> None:
         self._flush_bytes(final=True)
@@ -187,13 +174,13 @@ class PieceDetokenizer(StreamingDetokenizer):
         """Decode the pending bytes, invalid ones to U+FFFD each. Unless `final`, a character's beginning is kept."""
         while self._pending:
             try:
-                self._text.add(self._pending.decode("utf-8"))
+                self._unread.append(self._pending.decode("utf-8"))
             except UnicodeDecodeError as error:
-                self._text.add(self._pending[: error.start].decode("utf-8"))
+                self._unread.append(self._pending[: error.start].decode("utf-8"))
                 self._pending = self._pending[error.start :]
                 if not final and error.reason == "unexpected end of data":
                     return
-                self._text.add("\ufffd")
+                self._unread.append("\ufffd")
                 self._pending = self._pending[1:]
             else:
                 self._pending = b""
@@ -239,7 +226,7 @@ class WindowDetokenizer(StreamingDetokenizer):
         appended_text = self._decode(self.tokens[self._window_start : self._appended_count])
         text = self._decode(self.tokens[self._window_start :])
         if final or (len(text) > len(appended_text) and not text.endswith("\ufffd")):
-            self._text.add(text[len(appended_text) :])
+            self._unread.append(text[len(appended_text) :])
             self._window_start, self._appended_count = self._appended_count, len(self.tokens)
         elif len(self.tokens) - self._appended_count > _MAX_PENDING_TOKENS:
             self._append_settled_text(appended_text, text)
@@ -249,5 +236,5 @@ class WindowDetokenizer(StreamingDetokenizer):
         settled_end = len(self.tokens) - _CHARACTER_TOKENS
         settled_text = self._decode(self.tokens[self._window_start : settled_end])
         if len(settled_text) > len(appended_text) and text.startswith(settled_text):
-            self._text.add(settled_text[len(appended_text) :])
+            self._unread.append(settled_text[len(appended_text) :])
             self._window_start, self._appended_count = self._appended_count, settled_end

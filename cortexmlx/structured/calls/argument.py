@@ -82,7 +82,7 @@ class Argument:
         """Convert a value that was written without quotes to JSON. It is a string, unless the schema allows no such
         string. What does not fit the schema becomes a string: a note will say that it does not fit.
         """
-        if not self.is_free_text and text not in self._listed_strings:
+        if not self.is_free_text and text not in self.listed_strings:
             try:
                 parse_strict_json(text)
             except NotACall:
@@ -106,7 +106,7 @@ class Argument:
         return literal
 
     @cached_property
-    def _listed_strings(self) -> frozenset[str]:
+    def listed_strings(self) -> frozenset[str]:
         """The strings among the values that the schema lists."""
         values = _SchemaParts(self.schema, self.root_schema).listed_values() or []
         return frozenset(value for value in values if isinstance(value, str))

@@ -59,7 +59,7 @@ class AllowedCalls:
     def is_enforced(self) -> bool:
         """Whether a grammar makes the calls fit their schemas."""
         strict = self.is_required or not self.parallel or any(tool.strict for tool in self.callable_tools)
-        return self.format.has_grammar and (self.format.always_enforced or strict)
+        return self.format.always_enforced or strict
 
     def tool(self, name: str) -> Tool:
         """Return the tool of this name. Raises NotACall if the answer may not call it."""
@@ -74,12 +74,12 @@ class AllowedCalls:
             self._arguments_by_tool[name] = Arguments(self.tool(name))
         return self._arguments_by_tool[name]
 
-    def misfit_note(self, call: ToolCall) -> str:
-        """Return a note why a call does not fit the schema of its tool; empty if it fits."""
-        if call.name not in self._schemas_by_tool:
-            self._schemas_by_tool[call.name] = close_arguments(self.tool(call.name).schema)
-        reason = find_misfit(call.values, self._schemas_by_tool[call.name])
-        return f"the call of {call.name!r} does not fit its schema: {reason}" if reason else ""
+    def misfit_note(self, name: str, values: Mapping[str, Any]) -> str:
+        """Return a note why the arguments of a call do not fit the schema of its tool; empty if they fit."""
+        if name not in self._schemas_by_tool:
+            self._schemas_by_tool[name] = close_arguments(self.tool(name).schema)
+        reason = find_misfit(values, self._schemas_by_tool[name])
+        return f"the call of {name!r} does not fit its schema: {reason}" if reason else ""
 
     @cached_property
     def _arguments_by_tool(self) -> dict[str, Arguments]:
@@ -104,8 +104,6 @@ class CallFormat(ABC):
     """
 
     name: str
-    has_grammar: bool = True
-    """Whether there is a grammar, so that calls can be held to their schemas."""
     always_enforced: bool = True
     """Whether calls are held to their schemas also where the model may choose. Otherwise they are read as it writes
     them, unless a call is required, one at most is allowed, or a tool is strict.
@@ -184,9 +182,9 @@ class CallFormat(ABC):
         """Return the part of a rule for what follows all calls."""
         return lark.tag_rule(self.close, specials) if self.close else ""
 
+    @abstractmethod
     def call_rule(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return the part of a grammar rule for one call of a tool. Without `has_grammar` there is none."""
-        raise NotImplementedError
+        """Return the part of a grammar rule for one call of a tool."""
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """Yield notes on parts of a tool's schema that this format, unlike others, cannot enforce."""
@@ -211,7 +209,6 @@ class CallParser:
         self._parse = self._start_parsing()
         self._is_finished = False
         self._calls = calls
-        self._num_checked = 0
         self.notes: list[str] = []
         """What of the complete calls does not fit the schemas of their tools."""
 
@@ -242,10 +239,9 @@ class CallParser:
             except NotACall:
                 reader.drop_call()
                 self._parse = self._start_parsing()
-        while self._num_checked < len(reader.calls):
-            if note := self._calls.misfit_note(reader.calls[self._num_checked]):
-                self.notes.append(note)
-            self._num_checked += 1
+        if reader.new_values:
+            self.notes += filter(None, [self._calls.misfit_note(*each) for each in reader.new_values])
+            reader.new_values = []
         if not reader.text and not reader.deltas:
             return "", ()
         text, deltas = "".join(reader.text), tuple(reader.deltas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ class AnswerReader:
         self.text: list[str] = []
         self.deltas: list[CallDelta] = []
         self.calls: list[ToolCall] = []
+        self.new_values: list[tuple[str, dict[str, Any]]] = []
+        """The tool and the arguments of each complete call, for whoever checks them and takes them away."""
         self.is_ended = False
         self._ids = ids
         self._streaming = streaming
@@ -151,9 +153,11 @@ class AnswerReader:
     def read_up_to(self, tag: str) -> Reading[str]:
         """Return the text before a tag, and consume both. Raises NotACall if it is longer than `MAX_HEADER`."""
         max_length = MAX_HEADER + len(tag)
-        while (index := self._buffer.find(tag, self._position, self._position + max_length)) < 0:
+        num_searched = 0  # how many unread characters begin no tag
+        while (index := self._buffer.find(tag, self._position + num_searched, self._position + max_length)) < 0:
             if len(self._buffer) - self._position >= max_length:
                 raise NotACall(f"{tag!r} is missing")
+            num_searched = max(0, len(self._buffer) - self._position - len(tag) + 1)
             yield
         return self._consume(index + len(tag))[: -len(tag)]
 
@@ -183,14 +187,14 @@ class AnswerReader:
         tell(self._consume(match.end())[: -len(tag)])
         return "".join(pieces)
 
-    def read_literal(self, quotes: tuple[str, ...], end_signs: str, escapes: bool = False) -> Reading[str]:
+    def read_literal(self, quotes: Mapping[str, bool], end_signs: str) -> Reading[str]:
         """Read a literal up to one of the signs `end_signs` outside of its strings and brackets. The sign is not
-        consumed. Strings are between two of the same `quotes`; with `escapes`, a quote after a backslash ends none.
+        consumed. Strings are between two of the same `quotes`. Of those that are true, one after a backslash ends none.
         """
         pieces: list[str] = []
         depth, quote = 0, ""
         outside = _tag_pattern((*quotes, *"[](){},"))
-        inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each in quotes}
+        inside = {each: _tag_pattern((each, "\\") if escapes else (each,)) for each, escapes in quotes.items()}
         while True:
             match = (inside[quote] if quote else outside).search(self._buffer, self._position)
             if match is None or not match[1]:
@@ -284,11 +288,13 @@ class AnswerReader:
         call = self._call
         assert call is not None
         arguments = "".join(call.argument_pieces)
-        if not isinstance(parse_strict_json(arguments), dict):
+        values = parse_strict_json(arguments)
+        if not isinstance(values, dict):
             raise NotACall("the arguments are no JSON object")
         if not self._streaming:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
         self.calls.append(ToolCall(call.id, call.name, arguments))
+        self.new_values.append((call.name, values))
         self.said_after_calls = False
         self._call = None
         self._pending_pieces = []

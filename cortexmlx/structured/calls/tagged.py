@@ -8,25 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured import lark
-from cortexmlx.structured.calls.argument import (
-    Argument,
-    Arguments,
-    escape_json,
-    find_broken_reference,
-    required_arguments,
-    to_json_text,
-    unenforced_tool_keywords,
-)
-from cortexmlx.structured.calls.format import AllowedCalls, CallFormat, JsonGrammar, json_grammar, read_json_call
+from cortexmlx.structured.calls.argument import Argument, Arguments, escape_json, required_arguments, to_json_text
+from cortexmlx.structured.calls.format import AllowedCalls, JsonGrammar, read_json_call
 from cortexmlx.structured.calls.json_formats import CLOSE, OPEN
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
+from cortexmlx.structured.calls.separate import TOOL_NAME, SeparateArguments
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.tools import Tool
-
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
-"""The characters of a tool's name."""
 
 _KEY = re.compile(r"[^\s<>](?:[^<>\n]*[^\s<>])?")
 """The names of arguments that can stand in a tag."""
@@ -136,7 +125,7 @@ MINICPM = Tags(
 )
 
 
-class Tagged(CallFormat):
+class Tagged(SeparateArguments):
     """A format with a tag for each argument. The argument's schema says whether its value is a text or JSON."""
 
     def __init__(self, tags: Tags) -> None:
@@ -146,6 +135,7 @@ class Tagged(CallFormat):
         self.trigger = tags.section or tags.call
         self._line = '"\\n"' if tags.lines else '"\\n"?'
         self.close = f"\n{tags.section_end}" if tags.section else ""
+        self.text_end = tags.value_end
 
     # -- the grammar --------------------------------------------------------------------------------------------------
 
@@ -177,34 +167,26 @@ class Tagged(CallFormat):
         return " ".join([*parts, tag(tags.end), *([line, tag(tags.suffix)] if tags.suffix else [])])
 
     def notes(self, tool: Tool) -> Iterator[str]:
-        """See `CallFormat.notes`. Limits of unquoted texts, and relations between arguments, are not enforced."""
+        """As `SeparateArguments.notes`. Limits of raw texts are not enforced, either."""
         for key, argument in Arguments(tool).items():
             for keyword in argument.unenforced_keywords:
                 yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
-        for keyword in unenforced_tool_keywords(tool):
-            yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
+        yield from super().notes(tool)
 
-    def argument_grammars(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
-        """As `CallFormat.argument_grammars`, with a grammar for each argument."""
-        arguments = Arguments(tool)
-        invalid_key = next((key for key in arguments if not _KEY.fullmatch(key)), None)
-        if invalid_key is not None:
-            raise _schema_error(tool, f"{invalid_key!r:.80} is no name that can stand in a tag")
-        if (broken_reference := find_broken_reference(tool)) is not None:
-            raise _schema_error(tool, f"the reference {broken_reference!r:.80} leads nowhere in them")
-        if tool.strict and (note := next(self.notes(tool), None)):
-            raise _schema_error(tool, note)
-        shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
-        for index, argument in enumerate(arguments.values()):
-            name = f"tool_{number}_{index}"
-            if any(self.tags.value_end in text for text in argument.listed_values):
-                raise _schema_error(tool, f"a value holds the tag {self.tags.value_end.strip()}")
-            if argument.listed_values:
-                yield {"name": name, "lark_grammar": "\n".join(lark.choice_rules("start", argument.listed_values))}
-            elif argument.is_free_text:
-                yield {"name": name, "lark_grammar": "\n".join(self._free_text_rules(specials))}
-            else:
-                yield json_grammar(name, {**argument.schema, **shared}, tool.strict, self.separators)
+    def can_write_key(self, key: str) -> bool:
+        """See `SeparateArguments`."""
+        return _KEY.fullmatch(key) is not None
+
+    def value_grammars(self, argument: Argument, json: JsonGrammar, specials: Specials) -> Iterator[JsonGrammar]:
+        """See `SeparateArguments`."""
+        if argument.listed_values:
+            rules = lark.choice_rules("start", argument.listed_values)
+        elif argument.is_free_text:
+            rules = self._free_text_rules(specials)
+        else:
+            yield json
+            return
+        yield {"name": json["name"], "lark_grammar": "\n".join(rules)}
 
     def _free_text_rules(self, specials: Specials) -> list[str]:
         """Return the rules of a text that ends with the closing tag of a value."""
@@ -290,8 +272,3 @@ class Tagged(CallFormat):
         else:
             yield from reader.read_value_up_to(tags.value_end, tell)
         reader.add_arguments('"' if argument.is_free_text else argument.to_json("".join(pieces)))
-
-
-def _schema_error(tool: Tool, reason: str) -> InvalidRequest:
-    """Return the error for a tool whose arguments this format cannot enforce."""
-    return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {reason}", field="tools")

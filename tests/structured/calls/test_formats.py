@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from cortexmlx.structured.calls.find import gemma4_format
 from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.calls.json_formats import (
     Harmony,
@@ -17,6 +18,7 @@ from cortexmlx.structured.calls.json_formats import (
     MistralTags,
     deepseek_format,
 )
+from cortexmlx.structured.calls.literals import Braces, Pythonic
 from cortexmlx.structured.calls.reader import MAX_TAG_BLANKS
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 from support import tool_calls
@@ -54,6 +56,8 @@ FORMATS = {
     "muse": Written(Tagged(MUSE), tool_calls.invoked("atem:", "atem:function_calls")),
     "minicpm": Written(Tagged(MINICPM), tool_calls.minicpm),
     "qwen coder": Written(Tagged(QWEN_CODER), tool_calls.qwen_coder),
+    "gemma 4": Written(gemma4_format(), tool_calls.braces("<|tool_call>", "<tool_call|>", '<|"|>', enforced=True)),
+    "lfm2": Written(Pythonic(), tool_calls.pythonic(tool_calls.dumped)),
 }
 
 each_format = pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
@@ -160,7 +164,7 @@ def test_broken_calls_are_refused_by_the_grammar(written: Written) -> None:
     for number, broken in enumerate(BREAKS):
         text = broken(answer)
         assert text != answer, number
-        if isinstance(written.format, Tagged) and ('Paris"' in text or '"Paris' in text):
+        if isinstance(written.format, Tagged | Braces) and ('Paris"' in text or '"Paris' in text):
             assert grammar_takes(written.format, text)  # a raw text may hold quotes
             continue
         assert not grammar_takes(written.format, text), text

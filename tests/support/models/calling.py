@@ -29,7 +29,11 @@ TOKENS = {
     ),
     "plain tags": (templates.HERMES, ()),
     "kimi": (templates.KIMI, ()),
-    "lfm": (templates.LFM, ()),
+    "lfm": (templates.LFM, ("<|tool_call_start|>", "<|tool_call_end|>")),
+    "gemma": (
+        templates.HERMES + "{{ '<|tool_call><tool_call|>' if false }}",
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
     "toolless": (templates.TOOLLESS, ()),
 }
 """Chat templates, each with the tokens that the vocabulary has for its tags."""
