@@ -47,9 +47,9 @@ def written(folder: Path, name: str) -> Path:
     return folder
 
 
-def asking(driver: Driver) -> list[tuple[list[int], Sequence[int]]]:
-    """Have the head asked for most rows before each step where it can be, and its tokens drafted. Return the texts that
-    it was asked for, and what it proposed.
+def asking(driver: Driver, wanted: Sequence[Sequence[int]] = ()) -> list[tuple[list[int], Sequence[int]]]:
+    """Have the head asked for most rows before each step where it can be, and its tokens drafted: as they are, or two
+    of three made right by the `wanted` answers. Return the texts that it was asked for, and what it proposed.
     """
     core, asked, chance = driver.core, [], random.Random(1)
 
@@ -63,6 +63,9 @@ def asking(driver: Driver) -> list[tuple[list[int], Sequence[int]]]:
         query = HeadQuery(rows, CHAIN, core.scheduler.locate_rows(jobs))
         for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
             asked.append((list(job.tokens), tokens))
+            if wanted:
+                pairs = zip(tokens, wanted[job.id][job.num_generated :], strict=False)
+                tokens = [pair[(place + job.id) % 3 > 0] for place, pair in enumerate(pairs, job.num_generated)]
             core.scheduler.set_drafts(job.id, tokens)
 
     core.speculation.draft = draft
@@ -177,6 +180,53 @@ def test_a_prompt_whose_beginning_is_cached_has_the_heads_keys_too(folder: Path)
     assert answer.usage.cached_tokens >= 48
     assert answer.token_ids == plain(folder, text, max_tokens=12)[0].token_ids
     assert all(tokens[:1] == proposed(folder, text, 1) for text, tokens in asked[::3]) and len(asked) > 5
+
+
+def test_turns_begin_behind_tokens_that_the_head_drafted(folder: Path) -> None:
+    """vllm-metal#610: a head and a prefix cache, and states to be taken back: one of the three was refused."""
+    turn, (driver, other) = PROMPTS[0], [Driver(folder, tokens=2048, speculate=on) for on in (True, False)]
+    for number in range(5):
+        known = other.result_of(turn, 19)
+        asking(driver, [[]] * number + [known.token_ids])
+        answer = driver.result_of(turn, 19)
+        assert (answer.token_ids, answer.usage.cached_tokens) == (known.token_ids, known.usage.cached_tokens)
+        assert not number or answer.usage.cached_tokens == len(turn) - 4
+        turn = [*turn, *answer.token_ids, 7, 8, 9]
+    counts = driver.core.stats().speculation
+    assert counts.drafted > counts.accepted > 20
+
+
+def test_a_batch_of_rows_that_begin_in_the_cache(folder: Path) -> None:
+    """mlx-vlm#1471: several rows, drafts and a prefix cache: only two of the three at once."""
+    prompts = [[*tokens_of(45, seed=9), *tokens_of(3 + n, seed=n)] for n in range(4)]
+    wanted = [answer.token_ids for answer in plain(folder, *prompts, max_tokens=24)]
+    driver = Driver(folder, tokens=2048, speculate=True)
+    for number in (0, 1):  # the second leaves a state where the two part
+        assert driver.result_of(prompts[number], 24).token_ids == wanted[number]
+    asking(driver, [(), (), *wanted])
+    handles = [driver.add(prompt, 24) for prompt in prompts]
+    driver.finish()
+    answers = [driver.result(handle) for handle in handles]
+    assert [answer.token_ids for answer in answers] == wanted
+    assert min(answer.usage.cached_tokens for answer in answers) >= 40
+    assert min(answer.usage.accepted_tokens for answer in answers) > 5
+
+
+def test_rows_that_join_and_leave_a_batch(folder: Path) -> None:
+    """omlx#1550: what the head knew of one row was another's when one joined late, or left: answers were corrupted."""
+    lengths = (60, 9, 31, 5, 44, 20)
+    prompts = [tokens_of(5 + 3 * n, seed=n) for n in range(len(lengths))]
+    wanted = [plain(folder, prompts[n], max_tokens=length)[0].token_ids for n, length in enumerate(lengths)]
+    driver = Driver(folder, tokens=2048, max_rows=3, speculate=True)
+    asked, handles = asking(driver, wanted), []
+    for prompt, length in zip(prompts, lengths, strict=True):
+        handles.append(driver.add(prompt, length))
+        driver.step(4)
+    driver.finish()
+    assert [driver.result(handle).token_ids for handle in handles] == wanted
+    known = [(text, tokens) for text, tokens in asked if tokens]
+    assert len(known) > 30
+    assert all(tokens == proposed(folder, text)[: len(tokens)] for text, tokens in known[::5])
 
 
 def test_without_speculation_it_is_not_even_read(folder: Path) -> None:
