@@ -206,6 +206,8 @@ class ModelRunner:
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
         """Build a forward pass as a graph. Compute only what goes through the feed. Return the arrays to compute."""
         self._plan, self._head_inputs = plan, None
+        if not plan.column:  # what is left is of a window that nobody flushed: a head asleep would leave its share
+            self.memory.tail.clear()
         if plan.groups is not None:
             self.memory.check_blocks(plan.groups)
             self._groups = plan.groups

@@ -229,6 +229,18 @@ def test_rows_that_join_and_leave_a_batch(folder: Path) -> None:
     assert all(tokens == proposed(folder, text)[: len(tokens)] for text, tokens in known[::5])
 
 
+def test_a_window_without_it_flushes_nothing_of_it(folder: Path) -> None:
+    """What the head had left of a window whose rows all ended was written with the rows of one in which it slept."""
+    driver = Driver(folder, speculate=True, prefix_cache=False)
+    for rows in (2, 3):
+        driver.core.scheduler.wake_head(rows == 2)
+        driver.core.speculation.draft = lambda: None
+        asked = [driver.add(prompt, 9 * rows) for prompt in PROMPTS[:rows]]
+        driver.finish()
+    wanted = [answer.token_ids for answer in plain(folder, *PROMPTS, max_tokens=27)]
+    assert [driver.result(handle).token_ids for handle in asked] == wanted
+
+
 def test_without_speculation_it_is_not_even_read(folder: Path) -> None:
     for options in ({"speculate": False}, {"reproducible": True}):
         core = Driver(folder, **({"speculate": True} | options)).core

@@ -277,6 +277,7 @@ OF_HEAD = (
         "a row gets its neighbour's proposal", HEAD, "first + position - logits.start if", "position - logits.start if"
     ),
     Fault("a row of an older life gets a proposal", HEAD, "firsts.get((job, generation), ", "firsts.get((job, 0), "),
+    Fault("a tail that nobody flushed stays for the next window", RUNNER, "not plan.column:", "plan.column > 99:"),
     Fault(
         "the head runs on states before the norm",
         "cortexmlx/execution/runner.py",
