@@ -62,7 +62,7 @@ def adapted_kinds(root: Path) -> Callable[[str], Adapted]:
         else:
             write_tiny(folder, name)
         kind = Kind(name, folder, bits)
-        return Adapted(kind, _adapters(root / f"adapters of {name}", folder))
+        return Adapted(kind, adapters_of(root / f"adapters of {name}", folder))
 
     return of
 
@@ -88,7 +88,7 @@ def content(folder: Path) -> LowRankAdapter:
     return read_low_rank_adapter(folder.name, folder, 1 << 10, 1 << 30)
 
 
-def _adapters(root: Path, model: Path) -> tuple[Path, ...]:
+def adapters_of(root: Path, model: Path) -> tuple[Path, ...]:
     """Adapters of random sets of all layers that may have one."""
     dice = random.Random(root.name)
     keys = _keys(root / "every", model)

@@ -80,7 +80,7 @@ class Trial:
 
     def _driver(self) -> Driver:
         dice = self.dice
-        tight, states = dice.random() < 0.5, 80 if self.kind.name in RECURRENT else 0
+        tight, states = dice.random() < 0.5, 80 if self.kind.name.split()[0] in RECURRENT else 0
         tokens = dice.choice([104, 120, 144]) + states if tight else 2048
         driver = Driver(
             self.kind.folder,
