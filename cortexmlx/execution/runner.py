@@ -251,6 +251,8 @@ class ModelRunner:
             results += self._head.run(self._plan, *self._head_inputs, None if not results else results[0])
             results += self.arena.arrays() if self._plan.kind is StepKind.MIXED else []
             self._head_inputs = None
+        elif self._head is not None and sampled_tokens is not None:  # rows have gone on without it
+            self._head.forget()
         return results
 
     def propose(self, query: HeadQuery) -> list[tuple[int, ...]]:

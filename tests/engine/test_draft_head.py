@@ -241,6 +241,23 @@ def test_a_window_without_it_flushes_nothing_of_it(folder: Path) -> None:
     assert [driver.result(handle).token_ids for handle in asked] == wanted
 
 
+def test_of_a_step_in_which_it_slept_it_says_nothing(folder: Path) -> None:
+    """What it had made of a rejected draft was taken for what follows the token that came in its place."""
+    driver = Driver(folder, speculate=True)
+    core, asked = driver.core, asking(driver)
+    ask, handle = core.speculation.draft, driver.add(PROMPTS[0], 24)
+    driver.step(4)
+    core.drain()
+    core.scheduler.wake_head(False)
+    core.speculation.draft = lambda: None
+    driver.step()
+    core.drain()
+    ask()
+    assert len(asked) > 1 and asked[0][1] and not asked[-1][1]
+    driver.finish()
+    assert driver.result(handle).token_ids == plain(folder, PROMPTS[0], max_tokens=24)[0].token_ids
+
+
 def test_without_speculation_it_is_not_even_read(folder: Path) -> None:
     for options in ({"speculate": False}, {"reproducible": True}):
         core = Driver(folder, **({"speculate": True} | options)).core

@@ -279,6 +279,12 @@ OF_HEAD = (
     Fault("a row of an older life gets a proposal", HEAD, "firsts.get((job, generation), ", "firsts.get((job, 0), "),
     Fault("a tail that nobody flushed stays for the next window", RUNNER, "not plan.column:", "plan.column > 99:"),
     Fault(
+        "a head that slept knows of rejected drafts",
+        RUNNER,
+        "None:  # rows have gone on without it",
+        "None and not self._plan:",
+    ),
+    Fault(
         "the head runs on states before the norm",
         "cortexmlx/execution/runner.py",
         "self._logit_rows.hidden_states(states), tokens",
