@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
-MORE = ("qwen3_5 head", "qwen3_5_moe head", "qwen3_next head", "qwen3_next 8 bits", "falcon_h1 8 bits")
+HEADS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite")
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     blas.preload()
     from cortexmlx.disk import connector, tier
     from support.adapters.kinds import Adapted, adapters_of
-    from support.models.draft_heads import write_draft_head
+    from support.models.draft_heads import LAST_LAYERS, write_draft_head, write_last_layer
     from support.models.quantized_models import wide
     from support.models.recurrent import RECURRENT
     from support.models.tiny import write_tiny
@@ -44,7 +44,7 @@ def main() -> int:
     from support.speculation.mixed_trial import MixedAdaptedTrial, MixedTrial, TalkTrial
     from support.speculation.trial import roomy
 
-    names = [*RECURRENT, *MORE]
+    names = [*RECURRENT, *(f"{name} head" for name in HEADS), "qwen3_next 8 bits", "falcon_h1 8 bits"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0, help="the first")
@@ -60,10 +60,12 @@ def main() -> int:
 
         def written(name: str) -> Kind:
             model, _, extra = name.partition(" ")
-            path = root / name.replace(" ", "-")
+            path = root / name.replace(" ", "-") / "model"
             if extra == "8 bits":
                 return Kind(name, wide(root / "wide", model), 8)
-            if not path.exists():
+            if not path.exists() and extra and model in LAST_LAYERS:
+                write_last_layer(path, model)
+            elif not path.exists():
                 write_draft_head(path, model, raw=model == "qwen3_next") if extra else write_tiny(path, model)
             return Kind(name, path)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.types.request import Completion
 from support.adapters.trial import AdaptedTrial
 from support.engine.core_driver import Driver
@@ -49,7 +50,7 @@ class MixedTrial(Trial):
 
     def _come_and_go(self, driver: Driver, step: int) -> None:
         super()._come_and_go(driver, step)
-        if driver.core.model.propose is not None and self.dice.random() < 0.4:  # so that a head can be asked
+        if "head" in self.kind.name and self.dice.random() < 0.4:  # so that a head can be asked
             driver.core.drain()
 
     def _draft(self, driver: Driver, wanted: list[Completion]) -> None:
@@ -59,18 +60,20 @@ class MixedTrial(Trial):
             return
         super()._draft(driver, wanted)
         core, dice = driver.core, self.dice
-        if core.model.propose is None or core._in_flight:
+        if "head" not in self.kind.name or core._in_flight:
             return
-        jobs = core.scheduler.draftable_jobs
-        proposed = core.model.propose([(job.id, job.generation, len(job.tokens) - 2) for job in jobs])
-        for job, token in zip(jobs, proposed, strict=True):
+        jobs = [job for job in core.scheduler.draftable_jobs if dice.random() < 0.8]
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
+        query = HeadQuery(rows, dice.randint(1, 6), core.scheduler.locate_rows(jobs))
+        for job, proposed in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
             first = wanted[self._numbers[core.requests.answers[job.id].of_request.handle.id]]
             whole = (first, *first.others)[core.requests.answers[job.id].index].token_ids
-            if token is None or dice.random() < 0.2 or job.num_generated >= len(whole):
-                continue
-            if self._luck is not None:
-                token = whole[job.num_generated] if dice.random() < self._luck else dice.randrange(300)
-            core.scheduler.set_drafts(job.id, [token])
+            tokens = list(proposed)
+            for place, right in enumerate(whole[job.num_generated :][: len(tokens)]):
+                if self._luck is not None:
+                    tokens[place] = right if dice.random() < self._luck else dice.randrange(300)
+            if tokens:
+                core.scheduler.set_drafts(job.id, tokens)
         core.scheduler.wake_head(dice.random() < 0.8)
 
 

@@ -81,6 +81,7 @@ class Trial:
     def _driver(self) -> Driver:
         dice = self.dice
         tight, states = dice.random() < 0.5, 80 if self.kind.name.split()[0] in RECURRENT else 0
+        states += 80 if "head" in self.kind.name else 0  # its keys and values
         tokens = dice.choice([104, 120, 144]) + states if tight else 2048
         driver = Driver(
             self.kind.folder,
