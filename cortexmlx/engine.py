@@ -79,7 +79,7 @@ class Engine(NotCopyable):
         try:
             self._worker.start()
             self.info = self._worker.core.info
-            self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
+            self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer, self._worker.core.model.images)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
             self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
             for name, path in (config.adapters or {}).items():

@@ -20,7 +20,7 @@ from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.recovery import Recovery
 from cortexmlx.core.served_model import Call, EngineModel
 from cortexmlx.core.text import StopConditions
-from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.errors import CortexError, HostLost, OutOfMemory
 from cortexmlx.execution.boundary import Refusal, Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
@@ -67,6 +67,8 @@ class EngineCore:
         self._wake = wake
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
+        self._unseen: deque[tuple[QueuedRequest, RequestHandle, StopConditions, Grammar | None]] = deque()
+        """Requests with images that the model has not seen yet. They are in no queue."""
         self._at_work, self._step_seconds = False, 0.0
         self._last_collect_time: float | None = None
         try:
@@ -113,6 +115,8 @@ class EngineCore:
         """Plan and start the next step, then collect the results of the one before it."""
         try:
             with self.measurements.busy_timer:
+                if self._unseen:
+                    self._see()
                 self.requests.fail_timed_out(time.perf_counter())
                 if self.recovery.open or self.recovery.ensure_workers():
                     self._prepare_planning()
@@ -130,7 +134,7 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until the next call, or until a request times out."""
-        waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight)
+        waits = self.recovery.is_starting or (self.scheduler.is_idle and not self._in_flight and not self._unseen)
         return waits and self.requests.seconds_to_deadline != 0
 
     @property
@@ -145,12 +149,41 @@ class EngineCore:
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
-            self.requests.add(request, handle, stops, grammar)
+            sight = self.model.sight
+            if request.images is not None and sight is not None and not sight.has_features(request.images.images):
+                sight.want(request.images.images)
+                self._unseen.append((request, handle, stops, grammar))
+            else:
+                self.requests.add(request, handle, stops, grammar)
         except CortexError as error:
             handle.fail(error)
 
+    def _see(self) -> None:
+        """Look a little longer at the images that requests wait for, and queue the requests whose images are seen, or
+        which are late.
+        """
+        sight, now = self.model.sight, time.perf_counter()
+        assert sight is not None
+        try:
+            sight.advance()
+        except Exception as error:  # MLX raises anything without memory
+            log.warning("an image could not be looked at: %s", error)
+            _, handle, _, _ = self._unseen.popleft()
+            handle.fail(OutOfMemory(f"an image could not be looked at: {error}"))
+        for _ in range(len(self._unseen)):
+            request, handle, stops, grammar = self._unseen.popleft()
+            is_late = request.timeout is not None and now >= request.submit_time + request.timeout
+            assert request.images is not None
+            if is_late or sight.has_features(request.images.images):
+                self.requests.add(request, handle, stops, grammar)
+            else:
+                self._unseen.append((request, handle, stops, grammar))
+
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
+        for unseen in [each for each in self._unseen if each[1].id == request]:
+            self._unseen.remove(unseen)
+            self.requests.add(*unseen)
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
@@ -169,8 +202,16 @@ class EngineCore:
         self.cache.states.take_ops()
         self._release_arena()
         self.requests.fail_all(error)
+        self._fail_unseen(error)
         if self.speculation is not None:
             self.speculation.forget()
+
+    def _fail_unseen(self, error: CortexError) -> None:
+        """Fail the requests whose images are not seen yet."""
+        while self._unseen:
+            self._unseen.popleft()[1].fail(error)
+        if self.model.sight is not None:
+            self.model.sight.forget()
 
     def reset(self) -> None:
         """Drop all requests, the arena and its owners, and set all counters to zero. An exception may have landed
@@ -180,6 +221,9 @@ class EngineCore:
         """
         self._in_flight.clear()
         self.requests.forget()
+        self._unseen.clear()
+        if self.model.sight is not None:
+            self.model.sight.forget()
         self.model.restart_workers()
         self.model.reset()
         self.runner = self.model.runner

@@ -22,7 +22,7 @@ from cortexmlx.core.served_model import Call, check_prefix_cache, model_info, sc
 from cortexmlx.core.threads import MlxTask
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.errors import AdapterRefused, InvalidRequest, ModelCorrupt, ModelUnsupported
+from cortexmlx.errors import AdapterRefused, CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, should_time
 from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
@@ -45,7 +45,7 @@ from cortexmlx.kv.spec import GroupCounts, LayerGroup
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.assistant import Assistant, read_assistant
 from cortexmlx.models.draft_head import DraftHead, read_draft_head
-from cortexmlx.models.folder_config import ASSISTANT, read_config
+from cortexmlx.models.folder_config import ASSISTANT, note_unread_inputs, read_config
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -53,6 +53,10 @@ from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
+from cortexmlx.vision.images import ImageProcessor
+from cortexmlx.vision.qwen import read_tower
+from cortexmlx.vision.reader import ImageReader
+from cortexmlx.vision.sight import FEATURE_BYTES, Sight
 
 
 class InProcessModel:
@@ -86,6 +90,9 @@ class InProcessModel:
         self._warm_up = KernelWarmUp()
         self._head_folder = head_folder
         self._head_notes: tuple[str, ...] = ()
+        self._sight_notes: tuple[str, ...] = ()
+        self.images: ImageReader | None = None
+        """What reads the images in its messages; None if it reads text only."""
         try:
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
@@ -138,6 +145,8 @@ class InProcessModel:
             self._choose_mode(loaded.model)
         mode = self._mode
         vocab_size = check_logits(loaded)
+        self.sight = self._add_sight(mode)
+        """What sees images for the model; None if it reads text only."""
         self.head = self._add_head(mode)
         """The model's own draft head, or its assistant; None without either, or if nothing is to be drafted."""
         if self.draft is not None:
@@ -151,6 +160,7 @@ class InProcessModel:
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
         reserved_memory += 0 if self.head is None else self.head.nbytes
+        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes + FEATURE_BYTES
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -167,7 +177,12 @@ class InProcessModel:
         self.runner = mode.make_runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
         notes = (
-            loaded.notes
+            (
+                loaded.notes
+                if self.sight is None
+                else tuple(note for note in loaded.notes if note not in note_unread_inputs(loaded.config))
+            )
+            + self._sight_notes
             + self._head_notes
             + memory_warnings
             + mode.notes
@@ -181,6 +196,27 @@ class InProcessModel:
         self.info: ModelInfo = model_info(
             loaded, vocab_size, bytes_per_token(mode.groups), notes, draft_info, self.embedding.info
         )
+
+    def _add_sight(self, mode: ExecutionMode) -> Sight | None:
+        """Read the model's vision tower, and have its tokenizer read images."""
+        loaded, config = self.loaded, self._config
+        if not isinstance(mode, PagedMode) or not loaded.path.is_dir() or "vision_config" not in loaded.config:
+            return None
+        try:
+            dtype = loaded.model.layers[0].input_layernorm.weight.dtype
+            tower = read_tower(loaded.path, loaded.config, dtype, keep_packed=weights.is_quantized(loaded.model))
+            if tower is None:
+                return None
+            if config.keep is not None:
+                raise ModelUnsupported("with keep_last, an image could be dropped in part")
+            placeholder = int(loaded.config["image_token_id"])
+            self.images = ImageReader(ImageProcessor(loaded.path), placeholder)
+        except CortexError as error:  # its text part does not need it
+            self._sight_notes = (f"images are not seen: {error}",)
+            return None
+        mode.sight = Sight(tower, loaded.model)
+        self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
+        return mode.sight
 
     def _add_head(self, mode: ExecutionMode) -> DraftHead | Assistant | None:
         """Read the assistant or the draft head that the config names, or else the draft head of the model's own folder.
@@ -389,6 +425,8 @@ class InProcessModel:
                 exit_stack.callback(weights.release_arrays, self.loaded.model)
             if parts.get("head") is not None:
                 exit_stack.callback(weights.release_arrays, self.head)
+            if (sight := parts.get("sight")) is not None:
+                exit_stack.callback(weights.release_arrays, sight.tower)
             if "runner" in parts:
                 exit_stack.callback(self.runner.close)
             if self.disk is not None:

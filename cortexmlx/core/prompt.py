@@ -13,6 +13,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import filter_hints, render_error
 from cortexmlx.structured.calls.format import AllowedCalls, CallFormat
 from cortexmlx.structured.output import Thoughts
+from cortexmlx.types.images import ImageWriter
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
@@ -28,6 +29,10 @@ class ChatTokenizer(Protocol):
     @property
     def reads_thoughts_field(self) -> bool:
         """Whether the chat template reads the thoughts of an earlier answer from a field of their own."""
+
+    @property
+    def images(self) -> ImageWriter | None:
+        """Reads the images in messages; None: the model sees none."""
 
     @property
     def eos_token_ids(self) -> Collection[int]:
@@ -220,7 +225,9 @@ def render(
     Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
     """
     try:
-        template_messages = [_template_message(number, message) for number, message in enumerate(messages, 1)]
+        images = tokenizer.images
+        write = None if images is None else images.write
+        template_messages = [_template_message(number, message, write) for number, message in enumerate(messages, 1)]
         tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
         rendered_prompt = tokenizer.render(template_messages, checked_vars(variables), tools)
     except CortexError:
@@ -230,9 +237,11 @@ def render(
     return _replace_surrogates(rendered_prompt) if isinstance(rendered_prompt, str) else rendered_prompt
 
 
-def _template_message(number: int, message: Message) -> dict[str, Any]:
+def _template_message(
+    number: int, message: Message, write_image: Callable[[Mapping[str, Any]], str] | None
+) -> dict[str, Any]:
     """Return a message in the form that templates read. Raises InvalidRequest if it has no role or no content."""
-    fields = {name: value for name, value in plain_message(message).items() if value is not None}
+    fields = {name: value for name, value in plain_message(message, write_image).items() if value is not None}
     if not isinstance(fields.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
     if fields["role"] == "developer":

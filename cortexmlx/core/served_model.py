@@ -19,6 +19,8 @@ from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.types.embeddings import EmbeddingInfo
+from cortexmlx.types.images import ImageWriter
+from cortexmlx.vision.sight import Sight
 
 Call = Callable[[Any], None]
 """Something to be done with an engine's core between two steps."""
@@ -61,6 +63,14 @@ class EngineModel(Protocol):
     @property
     def draft(self) -> EngineModel | None:
         """The draft model; None if there is none, or if this model cannot use it."""
+
+    @property
+    def sight(self) -> Sight | None:
+        """What sees images for the model; None if it reads text only."""
+
+    @property
+    def images(self) -> ImageWriter | None:
+        """What reads the images in its messages; None if it reads text only."""
 
     def make_head_drafter(self, scheduler: Scheduler) -> HeadDrafter | None:
         """Return what drafts with the model's own draft head, or with its assistant; None if it has neither."""

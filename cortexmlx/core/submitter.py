@@ -116,8 +116,12 @@ class Submitter:
             adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
+            images = None if self._tokenizer.images is None else self._tokenizer.images.find_images(tokens)
+            if images is not None and params.prompt_logprobs is not None:
+                raise InvalidRequest("prompt_logprobs are not given with images: leave one of them out")
             request = replace(
                 request,
+                images=images,
                 thoughts=tokens.thoughts,
                 calls=tokens.calls,
                 tail_length=tokens.tail_length,
@@ -188,7 +192,8 @@ class Submitter:
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
         check_length(len(tokens))
-        invalid_token = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        is_chat = isinstance(tokens, ChatTokens) and self._tokenizer.images is not None  # images' tokens are negative
+        invalid_token = next((t for t in tokens if not (is_chat or t >= 0) or t >= self._vocab_size), None)
         if invalid_token is not None:
             raise InvalidRequest(f"token id {invalid_token} is outside the vocabulary of {self._vocab_size} tokens")
         return tokens

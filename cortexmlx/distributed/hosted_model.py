@@ -40,6 +40,8 @@ from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+from cortexmlx.types.images import ImageWriter
+from cortexmlx.vision.sight import Sight
 
 NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed anew after a restart"
 
@@ -48,6 +50,8 @@ class HostedModel:
     """A model that a group of workers serves. No weights, keys or values are in this process. See `EngineModel`."""
 
     draft: EngineModel | None = None
+    sight: Sight | None = None
+    images: ImageWriter | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(

@@ -50,6 +50,7 @@ from cortexmlx.models.draft_head import DraftHead
 from cortexmlx.products.autotuning import ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.types.arrays import dtype_name
+from cortexmlx.vision.sight import Sight
 
 
 class ExecutionMode(Protocol):
@@ -100,6 +101,8 @@ class PagedMode:
         self._runner: ModelRunner
         self._snapshots: int | None = None
         self._head: DraftHead | Assistant | None = None
+        self.sight: Sight | None = None
+        """What sees images for the model; None: it reads text only."""
 
     def add_head(self, head: DraftHead | Assistant) -> bool:
         """Run a draft head or an assistant with the model. The layer of a head joins the group of the layer that it is
@@ -158,6 +161,7 @@ class PagedMode:
             backend.writer,
             products := _make_products(backend),
             head=self._head,
+            sight=self.sight,
         )
         if products is not None:
             try:

@@ -85,9 +85,17 @@ class StateDrafts(ABC):
         self._newest: tuple[Sequence[Segment], mx.array] | None = None
 
     @abstractmethod
-    def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
+    def run(
+        self,
+        plan: StepPlan,
+        hidden: mx.array,
+        tokens: mx.array,
+        chosen: mx.array | None,
+        embeddings: mx.array | None = None,
+    ) -> list[mx.array]:
         """Take from a step of flat `tokens` `[T]` the states after the model's last norm, `hidden` `[T, width]`, or
-        those of its `logit_rows`. `chosen` are the tokens that the step chose there. Return the arrays to compute.
+        those of its `logit_rows`. `chosen` are the tokens that the step chose there. `embeddings` `[T, 1, width]` are
+        those of a step with images. Return the arrays to compute.
         """
 
     @abstractmethod
@@ -112,7 +120,7 @@ class StateDrafts(ABC):
         for segment in segments:
             firsts[segment.job, segment.generation] = end, segment.logits
             end += len(segment.logits)
-        for job, generation, position, _ in rows:
+        for job, generation, position, _, _ in rows:
             first, logits = firsts.get((job, generation), (0, range(0)))
             places.append(first + position - logits.start if position in logits else None)
         if not any(place is not None for place in places):
@@ -121,9 +129,9 @@ class StateDrafts(ABC):
         lanes = list(range(end)) if in_tail else [place or 0 for place in places]
         newest, positions = np.zeros((2, len(lanes)), np.int32)
         indices = [place or 0 if in_tail else index for index, place in enumerate(places)]
-        for index, place, (_, _, position, token) in zip(indices, places, rows, strict=True):
+        for index, place, (_, _, position, token, shift) in zip(indices, places, rows, strict=True):
             if place is not None:
-                newest[index], positions[index] = token, position
+                newest[index], positions[index] = token, position + shift
         guesses = self._guess(states[mx.array(lanes)], mx.array(newest), mx.array(positions), count, keys)
         tokens = np.array(mx.stack(guesses, axis=1)).tolist()
         return [() if place is None else tuple(tokens[index]) for index, place in zip(indices, places, strict=True)]
@@ -138,8 +146,20 @@ class HeadDrafts(StateDrafts):
         self._layer = layer
         self._cache = cache
 
-    def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
-        states = self._head(hidden[:, None], self._head.embed(_next_tokens(plan, tokens, chosen))[:, None], self._cache)
+    def run(
+        self,
+        plan: StepPlan,
+        hidden: mx.array,
+        tokens: mx.array,
+        chosen: mx.array | None,
+        embeddings: mx.array | None = None,
+    ) -> list[mx.array]:
+        following = self._head.embed(_next_tokens(plan, tokens, chosen))[:, None]
+        if embeddings is not None and plan.tokens is not None:
+            seen = np.flatnonzero(plan.tokens[1:] < 0)  # the next piece's first one, perhaps: a worse guess, no more
+            if len(seen):
+                following[mx.array(seen)] = embeddings[mx.array(seen + 1)]
+        states = self._head(hidden[:, None], following, self._cache)
         if not len(plan.logit_rows):  # its keys and values are all that is needed
             return []
         rows = states if len(plan.logit_rows) == len(plan.positions) else states[mx.array(plan.logit_rows)]
@@ -168,7 +188,14 @@ class AssistantDrafts(StateDrafts):
         super().__init__()
         self._assistant = assistant
 
-    def run(self, plan: StepPlan, hidden: mx.array, tokens: mx.array, chosen: mx.array | None) -> list[mx.array]:
+    def run(
+        self,
+        plan: StepPlan,
+        hidden: mx.array,
+        tokens: mx.array,
+        chosen: mx.array | None,
+        embeddings: mx.array | None = None,
+    ) -> list[mx.array]:
         if not len(plan.logit_rows):
             return []
         rows = hidden if len(hidden) == len(plan.logit_rows) else hidden[mx.array(plan.logit_rows)]
@@ -195,7 +222,7 @@ def _next_tokens(plan: StepPlan, tokens: mx.array, chosen: mx.array | None) -> m
     assert plan.tokens is not None and plan.following is not None
     following = np.append(plan.tokens[1:], 0).astype(np.int32)
     following[np.cumsum([segment.count for segment in plan.segments]) - 1] = plan.following
-    result = mx.array(following)
+    result = mx.array(np.maximum(following, 0))  # those of images are negative
     if chosen is not None:
         result[mx.array(plan.logit_rows)] = mx.maximum(chosen, 0)
     return result

@@ -42,19 +42,26 @@ class LogitRows:
         self._lazy_pass = lazy_pass
         self._pick = _wrap_projection_input(model, lazy_pass)
 
-    def run(self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32]) -> mx.array:
+    def run(
+        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], embeddings: mx.array | None = None
+    ) -> mx.array:
         """Run a pass over flat tokens `[T, 1]`, and return the logits `[len(rows), vocab]` of the tokens `rows`.
-        Without rows, the returned logits must not be evaluated.
+        Without rows, the returned logits must not be evaluated. `embeddings` `[T, 1, h]` replace those of the tokens.
         """
-        return self._run(tokens, caches, rows, None)[0]
+        return self._run(tokens, caches, rows, None, embeddings)[0]
 
     def run_keeping(
-        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept_indices: npt.NDArray[np.int32]
+        self,
+        tokens: mx.array,
+        caches: Sequence[Any],
+        rows: npt.NDArray[np.int32],
+        kept_indices: npt.NDArray[np.int32],
+        embeddings: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """Run a pass as `run` does, and also return what `project` needs for the tokens `kept_indices`, `[len(kept),
         ...]`: their hidden states, or their logits if nothing is wrapped.
         """
-        return self._run(tokens, caches, rows, mx.array(kept_indices))
+        return self._run(tokens, caches, rows, mx.array(kept_indices), embeddings)
 
     def project(self, kept_states: mx.array) -> mx.array:
         """Return the logits `[n, vocab]` of `n` rows of what `run_keeping` returned."""
@@ -101,19 +108,25 @@ class LogitRows:
                 self._pick.set_rows(None)
 
     def _run(
-        self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept_indices: mx.array | None
+        self,
+        tokens: mx.array,
+        caches: Sequence[Any],
+        rows: npt.NDArray[np.int32],
+        kept_indices: mx.array | None,
+        embeddings: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         """Return the logits of the tokens `rows`, and what `project` needs for the tokens `kept_indices`."""
+        inputs = {} if embeddings is None else {"input_embeddings": embeddings}
         wants_all_rows = len(rows) in (0, tokens.shape[0])
         row_indices = None if wants_all_rows else mx.array(rows)
         if self._pick is None or (row_indices is None and kept_indices is None):
-            logits: mx.array = self._model(tokens, cache=caches)[:, 0]
+            logits: mx.array = self._model(tokens, cache=caches, **inputs)[:, 0]
             return logits if row_indices is None else logits[row_indices], logits if kept_indices is None else logits[
                 kept_indices
             ]
         self._pick.set_rows(row_indices, kept_indices)
         try:
-            logits = self._model(tokens, cache=caches)[:, 0]
+            logits = self._model(tokens, cache=caches, **inputs)[:, 0]
             return logits, logits if kept_indices is None else self._pick.kept_rows
         finally:
             self._pick.set_rows(None)  # it keeps no array of the pass

@@ -42,13 +42,15 @@ from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare_memory
 from cortexmlx.speculation.drafter import HeadQuery
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.sampling_params import LogitsProcessor
+from cortexmlx.vision.sight import Sight
 
 
 class ModelRunner:
     """Runs planned steps of a paged model: writes the arena and the tail, computes the forward pass, and samples.
     `attend` computes attention. A `writer` writes the tail where it can, and `products` computes the quantized
     products that it serves. `make_sampler` replaces `BatchSampler`. A draft `head` runs after each step; its layer is
-    the leaf after the model's. An assistant may take its place. The arena has no blocks before `begin`.
+    the leaf after the model's. An assistant may take its place. With `sight`, it sees
+    the images of a step. The arena has no blocks before `begin`.
     `Runner` documents the methods.
     """
 
@@ -63,6 +65,7 @@ class ModelRunner:
         products: QuantizedProducts | None = None,
         make_sampler: MakeSampler | None = None,
         head: DraftHead | Assistant | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -84,7 +87,7 @@ class ModelRunner:
             leaf = len(mlx_lm_caches)
             self._caches[leaf] = LayerCache(leaf, self._update_and_fetch)
             self._head = HeadDrafts(head, leaf, self._caches[leaf])
-        self._head_inputs: tuple[mx.array, mx.array] | None = None
+        self._head_inputs: tuple[mx.array, mx.array, mx.array | None] | None = None
         self._feed = EarlyEvaluator()
         self.states = StateStore(
             {leaf: len(c.cache) for leaf, c in enumerate(mlx_lm_caches) if is_recurrent_cache(c)}, self._feed
@@ -100,6 +103,9 @@ class ModelRunner:
         if writer is not None:
             writer.track_model(model)
         self._angles = share_angles(model)
+        self.sight = sight
+        if sight is not None:
+            sight.install([] if head is None or isinstance(head, Assistant) else head.layers)
         swiglu.install()
         self.products = products
         if products is not None:
@@ -219,6 +225,8 @@ class ModelRunner:
         for cache in self._caches.values():
             cache.begin(positions)
         self._angles.begin(positions)
+        if self.sight is not None:
+            self.sight.begin_step(positions, plan.axes)
         if self._writer is not None:
             if plan.kind is StepKind.DECODE:
                 self._writer.begin(positions, plan.positions, plan.columns, plan.column)
@@ -248,7 +256,9 @@ class ModelRunner:
         results = [] if sampled_tokens is None else sampled_tokens.arrays()
         if self._head is not None and self._head_inputs is not None:
             assert self._plan is not None
-            results += self._head.run(self._plan, *self._head_inputs, None if not results else results[0])
+            hidden, tokens, embeddings = self._head_inputs
+            chosen = None if not results else results[0]
+            results += self._head.run(self._plan, hidden, tokens, chosen, embeddings)
             results += self.arena.arrays() if self._plan.kind is StepKind.MIXED else []
             self._head_inputs = None
         elif self._head is not None and sampled_tokens is not None:  # rows have gone on without it
@@ -349,11 +359,13 @@ class ModelRunner:
             everything = sees_all or kept is not None
             kept = np.arange(len(plan.positions), dtype=np.int32) if everything else plan.logit_rows
         with swiglu.use_powers_of_two(), products, adapters:
+            embeddings = self.sight.embed(tokens, plan.features) if self.sight is not None and plan.features else None
+            inputs = tokens[:, None], self._layer_caches, plan.logit_rows
             if kept is None:
-                return self._logit_rows.run(tokens[:, None], self._layer_caches, plan.logit_rows), None
-            logits, states = self._logit_rows.run_keeping(tokens[:, None], self._layer_caches, plan.logit_rows, kept)
+                return self._logit_rows.run(*inputs, embeddings), None
+            logits, states = self._logit_rows.run_keeping(*inputs, kept, embeddings)
             if runs_head:
-                self._head_inputs = self._logit_rows.hidden_states(states), tokens
+                self._head_inputs = self._logit_rows.hidden_states(states), tokens, embeddings
                 return logits, None if kept_indices is None else states[mx.array(kept_indices)]
             return logits, states
 

@@ -246,19 +246,21 @@ def quantize_head(
         ) from error
 
 
-def check_tensors(folder: Path, head: nn.Module, weights: Mapping[str, mx.array], prefix: str = "mtp.") -> None:
+def check_tensors(
+    folder: Path, head: nn.Module, weights: Mapping[str, mx.array], prefix: str = "mtp.", part: str = "draft head"
+) -> None:
     """Raise ModelUnsupported or ModelCorrupt unless `weights` are just the head's tensors, in their shapes. Their names
-    in the files have a `prefix`.
+    in the files have a `prefix`. Messages call the head a `part`.
     """
     expected = dict(tree_flatten(head.parameters()))
     if unknown := sorted(weights.keys() - expected.keys()):
         raise ModelUnsupported(
-            f"the draft head in {folder} has {len(unknown)} tensors that are not read, for example "
-            f"{prefix}{unknown[0]}. One of one layer, or an assistant, is read plain or packed by MLX: take such a one."
+            f"the {part} in {folder} has {len(unknown)} tensors that are not read, for example {prefix}{unknown[0]}. A "
+            "head of one layer, an assistant and a vision tower are read plain or packed by MLX: take such a one."
         )
     if missing := sorted(expected.keys() - weights.keys()):
         raise ModelCorrupt(
-            f"the draft head in {folder} lacks {len(missing)} of {len(expected)} tensors, for example "
+            f"the {part} in {folder} lacks {len(missing)} of {len(expected)} tensors, for example "
             f"{prefix}{missing[0]}. Download the model again."
         )
     for name, wanted in expected.items():

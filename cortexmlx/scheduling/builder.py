@@ -22,7 +22,8 @@ from cortexmlx.scheduling.plan import (
     StepKind,
     StepPlan,
 )
-from cortexmlx.types.arrays import IntArray
+from cortexmlx.types.arrays import IntArray, TokenList
+from cortexmlx.types.images import FeaturePiece
 
 ScheduledTokens = Sequence[tuple[Job, int]]
 """The jobs of a step with how many tokens each gets, single tokens first."""
@@ -145,6 +146,7 @@ class StepBuilder:
     ) -> StepPlan:
         """Build a step that computes scheduled tokens and writes them to the arena. `cuts` are the states to keep."""
         segments, tokens, positions, token_index, sampling_rows = [], [], [], [], []
+        features, num_tokens = list[FeaturePiece](), 0
         for job, count in scheduled_tokens:
             first = job.num_computed_tokens
             end = first + count
@@ -157,15 +159,25 @@ class StepBuilder:
                 Segment(job.id, job.generation, first, count, logits, scored=scored_range, pooled=pooled_range)
             )
             tokens.append(np.array(text[first:end], np.int32))
-            positions.append(np.arange(first, end, dtype=np.int32))
+            if job.request.images is None:
+                positions.append(np.arange(first, end, dtype=np.int32))
+            else:
+                positions.append(job.request.images.positions_of(first, count))
+                features += job.request.images.pieces(first, count, num_tokens)
+            num_tokens += count
             for num_drafts in range(len(logits)):
                 token_index.append(job.num_planned_outputs + num_drafts)
                 sampling_rows.append(_make_sampling_row(job, num_drafts))
+        axes = None
+        if features:  # elsewhere the three are the same
+            axes = np.concatenate([np.broadcast_to(each, (3, each.shape[-1])) for each in positions], axis=1)
         plan = self._make_plan(
             StepKind.MIXED,
             segments,
             tokens=np.concatenate(tokens),
-            positions=np.concatenate(positions),
+            positions=np.concatenate([each if each.ndim == 1 else each[0] for each in positions]),
+            axes=axes,
+            features=tuple(features),
             token_index=np.array(token_index, np.int32),
             sampling=tuple(sampling_rows),
             groups=make_group_steps(self.cache, scheduled_tokens, writes_to_arena=True),
@@ -202,8 +214,9 @@ class StepBuilder:
         for i, lane in enumerate(lanes):
             job, position = jobs_by_lane.get(i), 0
             if job is not None:
-                position = job.num_computed_tokens
-                positions[i], token_index[i] = position, job.num_planned_outputs
+                position, images = job.num_computed_tokens, job.request.images
+                positions[i] = position if images is None else images.positions_of(position, 1)[0, 0]
+                token_index[i] = job.num_planned_outputs
                 tokens[i] = job.tokens[position] if all_committed else 0
             segments.append(
                 Segment(lane.job.id, lane.generation, position, 1, range(position, position + 1), live=job is not None)
@@ -266,6 +279,8 @@ class StepBuilder:
         adapters: tuple[int, ...] | None = None,
         runs_head: bool = False,
         following: IntArray | None = None,
+        axes: IntArray | None = None,
+        features: tuple[FeaturePiece, ...] = (),
     ) -> StepPlan:
         """Return the next numbered plan, with the arena's size and the planned operations on states."""
         self.count += 1
@@ -292,6 +307,8 @@ class StepBuilder:
             adapters=adapters,
             runs_head=runs_head,
             following=following,
+            axes=axes,
+            features=features,
         )
 
 
@@ -321,7 +338,10 @@ def _adapter_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
 def _make_sampling_row(job: Job, num_drafts: int = 0) -> SamplingRow:
     """Return how to choose the token after the first `num_drafts` drafts of a job."""
     output = [*job.output, *job.drafts[:num_drafts]] if num_drafts else job.output
-    return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.has_logits_processors else None)
+    prompt: TokenList = job.request.prompt
+    if job.request.images is not None:
+        prompt = job.request.images.without_virtual(prompt)
+    return SamplingRow(job.params, job.seed, prompt, output, job.id if job.has_logits_processors else None)
 
 
 def make_scoring(scheduled_tokens: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:

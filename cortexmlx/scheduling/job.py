@@ -151,6 +151,11 @@ class Job:
         return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 
     @property
+    def position_shift(self) -> int:
+        """How much the position of a token of its answer differs from its index: see `ImageLayout`."""
+        return 0 if self.request.images is None else self.request.images.shift
+
+    @property
     def seed(self) -> int:
         """The seed with which its tokens are chosen."""
         return self.request.seed

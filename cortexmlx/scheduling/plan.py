@@ -16,6 +16,7 @@ from cortexmlx.kv.spec import GroupCounts
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.types.arrays import IntArray, TokenList
+from cortexmlx.types.images import FeaturePiece
 from cortexmlx.types.sampling_params import SamplingParams
 
 SCRATCH_SLOT = -1
@@ -130,7 +131,7 @@ class StepPlan:
     source: IntArray | None
     """`[T]` indices in that result; None: all of it, in order."""
     positions: IntArray
-    """`[T]` positions in their rows."""
+    """`[T]` positions of the tokens, by which they are rotated: their indices in their rows, but after an image."""
     logit_rows: IntArray
     """`[n]` flat indices of the tokens that need logits."""
     logit_segments: tuple[Segment, ...]
@@ -170,6 +171,11 @@ class StepPlan:
     """
     adapters: tuple[int, ...] | None = None
     """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
+
+    axes: IntArray | None = None
+    """`[3, T]`: positions by frame, height and width, in a MIXED step where they differ; None: `positions` thrice."""
+    features: tuple[FeaturePiece, ...] = ()
+    """Which of a MIXED step's tokens are those of images. Their ids are negative."""
 
     @property
     def has_prompt_results(self) -> bool:

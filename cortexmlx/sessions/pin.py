@@ -93,7 +93,10 @@ def chat_prefix_tokens(
         first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[0])
     except InvalidRequest:
         first_prompt, second_prompt = _two_continuations(reader, messages, variables, roles[1])
-    return first_prompt[: common_prefix_length(first_prompt, second_prompt)]
+    tokens = first_prompt[: common_prefix_length(first_prompt, second_prompt)]
+    if min(tokens, default=0) < 0:
+        raise InvalidRequest("a prefix with images cannot be pinned: pin a text, and show images after it")
+    return tokens
 
 
 def _two_continuations(

@@ -194,7 +194,8 @@ class DraftScheduler:
         if draft_row is not None and draft_row.drops != job.drops:
             self._release_row(job.id)
             draft_row = None
-        if max(job.tokens[0 if draft_row is None else draft_row.num_job_tokens :], default=0) >= self._vocabulary:
+        new_tokens = job.tokens[0 if draft_row is None else draft_row.num_job_tokens :]
+        if new_tokens and (max(new_tokens) >= self._vocabulary or min(new_tokens) < 0):  # negative: those of images
             self._undraftable_jobs.add(job.id)
         if job.id in self._undraftable_jobs or len(job.tokens) + count > self._context:
             self._release_row(job.id)

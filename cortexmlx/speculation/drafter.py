@@ -114,8 +114,10 @@ class ForcedDrafter:
 # HeadDrafter: what the checkpoint's own draft head, or the model's assistant, finds likeliest.
 
 
-HeadRow = tuple[JobId, int, int, int]
-"""A row that is asked for: its job, the job's generation, the position before its newest token's, and that token."""
+HeadRow = tuple[JobId, int, int, int, int]
+"""A row that is asked for: its job, the job's generation, the index before its newest token's, and that token; and how
+much later than its index a token is rotated, after images.
+"""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class HeadDrafter:
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[TokenDraft | None]:
         """Return up to `budget` tokens for each of the decoding `jobs`; None where it has not seen the newest one."""
         start_time = self._clock()
-        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1], job.position_shift) for job in jobs]
         try:
             runs = self._propose(HeadQuery(rows, budget, self._locate(jobs)))
         except Exception as error:  # memory was refused, for example: an answer needs no guesses

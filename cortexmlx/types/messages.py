@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cortexmlx.errors import InvalidRequest
 
@@ -77,8 +77,11 @@ def checked_vars(variables: object) -> dict[str, object]:
     return dict(variables)
 
 
-def plain_message(message: Mapping[str, object]) -> dict[str, object]:
+def plain_message(
+    message: Mapping[str, object], write_image: Callable[[Mapping[str, Any]], str] | None = None
+) -> dict[str, object]:
     """Return the message with its content as one text. In the OpenAI API, `content` may be a list of parts.
+    `write_image(part)` returns what stands for an image in the text; None: the model sees none.
 
     Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
     answer as if it had seen something.
@@ -86,7 +89,7 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)
-    return {**message, "content": "".join(_part_text(part, index) for index, part in enumerate(content))}
+    return {**message, "content": "".join(_part_text(part, index, write_image) for index, part in enumerate(content))}
 
 
 def wrap_in_tag(tag: str, text: str) -> str:
@@ -102,12 +105,14 @@ def suggest_name(name: str, known_names: Collection[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _part_text(part: object, index: int) -> str:
+def _part_text(part: object, index: int, write_image: Callable[[Mapping[str, Any]], str] | None = None) -> str:
     """Return the text of one part of a message's content. Raises InvalidRequest for a part that is no text."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
+    if write_image is not None and isinstance(part, Mapping) and kind in ("image", "image_url"):
+        return write_image(part)
     if kind in _TEXT_PARTS:
         if isinstance(text, str):
             return text

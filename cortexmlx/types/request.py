@@ -12,6 +12,7 @@ from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.embeddings import PoolingSpec
+from cortexmlx.types.images import ImageLayout
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.sampling_params import SamplingParams
@@ -89,6 +90,8 @@ class QueuedRequest:
     adapter: str | None = None
     adapter_key: AdapterKey | None = None
     """The adapter that this name stood for when the request was queued; None: the base model."""
+    images: ImageLayout | None = None
+    """The images in the prompt; None: there are none."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def asking(driver: Driver, wanted: Sequence[Sequence[int]] = ()) -> list[tuple[l
         if not core.scheduler.config.pipeline:
             share = chance.choice([0, 0.5])  # after 0, the next step writes the tail
         jobs = [job for job in jobs if chance.random() < share]
-        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1], job.position_shift) for job in jobs]
         query = HeadQuery(rows, CHAIN, core.scheduler.locate_rows(jobs))
         for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
             asked.append((list(job.tokens), tokens))
@@ -149,7 +149,7 @@ def test_right_proposals_save_steps_and_change_no_token(
     own = ModelRunner.propose
 
     def propose(runner: ModelRunner, query: HeadQuery) -> list[Sequence[int]]:
-        ends = [wanted[job][position + 2 :] for job, _, position, _ in query.rows]
+        ends = [wanted[job][position + 2 :] for job, _, position, *_ in query.rows]
         return [end[: len(tokens)] for tokens, end in zip(own(runner, query), ends, strict=True)]
 
     monkeypatch.setattr(ModelRunner, "propose", propose)
@@ -290,12 +290,12 @@ def test_it_is_asked_for_what_follows_the_newest_token() -> None:
     seen: list[HeadQuery] = []
     drafter = HeadDrafter(lambda asked: seen.append(asked) or [(7,), ()], len, clock=itertools.count().__next__)
     jobs: Any = [
-        SimpleNamespace(id=3, generation=2, tokens=[5, 6, 7]),
-        SimpleNamespace(id=4, generation=0, tokens=[1, 2]),
+        SimpleNamespace(id=3, generation=2, tokens=[5, 6, 7], position_shift=0),
+        SimpleNamespace(id=4, generation=0, tokens=[1, 2], position_shift=5),
     ]
     assert drafter.estimate_seconds(2, 1) is None
     assert drafter.propose(jobs, 1) == [TokenDraft((7,)), None]
-    rows = [(3, 2, 1, 7), (4, 0, 0, 2)]
+    rows = [(3, 2, 1, 7, 0), (4, 0, 0, 2, 5)]
     assert seen == [HeadQuery(rows, 1, 2)], "the position whose next token is the newest one"
     assert drafter.estimate_seconds(2, 1) == drafter.estimate_seconds(16, 1) == 1
     drafter._propose = lambda asked: [(7, 8, 9), ()]

@@ -47,7 +47,7 @@ FAULTS = (
         "row.tokens[len(job.tokens) - 1 :][:count]",
     ),
     Fault("dropped tokens go unnoticed", ROWS, "draft_row.drops != job.drops:\n", "False:\n"),
-    Fault("unknown tokens are followed", ROWS, "default=0) >= self._vocabulary", "default=0) < 0"),
+    Fault("unknown tokens are followed", ROWS, "max(new_tokens) >= self._vocabulary or", "max(new_tokens) < 0 or"),
     Fault("rows are never given up", MODEL, "        self.rows.end_job(job.id)\n", "        pass\n"),
     Fault(
         "a refusal is not noticed",

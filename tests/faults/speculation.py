@@ -287,8 +287,8 @@ OF_HEAD = (
     Fault(
         "the head runs on states before the norm",
         "cortexmlx/execution/runner.py",
-        "self._logit_rows.hidden_states(states), tokens",
-        "states[:, 0], tokens",
+        "self._logit_rows.hidden_states(states), tokens, embeddings",
+        "states[:, 0], tokens, embeddings",
     ),
     Fault(
         "the newest token's proposal is the one before",

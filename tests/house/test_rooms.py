@@ -24,6 +24,7 @@ FLOORS = (
     ("disk",),
     ("metal",),
     ("models",),
+    ("vision",),
     ("scheduling", "disk.loads"),
     ("structured.compiler", "structured.matcher", "structured.sources", "structured.deep_stack"),
     ("attention",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from cortexmlx.models.tokenizers.templates import (
 )
 from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.output import Thoughts
+from cortexmlx.types.images import ImageWriter
 from cortexmlx.types.messages import NO_VARIABLES, THINKING, TemplateVars
 
 
@@ -54,8 +56,10 @@ class SharedTokenizer:
     nothing else. All other tokenizers are used by one thread at a time.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, images: ImageWriter | None = None) -> None:
+        """`images` reads the images in messages; None: the model sees none."""
         self._tokenizer = tokenizer
+        self.images = images
         self._core = None if isinstance(tokenizer, Tokenizer) else _rust_core(tokenizer)
         self._lock = threading.Lock()
         self._long_text_lock = threading.Lock()
@@ -81,6 +85,12 @@ class SharedTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`. Long texts are encoded one at a time: it takes up to 250 bytes a character."""
+        if self.images is not None and (parts := self.images.split(text)) is not None:
+            before, *after = ([*part] if isinstance(part, tuple) else self._encode(part, False) for part in parts[1:])
+            return [*self._encode(parts[0], add_special_tokens), *before, *itertools.chain(*after)]
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: Any, add_special_tokens: bool) -> list[int]:
         with self._lock if self._takes_turns else self._long_text_lock if len(text) >= LONG_TEXT else nullcontext():
             if self._core is not None:
                 return encode_without_gil(self._core, text, add_special_tokens)

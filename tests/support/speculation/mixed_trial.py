@@ -63,7 +63,7 @@ class MixedTrial(Trial):
         if "head" not in self.kind.name or core._in_flight:
             return
         jobs = [job for job in core.scheduler.draftable_jobs if dice.random() < 0.8]
-        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1]) for job in jobs]
+        rows = [(job.id, job.generation, len(job.tokens) - 2, job.tokens[-1], job.position_shift) for job in jobs]
         query = HeadQuery(rows, dice.randint(1, 6), core.scheduler.locate_rows(jobs))
         for job, proposed in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
             first = wanted[self._numbers[core.requests.answers[job.id].of_request.handle.id]]

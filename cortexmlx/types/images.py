@@ -1,0 +1,121 @@
+"""Where the images of a prompt are among its tokens, and at which positions its tokens are rotated. Without mlx.
+
+A token of an image has no id of the vocabulary. It has a negative number, made of what the image and its processor are
+(`virtual_tokens`). So prompts with other images are other texts to all that compares, hashes and stores tokens, and the
+same image in the same place is the same text, for the prefix cache, the disk tier and conversations alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.types.arrays import IntArray, TokenList
+
+
+class ImageWriter(Protocol):
+    """Writes the images of messages into texts, and their tokens into prompts: see `vision/reader.py`."""
+
+    def write(self, part: Mapping[str, Any]) -> str:
+        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
+
+    def split(self, text: str) -> list[str | tuple[int, ...]] | None:
+        """Return the texts of a text with images, and the images' tokens between them; None: it has none."""
+
+    def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
+        """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedImage:
+    """An image as a model's processor has made it."""
+
+    key: bytes
+    """A hash of its pixels and of what the processor made of them: the same key, the same features."""
+    patches: npt.NDArray[np.float32]
+    """`[patches, numbers]`, what the tower reads."""
+    grid: tuple[int, int, int]
+    """Its frames, and its patches from top to bottom and from left to right."""
+    merged_grid: tuple[int, int, int]
+    """Its frames, and its tokens from top to bottom and from left to right."""
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """The numbers of its tokens, all negative."""
+        return virtual_tokens(self.key, math.prod(self.merged_grid))
+
+
+def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:
+    """Return `count` negative numbers that are others for each key: 31 bits each, of the key's hash."""
+    stream = hashlib.shake_256(key).digest(4 * count)
+    return tuple((-1 - (np.frombuffer(stream, "<u4") >> 1).astype(np.int64)).tolist())
+
+
+@dataclass(frozen=True)
+class PlacedImage:
+    """An image in a prompt: its first token is the prompt's token `start`."""
+
+    start: int
+    image: PreparedImage
+
+    @property
+    def end(self) -> int:
+        """The index of the token after it."""
+        return self.start + len(self.image.tokens)
+
+
+@dataclass(frozen=True)
+class FeaturePiece:
+    """Flat tokens `begin .. end` of a step, which are those of an image from its token `first` on."""
+
+    begin: int
+    end: int
+    image: PreparedImage
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class ImageLayout:
+    """The images of a prompt, in order, and its positions `[3, tokens]`, by frame, height and width. `placeholder` is
+    the token that stands for an image's tokens where only tokens of the vocabulary may be.
+    """
+
+    spans: tuple[PlacedImage, ...]
+    positions: IntArray
+    placeholder: int
+
+    @property
+    def images(self) -> tuple[PreparedImage, ...]:
+        """The images, one that is shown twice as well."""
+        return tuple(span.image for span in self.spans)
+
+    @cached_property
+    def shift(self) -> int:
+        """By how much the positions of tokens after the prompt differ from their indices."""
+        return int(self.positions.max()) + 1 - int(self.positions.shape[1])
+
+    def positions_of(self, first: int, count: int) -> IntArray:
+        """Return the positions `[3, count]` of the text's tokens from `first` on, also of those after the prompt."""
+        known = self.positions[:, first : first + count]
+        later = np.arange(first + known.shape[1], first + count, dtype=np.int32) + self.shift
+        return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
+
+    def pieces(self, first: int, count: int, begin: int) -> list[FeaturePiece]:
+        """Return what of the images is in the text's tokens from `first` on, which are those of a step from `begin`."""
+        pieces = []
+        for span in self.spans:
+            start, end = max(span.start, first), min(span.end, first + count)
+            if start < end:
+                pieces.append(FeaturePiece(begin + start - first, begin + end - first, span.image, start - span.start))
+        return pieces
+
+    def without_virtual(self, tokens: TokenList) -> list[int]:
+        """Return tokens with the placeholder in the place of images' tokens."""
+        return [int(token) if token >= 0 else self.placeholder for token in tokens]

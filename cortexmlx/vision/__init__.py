@@ -1,0 +1,1 @@
+"""Images in prompts: opening, preparing and encoding them, and where they are among a prompt's tokens."""

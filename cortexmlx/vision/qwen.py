@@ -1,0 +1,385 @@
+"""The vision tower of Qwen3-VL, Qwen3.5 and Qwen3.6, and the positions of image tokens in their language models.
+
+mlx-lm's classes drop the tower's tensors. They are read from the weight files here, beside a loaded model. Only the
+towers of Qwen3-VL have deepstack features.
+
+transformers' `modeling_qwen3_vl` and `modeling_qwen3_5`, vLLM's `qwen3_vl` and mlx-vlm's `qwen3_vl` agree on the
+computation. For the learned positions, transformers interpolates in float32 as here, the other two in the model's type.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from cortexmlx.errors import ModelCorrupt, ModelUnsupported
+from cortexmlx.models import weights as model_weights
+from cortexmlx.models.draft_head import check_tensors, quantize_head
+from cortexmlx.models.folder import translate_weight_errors
+from cortexmlx.models.safetensors_check import find_tensors
+from cortexmlx.types.arrays import IntArray
+
+TOWER_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""The `model_type` of models whose checkpoints have this tower."""
+
+_PREFIX = re.compile(r"(?:(?:model|language_model)\.)*(?:visual|vision_tower)\.")
+"""How names begin: `model.visual.` in transformers' models, `visual.` in vLLM's, `vision_tower.` in mlx-vlm's. mlx-vlm
+also reads `model.language_model.visual.`.
+"""
+
+_FUSED_DIMS = (64, 80, 128)
+"""The head dimensions that MLX's fused attention on Apple GPUs has (`sdpa_full_supported_head_dim`). Heads of 72 are
+padded, as in mlx-vlm's `ensure_fused_sdpa`: otherwise all scores are in memory at once.
+"""
+
+_MAX_SCORES = 1 << 25
+"""How many scores are computed at once where attention is not fused, as on a CPU: 128 MB in float32."""
+
+_THETA = 10000.0
+"""The base of the rotation by rows and columns."""
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """The sizes of a tower, under the names of config.json's `vision_config`.
+
+    A patch is `patch_size` pixels wide and high, in `temporal_patch_size` frames: the processor repeats an image. A
+    token is `spatial_merge_size` patches wide and high. `out_hidden_size` is the width of the language model. The
+    learned positions are a square grid. Deepstack features are taken after the blocks `deepstack_visual_indexes`.
+    """
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    out_hidden_size: int
+    num_position_embeddings: int
+    in_channels: int = 3
+    temporal_patch_size: int = 2
+    spatial_merge_size: int = 2
+    deepstack_visual_indexes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> TowerConfig:
+        """Return the sizes that a `vision_config` states. Raises ModelUnsupported if it lacks one, or asks for another
+        computation.
+        """
+        stated = {each.name: config.get(each.name, each.default) for each in fields(cls)}
+        layers = stated.pop("deepstack_visual_indexes") or ()
+        layers = tuple(layers) if isinstance(layers, Sequence) else (layers,)
+        wrong = [name for name, value in stated.items() if type(value) is not int or not 0 < value < 1 << 16]
+        if not wrong:
+            sizes, rope = cls(**stated, deepstack_visual_indexes=layers), config.get("rope_parameters")
+            fits = {
+                "num_heads": sizes.hidden_size % (4 * sizes.num_heads) == 0,
+                "num_position_embeddings": sizes.num_position_embeddings
+                == math.isqrt(sizes.num_position_embeddings) ** 2,
+                "spatial_merge_size": sizes.spatial_merge_size <= 16,
+                "deepstack_visual_indexes": all(layer in range(sizes.depth) for layer in layers),
+                "hidden_act": config.get("hidden_act", "gelu_pytorch_tanh") == "gelu_pytorch_tanh",
+                "rope_parameters": not isinstance(rope, Mapping) or rope.get("rope_theta", _THETA) == _THETA,
+            }
+            wrong = [name for name, is_known in fits.items() if not is_known]
+        if wrong:
+            values = ", ".join(f"{name} {config.get(name)!r}" for name in wrong)
+            raise ModelUnsupported(f"the vision_config in config.json has {values}: no tower with that is known")
+        return sizes
+
+
+@dataclass
+class TowerState:
+    """An image on its way through a tower, between two blocks."""
+
+    hidden: mx.array
+    """`[patches, hidden]`, in the tower's type."""
+    cosine: mx.array
+    """Of the angles of each patch, `[patches, 1, head_dim / 2]` float32."""
+    sine: mx.array
+    frames: int
+    """Patches see each other within a frame. An image is one."""
+    next_block: int = 0
+    deepstack: list[mx.array] = field(default_factory=list)
+    """Features `[tokens, out_hidden]` of the blocks so far."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Return what a step left to be computed: evaluate it before the next step to bound time and memory."""
+        return [self.hidden, *self.deepstack]
+
+
+class VisionTower(nn.Module):  # type: ignore[misc]
+    """Turns the patches of one image into features, the embeddings of its tokens for the language model.
+
+    Call `begin`, then `step` for each of the `config.depth` blocks, then `finish`. Other work may run in between.
+    Nothing is evaluated, but where many scores are computed in parts.
+    """
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        self.config = config
+        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel)
+        self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
+        self.blocks = [_Block(config) for _ in range(config.depth)]
+        self.merger = _Merger(config, is_norm_after=False)
+        if config.deepstack_visual_indexes:
+            self.deepstack_merger_list = [_Merger(config, is_norm_after=True) for _ in config.deepstack_visual_indexes]
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
+        """Return the state of an image before the first block.
+
+        `patches` `[patches, channels * frames * size * size]` are the processor's `pixel_values` of this image: those
+        of one token are neighbours. `grid` is its `image_grid_thw`: frames, rows and columns, in patches.
+
+        Raises ValueError if the two do not fit each other or the tower.
+        """
+        frames, rows, columns = grid
+        merge, embed = self.config.spatial_merge_size, self.patch_embed.proj
+        weight = embed.weight.moveaxis(4, 1).flatten(1)  # patches do not overlap, so the convolution is a product
+        wanted = frames * rows * columns, weight.shape[1]
+        if min(grid) < 1 or rows % merge or columns % merge or patches.shape != wanted:
+            raise ValueError(
+                f"patches of the shape {patches.shape} for a grid of {frames} x {rows} x {columns}: rows and columns "
+                f"are multiples of {merge}, and a patch has {weight.shape[1]} numbers"
+            )
+        indices = np.indices((rows, columns), np.int32).reshape(2, rows // merge, merge, columns // merge, merge)
+        row, column = indices.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+        positions = self._interpolate_positions(rows, columns)[mx.array(row), mx.array(column)]
+        hidden = patches.astype(weight.dtype) @ weight.T + embed.bias
+        hidden = hidden + mx.tile(positions.astype(hidden.dtype), (frames, 1))
+        quarter = self.config.hidden_size // self.config.num_heads // 4
+        rates = _THETA ** (-np.arange(quarter) / quarter)
+        angles = np.concatenate([row[:, None] * rates, column[:, None] * rates], axis=1).astype(np.float32)
+        turns = mx.array(np.tile(angles, (frames, 1))[:, None])
+        return TowerState(hidden, mx.cos(turns), mx.sin(turns), frames)
+
+    def step(self, state: TowerState) -> None:
+        """Take an image through its next block. Raises IndexError after the last one."""
+        number = state.next_block
+        state.hidden = self.blocks[number](state)
+        if number in self.config.deepstack_visual_indexes:
+            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(number)]
+            state.deepstack.append(merger(state.hidden))
+        state.next_block += 1
+
+    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+        """Return an image's features `[tokens, out_hidden]`, which replace the embeddings of its tokens, and a list of
+        deepstack features of the same shape. The i-th of them is added to the states of these tokens after layer i of
+        the language model. Raises ValueError before the last block.
+        """
+        if state.next_block < len(self.blocks):
+            raise ValueError(f"the image is through {state.next_block} of {len(self.blocks)} blocks")
+        return self.merger(state.hidden), state.deepstack
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+
+    def _interpolate_positions(self, rows: int, columns: int) -> mx.array:
+        """Return the learned positions, stretched from corner to corner: `[rows, columns, hidden]` float32."""
+        side = math.isqrt(self.config.num_position_embeddings)
+        grid: mx.array = self.pos_embed(mx.arange(side * side)).astype(mx.float32).reshape(side, side, -1)
+        for axis, size in enumerate((rows, columns)):
+            source = np.arange(size) * ((side - 1) / max(size - 1, 1))
+            low = source.astype(np.int32)
+            high = np.minimum(low + 1, side - 1)
+            share = mx.array((source - low).astype(np.float32)).reshape([-1 if axis == i else 1 for i in range(3)])
+            taps = (mx.take(grid, mx.array(tap), axis=axis) for tap in (low, high))
+            grid = next(taps) * (1 - share) + next(taps) * share
+        return grid
+
+
+class _Block(nn.Module):  # type: ignore[misc]
+    """Attention among the patches of a frame, and a perceptron, each behind a norm."""
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.norm1 = nn.LayerNorm(size, eps=1e-6)
+        self.norm2 = nn.LayerNorm(size, eps=1e-6)
+        self.attn = _Attention(size, config.num_heads)
+        self.mlp = _Perceptron(size, config.intermediate_size, size, nn.gelu_approx)
+
+    def __call__(self, state: TowerState) -> mx.array:
+        hidden = state.hidden + self.attn(self.norm1(state.hidden), state)
+        output: mx.array = hidden + self.mlp(self.norm2(hidden))
+        return output
+
+
+class _Attention(nn.Module):  # type: ignore[misc]
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.qkv = nn.Linear(size, 3 * size)
+        self.proj = nn.Linear(size, size)
+
+    def __call__(self, hidden: mx.array, state: TowerState) -> mx.array:
+        patches, size = hidden.shape
+        frames, dim = state.frames, size // self._heads
+        padding = next((fused - dim for fused in _FUSED_DIMS if fused >= dim), 0)
+        queries, keys, values = mx.split(self.qkv(hidden).reshape(patches, 3 * self._heads, dim), 3, axis=1)
+        queries, keys = (_rotate_pairs(heads, state.cosine, state.sine) for heads in (queries, keys))
+        queries, keys, values = (  # [frames, heads, patches of a frame, dim]
+            mx.pad(heads.reshape(frames, -1, self._heads, dim).transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, padding)])
+            for heads in (queries, keys, values)
+        )
+        is_fused = dim + padding in _FUSED_DIMS and mx.default_device() != mx.cpu
+        count = patches if is_fused else max(_MAX_SCORES // (patches * self._heads), 1)
+        parts = []
+        for at in range(0, patches // frames, count):
+            query_part = queries[:, :, at : at + count]
+            parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=dim**-0.5))
+            if count < patches // frames:
+                mx.eval(parts)  # MLX would allocate the scores of all parts before it computes the first
+        output = mx.concatenate(parts, axis=2)[..., :dim].transpose(0, 2, 1, 3).reshape(patches, size)
+        projected: mx.array = self.proj(output)
+        return projected
+
+
+class _Perceptron(nn.Module):  # type: ignore[misc]
+    def __init__(self, size: int, inner: int, out: int, activate: Callable[[mx.array], mx.array]) -> None:
+        super().__init__()
+        self._activate = activate
+        self.linear_fc1 = nn.Linear(size, inner)
+        self.linear_fc2 = nn.Linear(inner, out)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        output: mx.array = self.linear_fc2(self._activate(self.linear_fc1(states)))
+        return output
+
+
+class _Merger(_Perceptron):
+    """Joins the neighbouring patches of a token. Those of deepstack features have their norm after the joining."""
+
+    def __init__(self, config: TowerConfig, *, is_norm_after: bool) -> None:
+        joined = config.hidden_size * config.spatial_merge_size**2
+        super().__init__(joined, joined, config.out_hidden_size, nn.gelu)
+        self._joined = joined
+        self.norm = nn.LayerNorm(joined if is_norm_after else config.hidden_size, eps=1e-6)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        normed = self.norm(states.reshape(-1, self.norm.weight.shape[0]))
+        return super().__call__(normed.reshape(-1, self._joined))
+
+
+def _rotate_pairs(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
+    """Return heads `[patches, heads, dim]` rotated in float32. The two numbers of a pair are half the dimension apart;
+    the first half of the pairs turns by rows, and the second by columns.
+    """
+    first, second = mx.split(heads.astype(mx.float32), 2, axis=-1)
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
+    return mx.concatenate(rotated, axis=-1).astype(heads.dtype)
+
+
+def read_tower(
+    folder: Path, config: Mapping[str, Any], model_dtype: mx.Dtype, *, keep_packed: bool = True
+) -> VisionTower | None:
+    """Read the vision tower in `folder`, whose config.json is `config`, and evaluate it on this thread. Return None for
+    a model without one, or without its tensors.
+
+    The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not with `keep_packed=False`.
+
+    Raises ModelCorrupt if tensors are missing, damaged or of other shapes. Raises ModelUnsupported for a tower of
+    another kind, or with weights that were quantized in another way than MLX's.
+    """
+    vision_config = config.get("vision_config")
+    if config.get("model_type") not in TOWER_MODELS or not isinstance(vision_config, Mapping):
+        return None
+    files = find_tensors(folder, lambda name: _PREFIX.match(name) is not None)
+    if not files:
+        return None
+    prefixes = sorted({match[0] for name in files if (match := _PREFIX.match(name))})
+    sizes = TowerConfig.from_config(vision_config)
+    if len(prefixes) > 1 or sizes.depth > len(files):
+        raise ModelCorrupt(
+            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(prefixes)}*, but config.json "
+            f"asks for one tower with {sizes.depth} blocks. Download the model again."
+        )
+    with translate_weight_errors(folder):
+        arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(files.values())}
+        weights = {name.removeprefix(prefixes[0]): arrays[file][name] for name, file in files.items()}
+        tower, kernel = VisionTower(sizes), "patch_embed.proj.weight"
+        if kernel in weights and weights[kernel].shape[1:2] == (sizes.in_channels,):
+            weights[kernel] = weights[kernel].moveaxis(1, -1)  # as makers store it; converters put the channels last
+        quantize_head(folder, tower, weights, config.get("quantization") or {}, prefixes[0])
+        check_tensors(folder, tower, weights, prefixes[0], "vision tower")
+        tower.load_weights(list(weights.items()))
+        tower.set_dtype(model_dtype)
+        if not keep_packed:
+            model_weights.dequantize_layers(tower)
+        mx.eval(mx.random.state, tower.parameters())  # the state: see `_evaluate` of `load`
+    return tower
+
+
+@dataclass(frozen=True)
+class ImageSpan:
+    """The tokens of one image in a prompt: rows of columns, in each frame."""
+
+    start: int
+    """The index of the first one in the prompt."""
+    frames: int
+    rows: int
+    """Tokens, not patches."""
+    columns: int
+
+    @property
+    def end(self) -> int:
+        """Return the index of the token after the image."""
+        return self.start + self.frames * self.rows * self.columns
+
+
+def rope_positions(length: int, spans: Sequence[ImageSpan]) -> tuple[IntArray, list[int]]:
+    """Return the positions `[3, length]` of a prompt's tokens, by frame, row and column, and one delta for each image:
+    what a token after it, and before the next one, has as its position less its index.
+
+    The three are the same for text. An image of r rows and c columns begins at the next position, and takes max(r, c)
+    of them (transformers' `get_rope_index`).
+
+    Raises ValueError if spans overlap, are not in order, or do not lie in the prompt.
+    """
+    positions = np.tile(np.arange(length, dtype=np.int32), (3, 1))
+    deltas: list[int] = []
+    end = delta = 0
+    for span in spans:
+        if not end <= span.start < span.end <= length:
+            raise ValueError(f"an image at tokens {span.start} to {span.end} of {length}, the one before ends at {end}")
+        grid = np.indices((span.frames, span.rows, span.columns), dtype=np.int32).reshape(3, -1)
+        positions[:, span.start : span.end] = grid + (span.start + delta)
+        delta += span.start + max(span.rows, span.columns) - span.end
+        deltas.append(delta)
+        end = span.end
+        positions[:, end:] = np.arange(end, length, dtype=np.int32) + delta
+    return positions, deltas
+
+
+def rotate(
+    x: mx.array, positions: mx.array, sections: tuple[int, int, int], dims: int, rope: Callable[..., mx.array]
+) -> mx.array:
+    """Return queries or keys `[T, heads, 1, dim]` rotated to `positions` `[3, T]`, in their own type.
+
+    `rope(x, offset=positions)` is the layer's own plain rotation of the first `dims` numbers of a head, such as
+    `nn.RoPE(dims, base=theta)`. Where the three positions of a token are equal, the result is the same to the bit.
+
+    Of the pairs 0, 1, 2, 3, ..., every third one from 1 turns by row, and every third one from 2 by column, as many of
+    each as `sections` says. All others turn by frame (transformers' `recomposition_frequencies`, vLLM's
+    `apply_interleaved_rope`).
+    """
+    pair = np.arange(x.shape[-1]) % (dims // 2)
+    axis = pair % 3  # also of what is behind `dims`, which no rotation changes
+    axis[pair >= 3 * np.array(sections)[axis]] = 0
+    rotated = rope(x, offset=positions[0])
+    for number in (1, 2):
+        rotated = mx.where(mx.array(axis == number), rope(x, offset=positions[number]), rotated)
+    return rotated

@@ -1,0 +1,131 @@
+"""ImageReader: turns the images in messages into tokens. Any thread may use it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.types.images import ImageLayout, PlacedImage, PreparedImage
+from cortexmlx.vision.images import MAX_IMAGES, ImageProcessor, ImageSource, open_image
+from cortexmlx.vision.qwen import ImageSpan, rope_positions
+
+REMEMBERED_BYTES = 128 << 20
+"""Prepared images of so many bytes are remembered, the latest ones: a conversation shows its images in every turn."""
+
+
+class ImageReader:
+    """Opens images, prepares them as a model's `processor` does, and writes them into texts as marks, which `encode`
+    replaces by the images' tokens.
+
+    `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
+    the template writes in its place.
+    """
+
+    def __init__(
+        self,
+        processor: ImageProcessor,
+        placeholder: int,
+        open_mark: str = "<|vision_start|>",
+        close_mark: str = "<|vision_end|>",
+    ) -> None:
+        self._processor = processor
+        self._placeholder = placeholder
+        self._around = open_mark, close_mark
+        self._lock = threading.Lock()
+        nonce = secrets.token_hex(8)  # no text of a user looks like a mark
+        self._mark = f"\ue000{nonce}:{{}}\ue001"
+        self._pattern = re.compile(f"\ue000{nonce}:([0-9a-f]{{64}})\ue001")
+        self._by_source: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._by_key: dict[str, PreparedImage] = {}
+        self._by_first_token: dict[int, PreparedImage] = {}
+
+    def write(self, part: Mapping[str, Any]) -> str:
+        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
+        source = _source_of(part)
+        digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else None
+        with self._lock:
+            image = None if digest is None else self._by_source.get(digest)
+            if image is not None and digest is not None:
+                self._by_source.move_to_end(digest)
+        if image is None:
+            made = self._processor.make_patches(open_image(source))
+            frames, rows, columns = made.grid
+            merge = math.isqrt(rows * columns * frames // made.tokens)
+            grid = frames, rows // merge, columns // merge
+            image = PreparedImage(made.digest, made.patches, made.grid, grid)
+            image = self._remember(digest or made.digest, image)
+        return self._around[0] + self._mark.format(image.key.hex()) + self._around[1]
+
+    def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
+        """Remember an image by its source, or the one that is there already with the same key. Return it."""
+        with self._lock:
+            image = self._by_key.setdefault(image.key.hex(), image)
+            self._by_first_token[image.tokens[0]] = self._by_source[source] = image
+            size = sum(each.patches.nbytes for each in self._by_key.values())
+            while size > REMEMBERED_BYTES and len(self._by_source) > MAX_IMAGES:
+                _, dropped = self._by_source.popitem(last=False)
+                if all(each is not dropped for each in self._by_source.values()):
+                    size -= dropped.patches.nbytes
+                    self._by_key.pop(dropped.key.hex(), None)
+                    self._by_first_token.pop(dropped.tokens[0], None)
+        return image
+
+    def split(self, text: str) -> list[str | tuple[int, ...]] | None:
+        """Return the texts of a text with marks, and the tokens of the images between them; None: it has no marks. The
+        first part is a text.
+        """
+        parts = self._pattern.split(text)
+        if len(parts) == 1:
+            return None
+        with self._lock:
+            return [self._by_key[part].tokens if index % 2 else part for index, part in enumerate(parts)]
+
+    def find_images(self, tokens: Sequence[int]) -> ImageLayout | None:
+        """Return where the images are in a prompt's tokens; None if there are none. Raises InvalidRequest for too many,
+        and for negative tokens of no image.
+        """
+        spans = tuple(self._find_spans(tokens))
+        if not spans:
+            return None
+        if len(spans) > MAX_IMAGES:
+            raise InvalidRequest(f"the prompt has {len(spans)} images, but {MAX_IMAGES} is the most: leave some out")
+        positions, _ = rope_positions(len(tokens), [ImageSpan(span.start, *span.image.merged_grid) for span in spans])
+        return ImageLayout(spans, positions, self._placeholder)
+
+    def _find_spans(self, tokens: Sequence[int]) -> Iterator[PlacedImage]:
+        index = 0
+        while (start := next((i for i in range(index, len(tokens)) if tokens[i] < 0), None)) is not None:
+            with self._lock:
+                image = self._by_first_token.get(tokens[start])
+            index = start + (0 if image is None else len(image.tokens))
+            if image is None or tuple(tokens[start:index]) != image.tokens:
+                raise InvalidRequest(f"token id {tokens[start]} is outside the vocabulary")
+            yield PlacedImage(start, image)
+
+
+def _source_of(part: Mapping[str, Any]) -> ImageSource:
+    """Return the image of a message's part: what `image` is, or the bytes of a data URL. Raises InvalidRequest."""
+    image: Any = part.get("image")
+    if image is None:
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if not isinstance(url, str) or not url.startswith("data:"):
+            raise InvalidRequest(
+                f"an image's URL begins with {str(url)[:40]!r}, but only data URLs are read, nothing is fetched: send "
+                "`data:image/png;base64,...`",
+                field="image_url",
+            )
+        try:
+            return base64.b64decode(url.partition(",")[2], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"an image's data URL is no base64: {error}", field="image_url") from error
+    return bytes(image) if isinstance(image, (bytearray, memoryview)) else image

@@ -1,0 +1,202 @@
+"""Sight: what a model that sees images has beside its text part. Only the engine's thread may use it.
+
+A tower makes features of an image, one vector for each of its tokens. They take the place of the tokens' embeddings.
+The tower runs layer by layer between the engine's steps, so that nobody who waits for tokens waits for a whole image.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from cortexmlx.types.arrays import IntArray
+from cortexmlx.types.images import FeaturePiece, PreparedImage
+from cortexmlx.vision.qwen import TowerState, VisionTower, rotate
+
+FEATURE_BYTES = 256 << 20
+"""Features of so many bytes are kept, the latest used ones. Others are computed again when they are needed."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a tower makes of an image."""
+
+    tokens: mx.array
+    """`[tokens, h]`: they take the place of its tokens' embeddings."""
+    deep: Sequence[mx.array]
+    """`[tokens, h]` each: the i-th is added to what layer i of the text part makes of its tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Their bytes."""
+        return sum(array.nbytes for array in (self.tokens, *self.deep))
+
+
+class Sight:
+    """The vision tower of a loaded model, and the features of the images that it has seen last."""
+
+    def __init__(self, tower: VisionTower, model: nn.Module) -> None:
+        self.tower = tower
+        self._text = model.language_model.model
+        self._features: OrderedDict[bytes, Features] = OrderedDict()
+        self._waiting: deque[PreparedImage] = deque()
+        self._state: TowerState | None = None
+        self._model = model
+        self._step = StepImages()
+
+    def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
+        """Have the text part look here in each step, and `more_layers`, such as a draft head's: see `StepImages`. Call
+        it once, after all else that changes modules.
+        """
+        self._step.install(self._model, self.tower, more_layers)
+
+    # -- features -----------------------------------------------------------------------------------------------------
+
+    def want(self, images: Sequence[PreparedImage]) -> None:
+        """Have the features of images computed by the next calls of `advance`."""
+        known = {image.key for image in self._waiting} | self._features.keys()
+        self._waiting += [image for image in images if image.key not in known]
+
+    def has_features(self, images: Sequence[PreparedImage]) -> bool:
+        """Return whether the features of images are computed."""
+        return all(image.key in self._features for image in images)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `advance` has something to do."""
+        return bool(self._waiting)
+
+    def advance(self) -> None:
+        """Run one more layer of the tower, on the image that waits longest. Raises what MLX raises without memory; then
+        that image waits no more.
+        """
+        if not self._waiting:
+            return
+        image = self._waiting[0]
+        try:
+            if self._state is None:
+                self._state = self.tower.begin(mx.array(image.patches), image.grid)
+            self.tower.step(self._state)
+            mx.eval(self._state.arrays)
+            if self._state.next_block < self.tower.config.depth:
+                return
+            self._keep(image, self._finish(self._state))
+        except BaseException:
+            self._end_first()
+            raise
+        self._end_first()
+
+    def _end_first(self) -> None:
+        """Go on with the next image."""
+        self._state = None
+        self._waiting.popleft()
+
+    def _finish(self, state: TowerState) -> Features:
+        tokens, deep = self.tower.finish(state)
+        mx.eval(tokens, deep)
+        return Features(tokens, deep)
+
+    def forget(self) -> None:
+        """Forget the images that wait, because the engine begins anew."""
+        self._waiting.clear()
+        self._state = None
+
+    def _keep(self, image: PreparedImage, features: Features) -> None:
+        """Keep an image's features, and drop those that were used longest ago."""
+        self._features[image.key] = features
+        while len(self._features) > 1 and self.nbytes > FEATURE_BYTES:
+            self._features.popitem(last=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features that are kept."""
+        return sum(each.nbytes for each in self._features.values())
+
+    def _features_of(self, image: PreparedImage) -> Features:
+        """Return an image's features; compute them now if they were dropped."""
+        if image.key not in self._features:
+            state = self.tower.begin(mx.array(image.patches), image.grid)
+            for _ in range(self.tower.config.depth):
+                self.tower.step(state)
+                mx.eval(state.arrays)
+            self._keep(image, self._finish(state))
+        self._features.move_to_end(image.key)
+        return self._features[image.key]
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, positions: mx.array, axes: IntArray | None) -> None:
+        """Begin a step whose tokens are rotated by `positions` `[T]`, or by `axes` `[3, T]`."""
+        self._step.begin(positions, axes)
+
+    def embed(self, tokens: mx.array, pieces: Sequence[FeaturePiece]) -> mx.array:
+        """Return the embeddings `[T, 1, h]` of a step's tokens `[T]`, with those of images from their features."""
+        embeddings = self._text.embed_tokens(mx.maximum(tokens, 0))
+        layers: list[mx.array] = []
+        for piece in pieces:
+            features, span = self._features_of(piece.image), slice(piece.first, piece.first + piece.end - piece.begin)
+            embeddings[piece.begin : piece.end] = features.tokens[span].astype(embeddings.dtype)
+            for index, deep in enumerate(features.deep):
+                if index == len(layers):
+                    layers.append(mx.zeros_like(embeddings))
+                layers[index][piece.begin : piece.end] = deep[span].astype(embeddings.dtype)
+        self._step.deep = [layer[:, None] for layer in layers]
+        flat: mx.array = embeddings[:, None]
+        return flat
+
+
+class StepImages:
+    """What the layers of the text part do otherwise in a step with tokens of images: rotary positions have three axes,
+    and the first layers' outputs get features of the tower's inner layers (`deep` `[T, 1, h]` each).
+    """
+
+    def __init__(self) -> None:
+        self._positions: mx.array | None = None
+        self._axes: mx.array | None = None
+        self.deep: list[mx.array] = []
+
+    def begin(self, positions: mx.array, axes: IntArray | None) -> None:
+        """Begin a step. Models get the very array `positions` `[T]` as their offset."""
+        self._positions = positions
+        self._axes = None if axes is None else mx.array(np.ascontiguousarray(axes))
+        self.deep = []
+
+    def install(self, model: nn.Module, tower: VisionTower, more_layers: Sequence[nn.Module]) -> None:
+        """Have the rotary modules and the first layers of a model look here. Its class stays as it is."""
+        args = model.language_model.args
+        settings = {**(getattr(args, "rope_scaling", None) or {}), **(getattr(args, "rope_parameters", None) or {})}
+        sections = tuple(settings.get("mrope_section", (24, 20, 20)))
+        for layer in (*model.language_model.model.layers, *more_layers):
+            rope = getattr(getattr(layer, "self_attn", None), "rope", None)
+            if rope is not None:
+                rope.__class__ = self._make_rope(type(rope), sections)
+        for index, layer in enumerate(model.language_model.model.layers[: len(tower.config.deepstack_visual_indexes)]):
+            layer.__class__ = self._make_layer(type(layer), index)
+
+    def _make_rope(self, kind: Any, sections: Any) -> Any:
+        """Return a subclass of a rotary module class that rotates by three axes in a step that has them."""
+
+        class ThreeAxes(kind):  # type: ignore[misc]
+            def __call__(module, x: mx.array, offset: Any = 0) -> mx.array:
+                if self._axes is not None and offset is self._positions:
+                    return rotate(x, self._axes, sections, module.dims, super().__call__)
+                out: mx.array = super().__call__(x, offset=offset)
+                return out
+
+        return ThreeAxes
+
+    def _make_layer(self, kind: Any, index: int) -> Any:
+        """Return a subclass of a layer class whose output gets features of images."""
+
+        class Deep(kind):  # type: ignore[misc]
+            def __call__(module, *inputs: Any, **options: Any) -> mx.array:
+                out: mx.array = super().__call__(*inputs, **options)
+                return out + self.deep[index] if index < len(self.deep) else out
+
+        return Deep

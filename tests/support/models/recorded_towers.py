@@ -1,0 +1,60 @@
+"""What `tests/vision/record.py` recorded of other makers' vision towers, and the same for one of ours."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from support.models.towers import tower_tensor, uniform
+
+Tensors = dict[str, mx.array]
+
+FOLDER = Path(__file__).parents[2] / "vision" / "recorded"
+
+
+@cache
+def recorded(name: str) -> dict[str, Any]:
+    """Return the arrays of a recorded file, and what it holds as JSON."""
+    with np.load(FOLDER / f"{name}.npz") as file:
+        return {key: json.loads(str(value)) if value.dtype.kind == "U" else value for key, value in file.items()}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the config.json of a recorded tower, with the shapes of its tensors in `shapes`."""
+    config: dict[str, Any] = recorded(f"tower_{name}")["config"]
+    return config
+
+
+def tensors_of(name: str) -> Tensors:
+    """Return the tensors of a recorded tower under the names that its maker gives them."""
+    shapes = config_of(name)["shapes"].items()
+    return {path: mx.array(tower_tensor(path.removeprefix("model.visual."), shape)) for path, shape in shapes}
+
+
+def converted(tensors: Tensors) -> Tensors:
+    """Return tensors as mlx-vlm converts them: other names, and the channels of a convolution last."""
+    renamed = {path.replace("model.visual", "vision_tower"): value for path, value in tensors.items()}
+    return {path: value.moveaxis(1, 4) if value.ndim == 5 else value for path, value in renamed.items()}
+
+
+def features(name: str, tower: Any) -> list[np.ndarray]:
+    """Return the features of every recorded image, each followed by its deepstack features."""
+    found, width = [], 6 * config_of(name)["vision_config"]["patch_size"] ** 2
+    for number, grid in enumerate(recorded(f"tower_{name}")["grids"].tolist()):
+        state = tower.begin(mx.array(uniform(f"pixels {number}", (int(np.prod(grid)), width))), grid)
+        for _ in range(tower.config.depth):
+            tower.step(state)
+        merged, deepstack = tower.finish(state)
+        found += [np.array(each) for each in (merged, *deepstack)]
+    return found
+
+
+def difference(name: str, tower: Any, wanted: list[np.ndarray] | None = None) -> float:
+    """Return how far features are at most from those that are wanted: from the recorded ones, if none are given."""
+    wanted = wanted or [value for key, value in recorded(f"tower_{name}").items() if key[:4] in ("feat", "deep")]
+    return max(float(np.abs(a - b).max()) for a, b in zip(features(name, tower), wanted, strict=True))

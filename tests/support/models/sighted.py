@@ -1,0 +1,85 @@
+"""Tiny models that see images, and images to show them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from support.models.tiny import write_tiny
+from support.models.towers import tower_tensor
+
+VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+PLACEHOLDER = 300
+ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def write_sighted(folder: Path, name: str = "qwen3_5", **changes: Any) -> Path:
+    """Write the tiny model `name` with a vision tower, and what says how images are prepared."""
+    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if name == "qwen3_vl" else {})
+    settings = {"vision_config": vision, "image_token_id": PLACEHOLDER, "model_type": name}
+    settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if name == "qwen3_vl" else {"rope_parameters": ROPE}
+    write_tiny(folder, {"qwen3_vl": "qwen3"}.get(name, name), **settings | changes)
+    return add_sight(folder, name, vision)
+
+
+def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None) -> Path:
+    """Add a vision tower to the model in a folder, and what says how images are prepared."""
+    from cortexmlx.vision.qwen import TowerConfig, VisionTower
+
+    if vision is None:
+        vision = VISION
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"vision_config": vision, "image_token_id": PLACEHOLDER, "rope_parameters": ROPE}
+        (folder / "config.json").write_text(json.dumps(config))
+    tensors = mx.load(str(folder / "model.safetensors"))
+    for path, array in tree_flatten(VisionTower(TowerConfig.from_config(vision)).parameters()):
+        tensors[f"vision_tower.{path}"] = mx.array(tower_tensor(path, array.shape))
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    settings = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 4, "merge_size": 2}
+    settings |= {"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 40}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def picture(width: int, height: int, seed: int = 0) -> Any:
+    """A PIL image of random pixels."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def shown(text: str, *images: Any) -> dict[str, Any]:
+    """A user's message of images and a text."""
+    parts: list[Any] = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def prompts() -> list[list[dict[str, Any]]]:
+    """Prompts with none, one, three and two images, one of them twice."""
+    first, wide, square = picture(24, 32, 0), picture(64, 16, 1), picture(32, 32, 2)
+    return [
+        [{"role": "user", "content": "plain text"}],
+        [shown("what?", first)],
+        [shown("a", first, wide), {"role": "assistant", "content": "then"}, shown("b?", square)],
+        [shown("x " * 40, wide), {"role": "assistant", "content": "so"}, shown("tell", wide)],
+    ]

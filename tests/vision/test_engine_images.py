@@ -1,0 +1,184 @@
+"""Images in an engine: answers are those that transformers' own models give (`record_answers.py`), whatever else runs.
+
+The same image in the same place is the same text: it is found in the cache, in memory and on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.core.prompt import tokenize
+from cortexmlx.errors import InvalidRequest, PromptTooLong
+from cortexmlx.types.request import FinishReason
+from cortexmlx.vision.sight import Sight
+from support.models.draft_heads import write_draft_head
+from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
+from support.models.tiny import write_tiny
+
+pytest.importorskip("PIL")
+ANSWERS = json.loads((Path(__file__).parent / "recorded" / "answers.json").read_text())
+ASKED: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("sighted")
+    return {name: write_sighted(root / name, name) for name in ANSWERS}
+
+
+def assert_recorded(name: str, results: list[Any]) -> None:
+    for result, wanted in zip(results, ANSWERS[name], strict=True):
+        assert list(result.token_ids) == [token for token, _ in wanted]
+        if result.logprobs:
+            given = [each.logprob for each in result.logprobs]
+            assert given == pytest.approx([logprob for _, logprob in wanted], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3_vl", {}),
+        ("qwen3_5", {"prefill_budget": 8}),
+        ("qwen3_5", {"speculate": True, "max_rows": 2}),
+        ("qwen3_vl", {"attention": "sim", "prefill_budget": 16}),
+        ("qwen3_vl", {"kv_memory": 60_000, "block_size": 8, "prefill_budget": 8}),
+        ("qwen3_vl", {"prefix_cache": False, "pipeline": False}),
+    ],
+)
+def test_answers_are_those_of_transformers_in_any_company(
+    folders: dict[str, Path], name: str, options: dict[str, Any]
+) -> None:
+    with Engine(folders[name], **{"speculate": False} | options) as engine:
+        for _ in range(2):  # the second time much of it is cached
+            handles = [
+                engine.submit(prompt, logprobs=1, n=1 + index % 2, **ASKED) for index, prompt in enumerate(prompts())
+            ]
+            results = [handle.result() for handle in handles]
+            assert_recorded(name, results)
+            assert all(other.token_ids == result.token_ids for result in results for other in result.others)
+        assert options.get("kv_memory") is None or engine.stats().preemptions > 0
+
+
+def test_drafts_and_the_models_head_change_no_token(folders: dict[str, Path], tmp_path: Path) -> None:
+    write_draft_head(tmp_path / "head", "qwen3_5")
+    model = add_sight(tmp_path / "head", "qwen3_5")
+    with Engine(model, speculate=False) as engine:
+        plain = [engine.generate(prompt, **ASKED) for prompt in prompts()]
+    with Engine(model) as engine:
+        core = engine._worker.core
+
+        def draft() -> None:  # wrong ones at each step, of the head where it knows the row
+            from cortexmlx.speculation.drafter import HeadQuery
+
+            jobs = [] if core._in_flight else core.scheduler.draftable_jobs
+            rows = [(j.id, j.generation, len(j.tokens) - 2, j.tokens[-1], j.position_shift) for j in jobs]
+            query = HeadQuery(rows, 3, core.scheduler.locate_rows(jobs))
+            for job, tokens in zip(jobs, core.runner.propose(query) if jobs else (), strict=True):
+                core.scheduler.set_drafts(job.id, tokens or [7, 8])
+
+        core.speculation.draft = draft  # type: ignore[method-assign]
+        handles = [engine.submit(prompt, **ASKED) for prompt in prompts()]
+        results = [handle.result() for handle in handles]
+        assert [each.token_ids for each in results] == [each.token_ids for each in plain]
+        assert engine.stats().speculation.drafted > 20
+
+
+def test_the_same_image_is_computed_once_and_another_of_its_size_never_hits(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    def cached(engine: Engine, *prompt: Any) -> tuple[int, int]:
+        usage = engine.generate(list(prompt), **ASKED).usage
+        return usage.cached_tokens, usage.prompt_tokens
+
+    photo, other, block = picture(64, 64, 3), picture(64, 64, 4), 8
+    text = "s" * 20
+    options: dict[str, Any] = {"block_size": block, "kv_store": tmp_path / "store", "speculate": False}
+    with Engine(folders["qwen3_vl"], **options) as engine:
+        assert cached(engine, shown(text, photo))[0] == 0
+        found, tokens = cached(engine, shown(text, photo))
+        assert tokens - found <= 2 * block
+        begin = len(tokenize(engine._tokenizer, [{"role": "user", "content": ""}])) + len("<|vision_start|>")
+        assert cached(engine, shown(text, other))[0] <= begin
+        question = {"role": "user", "content": "and now?"}
+        before = cached(engine, shown(text, photo))[1]
+        found, _ = cached(engine, shown(text, photo), {"role": "assistant", "content": "it is"}, question)
+        assert found >= before - 3 * block
+        deadline = time.monotonic() + 60
+        while engine.stats().kv_store.stored_blocks < 10 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    with Engine(folders["qwen3_vl"], **options) as engine:
+        found, tokens = cached(engine, shown(text, photo))
+        assert tokens - found <= 4 * block, "also after a restart, from disk"
+        assert cached(engine, shown(text, picture(64, 64, 5)))[0] <= begin
+
+
+def test_others_get_tokens_between_the_layers_of_a_tower(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(folders["qwen3_5"], speculate=False) as engine:
+        others = engine.submit("a text", max_tokens=400, ignore_eos=True)
+        seen: list[int] = []
+        own = Sight.advance
+
+        def advance(sight: Sight) -> None:
+            seen.append(engine._worker.core.measurements.generated_tokens)
+            own(sight)
+
+        monkeypatch.setattr(Sight, "advance", advance)
+        assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
+        others.cancel()
+        assert len(seen) >= 2 * 2 and others.result().finish_reason is FinishReason.CANCELLED
+
+
+def test_a_request_ends_while_its_image_is_looked_at(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(folders["qwen3_5"], speculate=False) as engine:
+        monkeypatch.setattr(Sight, "advance", lambda sight: time.sleep(0.01))
+        cancelled = engine.submit(prompts()[1], **ASKED)
+        late = engine.submit(prompts()[1], timeout=0.05, **ASKED)
+        cancelled.cancel()
+        assert cancelled.result(timeout=60).finish_reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
+        with pytest.raises(Exception, match="time"):
+            late.result(timeout=60)
+
+        def refuse(sight: Sight) -> None:
+            raise RuntimeError("[malloc] Unable to allocate")
+
+        monkeypatch.setattr(Sight, "advance", refuse)
+        with pytest.raises(Exception, match="could not be looked at"):
+            engine.generate([shown("x", picture(40, 40, 9))], **ASKED)
+        monkeypatch.undo()
+        assert_recorded("qwen3_5", [engine.generate(prompt, **ASKED) for prompt in prompts()])
+
+
+def test_what_cannot_be_shown_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    with Engine(folders["qwen3_vl"]) as engine:
+        for prompt, says, options in (
+            ([shown("x", b"no image")], "image", {}),
+            ([shown("x", tmp_path / "none.png")], "none.png", {}),
+            (
+                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}],
+                "fetched",
+                {},
+            ),
+            (
+                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:;base64,!"}}]}],
+                "base64",
+                {},
+            ),
+            ([shown("x", *[picture(8, 8)] * 101)], "images|tokens", {}),
+            (prompts()[1], "prompt_logprobs", {"prompt_logprobs": 1}),
+            ([5, -7, 5], "outside the vocabulary", {}),
+        ):
+            with pytest.raises((InvalidRequest, PromptTooLong), match=says):
+                engine.generate(prompt, max_tokens=2, **options)
+        with pytest.raises(InvalidRequest, match="pinned"):
+            engine.pin(prompts()[1])
+        assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
+    with Engine(write_tiny(tmp_path / "blind")) as engine, pytest.raises(InvalidRequest, match="only text is read"):
+        engine.generate(prompts()[1])
