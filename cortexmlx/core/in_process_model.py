@@ -55,8 +55,8 @@ from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.vision.images import ImageProcessor
 from cortexmlx.vision.qwen import read_tower
-from cortexmlx.vision.reader import ImageReader
-from cortexmlx.vision.sight import FEATURE_BYTES, Sight
+from cortexmlx.vision.reader import MAX_TOKENS, ImageReader
+from cortexmlx.vision.sight import Sight
 
 
 class InProcessModel:
@@ -160,7 +160,7 @@ class InProcessModel:
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
         reserved_memory += 0 if self.head is None else self.head.nbytes
-        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes + FEATURE_BYTES
+        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -210,7 +210,7 @@ class InProcessModel:
             if config.keep is not None:
                 raise ModelUnsupported("with keep_last, an image could be dropped in part")
             placeholder = int(loaded.config["image_token_id"])
-            self.images = ImageReader(ImageProcessor(loaded.path), placeholder)
+            self.images = ImageReader(ImageProcessor(loaded.path, MAX_TOKENS), placeholder)
         except CortexError as error:  # its text part does not need it
             self._sight_notes = (f"images are not seen: {error}",)
             return None

@@ -226,7 +226,10 @@ def render(
     """
     try:
         images = tokenizer.images
-        write = None if images is None else images.write
+        write = None
+        if images is not None:
+            images.begin()
+            write = images.write
         template_messages = [_template_message(number, message, write) for number, message in enumerate(messages, 1)]
         tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
         rendered_prompt = tokenizer.render(template_messages, checked_vars(variables), tools)

@@ -23,6 +23,9 @@ from cortexmlx.types.arrays import IntArray, TokenList
 class ImageWriter(Protocol):
     """Writes the images of messages into texts, and their tokens into prompts: see `vision/reader.py`."""
 
+    def begin(self) -> None:
+        """Begin to write the images of a prompt on this thread."""
+
     def write(self, part: Mapping[str, Any]) -> str:
         """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
 

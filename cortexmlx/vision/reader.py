@@ -10,16 +10,26 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.types.images import ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision.images import MAX_IMAGES, ImageProcessor, ImageSource, open_image
 from cortexmlx.vision.qwen import ImageSpan, rope_positions
 
-REMEMBERED_BYTES = 128 << 20
+MAX_TOKENS = 4096
+"""How many tokens an image has at most: some 4 million pixels, and 100 MB while it is prepared. Larger ones are made
+smaller. A makers' own limit may be four times as much.
+"""
+
+REMEMBERED_BYTES = 256 << 20
 """Prepared images of so many bytes are remembered, the latest ones: a conversation shows its images in every turn."""
+
+PROMPT_BYTES = 512 << 20
+"""How many bytes the prepared images of a prompt may have together: a small file may hold a large image."""
 
 
 class ImageReader:
@@ -45,11 +55,19 @@ class ImageReader:
         self._mark = f"\ue000{nonce}:{{}}\ue001"
         self._pattern = re.compile(f"\ue000{nonce}:([0-9a-f]{{64}})\ue001")
         self._by_source: OrderedDict[bytes, PreparedImage] = OrderedDict()
-        self._by_key: dict[str, PreparedImage] = {}
-        self._by_first_token: dict[int, PreparedImage] = {}
+        self._by_key: WeakValueDictionary[str, PreparedImage] = WeakValueDictionary()
+        self._by_first_token: WeakValueDictionary[int, PreparedImage] = WeakValueDictionary()
+        self._preparing = threading.Lock()
+        self._thread = threading.local()
+
+    def begin(self) -> None:
+        """Begin to write the images of a prompt on this thread."""
+        self._thread.written = []
 
     def write(self, part: Mapping[str, Any]) -> str:
-        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
+        """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none, or if
+        the prompt's images are too large together.
+        """
         source = _source_of(part)
         digest = hashlib.sha256(source).digest() if isinstance(source, bytes) else None
         with self._lock:
@@ -57,12 +75,20 @@ class ImageReader:
             if image is not None and digest is not None:
                 self._by_source.move_to_end(digest)
         if image is None:
-            made = self._processor.make_patches(open_image(source))
+            with self._preparing:  # one at a time: a large one takes 1 GB meanwhile
+                made = self._processor.make_patches(open_image(source))
             frames, rows, columns = made.grid
             merge = math.isqrt(rows * columns * frames // made.tokens)
             grid = frames, rows // merge, columns // merge
             image = PreparedImage(made.digest, made.patches, made.grid, grid)
             image = self._remember(digest or made.digest, image)
+        written: list[PreparedImage] = self._thread.written  # what is forgotten meanwhile is not lost
+        written.append(image)
+        if _bytes_of(written) > PROMPT_BYTES:
+            raise InvalidRequest(
+                f"the prompt's images are too large together: the first {len(written)} take more than "
+                f"{format_bytes(PROMPT_BYTES)} when they are prepared. Show fewer of them, or smaller ones"
+            )
         return self._around[0] + self._mark.format(image.key.hex()) + self._around[1]
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
@@ -70,13 +96,8 @@ class ImageReader:
         with self._lock:
             image = self._by_key.setdefault(image.key.hex(), image)
             self._by_first_token[image.tokens[0]] = self._by_source[source] = image
-            size = sum(each.patches.nbytes for each in self._by_key.values())
-            while size > REMEMBERED_BYTES and len(self._by_source) > MAX_IMAGES:
-                _, dropped = self._by_source.popitem(last=False)
-                if all(each is not dropped for each in self._by_source.values()):
-                    size -= dropped.patches.nbytes
-                    self._by_key.pop(dropped.key.hex(), None)
-                    self._by_first_token.pop(dropped.tokens[0], None)
+            while len(self._by_source) > 1 and _bytes_of(self._by_source.values()) > REMEMBERED_BYTES:
+                self._by_source.popitem(last=False)
         return image
 
     def split(self, text: str) -> list[str | tuple[int, ...]] | None:
@@ -110,6 +131,11 @@ class ImageReader:
             if image is None or tuple(tokens[start:index]) != image.tokens:
                 raise InvalidRequest(f"token id {tokens[start]} is outside the vocabulary")
             yield PlacedImage(start, image)
+
+
+def _bytes_of(images: Iterable[PreparedImage]) -> int:
+    """Return the bytes of prepared images, each counted once."""
+    return sum({image.key: image.patches.nbytes for image in images}.values())
 
 
 def _source_of(part: Mapping[str, Any]) -> ImageSource:

@@ -19,7 +19,7 @@ from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.images import FeaturePiece, PreparedImage
 from cortexmlx.vision.qwen import TowerState, VisionTower, rotate
 
-FEATURE_BYTES = 256 << 20
+FEATURE_BYTES = 64 << 20
 """Features of so many bytes are kept, the latest used ones. Others are computed again when they are needed."""
 
 

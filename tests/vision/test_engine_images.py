@@ -16,6 +16,7 @@ from cortexmlx import Engine
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.types.request import FinishReason
+from cortexmlx.vision import reader
 from cortexmlx.vision.sight import Sight
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
@@ -182,3 +183,18 @@ def test_what_cannot_be_shown_is_refused(folders: dict[str, Path], tmp_path: Pat
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
     with Engine(write_tiny(tmp_path / "blind")) as engine, pytest.raises(InvalidRequest, match="only text is read"):
         engine.generate(prompts()[1])
+
+
+def test_small_files_with_large_images_take_bounded_memory(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "PROMPT_BYTES", 100_000)
+    monkeypatch.setattr(reader, "REMEMBERED_BYTES", 100_000)
+    with Engine(folders["qwen3_vl"], speculate=False) as engine:
+        images = [picture(64, 64, seed) for seed in range(9)]
+        with pytest.raises(InvalidRequest, match="too large together: the first 2 take more than"):
+            engine.generate([shown("x", *images)], **ASKED)
+        for image in images:
+            engine.generate([shown("x", image)], **ASKED)
+        assert sum(each.patches.nbytes for each in engine._tokenizer.images._by_key.values()) <= 200_000
+        assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
