@@ -77,7 +77,7 @@ def test_an_answer_is_left_out_to_be_written_again() -> None:
 def test_a_turn_with_what_there_is_of_its_answer(
     text: str, thinking: str, opened: str, apart: bool, content: str | None
 ) -> None:
-    reader: Any = SimpleNamespace(thoughts=Thoughts("<think>", "</think>"), reads_thoughts_field=apart)
+    reader: Any = SimpleNamespace(images=None, thoughts=Thoughts("<think>", "</think>"), reads_thoughts_field=apart)
     question = {"role": "user", "content": "?"}
     said = with_partial_answer(Turn((question,), Transcript(), [1], opened), text, thinking, reader)
     assert said[0] == question and [m["content"] for m in said[1:]] == [content] * (content is not None)

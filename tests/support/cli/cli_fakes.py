@@ -113,6 +113,7 @@ class FakeReader:
     eos_token_ids: frozenset[int] = frozenset()
     thoughts: Thoughts | None = THOUGHTS
     reads_thoughts_field: bool = False
+    images: None = None
     call_format: CallFormat = field(default_factory=Hermes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
