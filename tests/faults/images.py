@@ -1,0 +1,48 @@
+"""Faults of images in prompts: whose features, at which positions, and what is the same text."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
+BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
+TESTS = ("vision/test_engine_images.py", "vision/test_qwen.py", "vision/test_images.py")
+
+FAULTS = (
+    Fault(
+        "tokens of an answer forget the images before it", BUILDER, "images.positions_of(position, 1)[0, 0]", "position"
+    ),
+    Fault("the shift is one too small", LAYOUT, "self.positions.max()) + 1 -", "self.positions.max()) -"),
+    Fault(
+        "a piece begins with the image's first features", LAYOUT, "span.image, start - span.start)", "span.image, 0)"
+    ),
+    Fault(
+        "features go to the step's first tokens",
+        SIGHT,
+        "embeddings[piece.begin : piece.end] =",
+        "embeddings[: piece.end - piece.begin] =",
+    ),
+    Fault("rows and columns turn nothing", SIGHT, "None if axes is None else mx.array(", "None if True else mx.array("),
+    Fault("inner features come a layer late", SIGHT, "out + self.deep[index]", "out + self.deep[index - 1]"),
+    Fault("inner features are not added", SIGHT, "if index < len(self.deep) else out", "if index < 0 else out"),
+    Fault(
+        "a step's inner features stay for the next",
+        SIGHT,
+        "        self.deep = []\n\n    def install",
+        "\n    def install",
+    ),
+    Fault("all images of a size are one text", LAYOUT, "shake_256(key)", "shake_256(b'')"),
+    Fault(
+        "an image's key leaves out the processor", IMAGES, "sha256(image.digest + self.digest)", "sha256(image.digest)"
+    ),
+    Fault(
+        "a request does not wait for its images",
+        "cortexmlx/core/core.py",
+        "not sight.has_features(request.images.images)",
+        "False",
+    ),
+    Fault(
+        "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
+    ),
+    Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
+)
