@@ -386,11 +386,6 @@ def test_latent_attention_is_computed_of_what_is_replaced(home: str, name: str) 
     assert "cache=cache" in source and "mask=pe_scores" in source
 
 
-def test_the_server_has_the_options_that_the_study_gives() -> None:
-    text = inspect.getsource(module("server").main)
-    assert all(f'"--{option}"' in text for option in ("model", "port"))
-
-
 def reaching() -> set[str]:
     """The files of the package that import something of mlx-lm, or name one of its modules to import."""
     found = set()

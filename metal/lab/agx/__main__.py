@@ -18,7 +18,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.lab.agx.compiler import COMMAND, CompilerOutput, MesaCompiler, build_compiler, find_compiler
-from cortexmlx.metal.lab.agx.kernels import KernelWork, mlx_kernels, our_kernels, prefill_kernel, product_kernel
+from cortexmlx.metal.lab.agx.kernels import KernelWork, our_kernels, prefill_kernel, product_kernel
 from cortexmlx.metal.lab.agx.listing import (
     CLASSES,
     Loop,
@@ -29,7 +29,6 @@ from cortexmlx.metal.lab.agx.listing import (
     read_statistics,
 )
 from cortexmlx.metal.lab.cost.choice import candidates, shapes
-from cortexmlx.metal.lab.cost.sheet import SHAPES
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.products.shape import PRODUCTS
 from cortexmlx.metal.rules import VARIANTS
@@ -160,9 +159,7 @@ def main() -> int:
     """Print the table. Return 1 if the compiler is missing or refuses a kernel, 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.lab.agx", description=__doc__)
     parser.add_argument("--build", action="store_true", help="build the compiler if it is not there, without asking")
-    parser.add_argument(
-        "--all", action="store_true", help="the shapes of `python -m cortexmlx.metal.lab.cost --choice`, too"
-    )
+    parser.add_argument("--all", action="store_true", help="the shapes of `python -m cortexmlx.metal.lab.cost`, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("words", nargs="*", help="only kernels whose line contains each of these")
     options = parser.parse_args()
@@ -204,12 +201,14 @@ def _build_if_wanted(agreed: bool) -> MesaCompiler:
 
 
 def _workloads(words: list[str], every: bool) -> Iterator[KernelWork]:
-    """Yield the kernels with all `words` in their line, each text once, including those of the cost sheet's shapes."""
+    """Yield the kernels with all `words` in their line, each text once, and with `every` those of `choice`'s shapes."""
     seen: set[str] = set()
-    compared = (*SHAPES, *(shapes(*DTYPES) if every else ()))
-    ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
+    ours = (
+        *VARIANTS,
+        *(candidate for variant in (shapes(*DTYPES) if every else ()) for candidate in candidates(variant)),
+    )
     others = (*map(prefill_kernel, PREFILL_VARIANTS), *map(product_kernel, PRODUCTS))
-    for workload in (w for kernels in (*map(our_kernels, ours), others, mlx_kernels()) for w in kernels):
+    for workload in (w for kernels in (*map(our_kernels, ours), others) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)
             yield workload

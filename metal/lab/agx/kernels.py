@@ -1,19 +1,14 @@
-"""The kernels of the table: this project's for every doctor variant, and MLX's own from the installed headers."""
+"""The kernels of the table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import mlx.core as mx
-
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
 from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.lab.cost.mlx_attention import HELD
-from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
-from cortexmlx.metal.lab.sim.source import KernelText, type_name
-from cortexmlx.metal.lab.sim.toolchain import mlx_headers
+from cortexmlx.metal.lab.sim.source import KernelText
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.products.shape import ProductVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
@@ -98,30 +93,3 @@ def _lane_bytes(variant: Variant, dim: int) -> float:
 
 def _unit(kernel: KernelText, threads: int) -> str:
     return opencl_unit(kernel.text, Instance(kernel.name, kernel.template, (threads, 1, 1)))
-
-
-def mlx_kernels() -> Iterator[KernelWork]:
-    """Yield MLX's attention kernels for one query token, as its host code instantiates and launches them."""
-    text = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
-    for dtype in ("float16", "bfloat16"):
-        for dim in (64, 96, 128, 192, 256):
-            lane = dim // 32 * ITEMSIZE[dtype]
-            shape = {"T": type_name(getattr(mx, dtype)), "D": str(dim), "V": str(dim)}
-            where = f"{dtype}, head_dim {dim}"
-
-            def one(
-                kernel: str,
-                threads: tuple[int, int, int],
-                heads: int = 1,
-                label: str = where,
-                lane: int = lane,
-                shape: dict[str, str] = shape,
-                **more: str,
-            ) -> KernelWork:
-                unit = opencl_unit(text, Instance(kernel, shape | more, threads), {"blocks": "128"})
-                return KernelWork(label, kernel, unit, threads[0] * threads[1], heads, lane, lane)
-
-            yield one("sdpa_vector", (1024, 1, 1))
-            yield one("sdpa_vector_2pass_1", (32, 8, 1))
-            if dim in HELD:
-                yield one("sdpa_vector_2pass_1_gqa", (32, 8, 1), HELD[dim], G="8", HPT=str(HELD[dim]))

@@ -1,7 +1,7 @@
 """The record of what a compiler for Apple GPUs made of the decode kernels, compiled.json.
 
 `python -m cortexmlx.metal.lab.agx --all --json FILE` compiles the kernels. `python -m cortexmlx.metal.lab.cost --record
-FILE` keeps what the sheet needs, with a digest of each kernel's text. The record of another text is not used.
+FILE` keeps instructions and registers, with a digest of each kernel's text. The record of another text is not used.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ from typing import Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.metal.kernels import kernel_text
-from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
-from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 from cortexmlx.metal.rules import GEOMETRIES
 
 RECORD_AGAIN = (
     "`python -m cortexmlx.metal.lab.agx --all --json FILE`, then `python -m cortexmlx.metal.lab.cost --record FILE`."
 )
-_MLX = "MLX's sdpa_vector.h"
-_OURS = {geometry.name for geometry in GEOMETRIES.values()}
 
 
 class UnusableRecord(CortexError):
@@ -39,7 +35,7 @@ class CompiledKernel:
     kernel: str
     """The kernel's function, as in the compiler's table."""
     name: str
-    """The variant, or the dtype and head_dim, as in the compiler's table."""
+    """The variant, as in the compiler's table."""
     half_registers: int
     """Registers of 16 bits per thread, at most 256."""
     resident_threads: int
@@ -65,7 +61,7 @@ class CompilerRecord:
 
     def find(self, kernel: str, name: str) -> CompiledKernel | None:
         """Return the kernel, or None if it is not recorded or its text has changed since."""
-        if (f"{kernel}.metal" if kernel in _OURS else _MLX) in self.stale():
+        if f"{kernel}.metal" in self.stale():
             return None
         return next((k for k in self.kernels if (k.kernel, k.name) == (kernel, name)), None)
 
@@ -78,9 +74,8 @@ class CompilerRecord:
 
 @cache
 def texts() -> dict[str, str]:
-    """Return the digests of the compiled texts: ours, and MLX's header as installed."""
+    """Return the digests of the compiled texts."""
     named = {f"{g.name}.metal": g.entry + (g.quantized_entry or "") + kernel_text(g.file) for g in GEOMETRIES.values()}
-    named[_MLX] = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
 
 

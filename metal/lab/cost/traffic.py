@@ -1,5 +1,4 @@
-"""What decode attention reads, counted by the simulator. `python -m cortexmlx.metal.lab.cost.traffic` prints the
-table.
+"""What decode attention reads, counted by the simulator.
 
 A figure is a ratio: the bytes read or written, over the bytes that must be read. Each live key and value must be read
 once per KV head. The column `coalesced` is a ratio of memory segments.
@@ -7,7 +6,6 @@ once per KV head. The column `coalesced` is a ratio of memory segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,7 +14,6 @@ import numpy as np
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.cost.mlx_attention import MlxShape, one_pass
 from cortexmlx.metal.lab.sim.report import LaunchReport
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
@@ -35,8 +32,6 @@ class DecodeTraffic:
     """Memory segments that the loaded bytes would fill, over the segments fetched. 1.0 is ideal."""
     partials: float
     """Partial results: what the decode kernel writes and the reduce kernel reads again."""
-    mlx_loaded: float | None
-    """As `loaded`, for MLX's `sdpa_vector` on the same row; None if not measured."""
 
 
 def measure(
@@ -46,9 +41,8 @@ def measure(
     tail_tokens: int = 0,
     window: int | None = None,
     kv_heads: int = 1,
-    beside: bool = False,
 ) -> DecodeTraffic:
-    """Measure a row of `tokens` tokens, the last `tail_tokens` in the tail. With `beside`, measure MLX's kernel too."""
+    """Measure a row of `tokens` tokens, the last `tail_tokens` in the tail."""
     decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
     needed = min(tokens, window or tokens) * kv_heads * variant.bytes_per_token
     buffers = [b for name, b in decode.buffers.items() if name in (*SLABS, *SCALES, *BIASES)]
@@ -58,7 +52,6 @@ def measure(
         loaded=sum(b.bytes_read for b in buffers) / needed,
         coalescing=sum(b.simd_ideal_segments for b in buffers) / segments,
         partials=(decode.buffers["partials"].bytes_written + reduce.buffers["partials"].distinct_read) / needed,
-        mlx_loaded=_mlx_loaded(variant, min(tokens, window or tokens), kv_heads) / needed if beside else None,
     )
 
 
@@ -101,39 +94,3 @@ def launches(
         DecodeKernels(sim.metal_kernel)(variant, work.items, inputs)
     decode, reduce = recorded.launches
     return decode, reduce
-
-
-def _mlx_loaded(variant: Variant, tokens: int, kv_heads: int) -> int:
-    """Return the bytes of keys and values that MLX's `sdpa_vector` loads for one query token over contiguous keys."""
-    report = one_pass(MlxShape(variant.kv_dtype, variant.key_dim, variant.group, tokens, kv_heads))
-    return sum(b.bytes_read for b in list(report.buffers.values())[1:3])
-
-
-def table() -> Iterator[str]:
-    """Yield the lines of the table."""
-    yield "query heads per KV head, head_dim, dtype, tokens    distinct    loaded  coalesced  partials   MLX loaded"
-    for dtype, dim, tokens, window in (
-        ("float16", 128, 512, None),
-        ("float16", 128, 4096, None),
-        ("float16", 128, 4096, 1000),
-        ("float16", 64, 1024, None),
-        ("bfloat16", 256, 1024, None),
-    ):
-        for group in (1, 2, 4, 8, 16):
-            yield _row(Variant(dtype, dtype, dim, dim, 32, group), tokens, window, beside=True)
-    yield _row(Variant("float16", "float16", 512, 512, 32, 8), 1024)
-    for group in (8, 16, 128):
-        yield _row(Variant("float16", "float16", 576, 512, 32, group, latent=True), 1024)
-
-
-def _row(variant: Variant, tokens: int, window: int | None = None, *, beside: bool = False) -> str:
-    t = measure(variant, tokens, tail_tokens=7, window=window, beside=beside)
-    what = f"{variant.group:>2}  {variant.key_dim:>3}  {variant.dtype:<8}  {tokens}"
-    what += f" (window {window})" if window else " (latent)" if variant.latent else ""
-    figures = f"{what:<49}{t.distinct:>10.3f}{t.loaded:>10.3f}{t.coalescing:>11.2f}{t.partials:>10.3f}"
-    return figures + ("" if t.mlx_loaded is None else f"{t.mlx_loaded:>13.3f}")
-
-
-if __name__ == "__main__":
-    for line in table():
-        print(line, flush=True)

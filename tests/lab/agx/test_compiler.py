@@ -13,7 +13,7 @@ from cortexmlx.errors import ToolchainMissing
 from cortexmlx.metal.lab.agx import compiler as agx
 from cortexmlx.metal.lab.agx.__main__ import CompiledWork, read_result
 from cortexmlx.metal.lab.agx.compiler import MesaCompiler, cache_folder, find_compiler
-from cortexmlx.metal.lab.agx.kernels import mlx_kernels, our_kernels, prefill_kernel
+from cortexmlx.metal.lab.agx.kernels import our_kernels, prefill_kernel
 from cortexmlx.metal.lab.agx.listing import find_loops, read_blocks
 from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
@@ -97,16 +97,6 @@ def test_no_decode_kernel_spills_and_a_core_holds_384_threads(dtype: str) -> Non
         statistics = decode(variant).statistics
         assert (statistics.spills, statistics.fills) == (0, 0), variant.label
         assert statistics.resident_threads >= 384 and statistics.resident_threads >= variant.geometry.threads
-
-
-@real
-@pytest.mark.slow
-def test_mlx_kernels_are_understood() -> None:
-    assert BUILT is not None
-    for workload in mlx_kernels():
-        counts = read_result(workload, BUILT.compile(workload.source)).per_token_head
-        numbers = int(workload.name.rsplit(" ", 1)[1]) // 32
-        assert counts is not None and counts["reduce"] == 1 and counts["fma"] == 2 * numbers, workload.kernel
 
 
 def decode(variant: Variant) -> CompiledWork:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_instructions_are_those_of_all_simdgroups_weighed_by_their_cycles(monkey
         per_token(replace(v, forced_kernel=Kernel.VECTOR))
     cells = [line for line in table() if line.startswith("float16")]
     assert len(cells) == len(DIMS) and all(line.split()[2:] == ["-"] * 10 for line in cells)
+
+
+@fresh
+def test_the_readme_shows_the_choice_that_the_command_prints() -> None:
+    readme = (files("cortexmlx.metal.lab") / "README.md").read_text()
+    behind = readme[readme.index("`python -m cortexmlx.metal.lab.cost`") :]
+    found = re.search(r"^```\n(.*?)^```$", behind, re.S | re.M)
+    assert found is not None
+    lines = found[1].splitlines()
+    assert len(lines) > 6 and set(lines) <= set(table())

@@ -53,11 +53,10 @@ def test_a_threadgroup_of_the_wide_kernel_reads_each_live_number_once(v: Variant
 
 
 def test_query_heads_share_what_is_loaded() -> None:
-    traffic = measure(Variant("float16", "float16", 128, 128, 32, 8), 512, beside=True)
+    traffic = measure(Variant("float16", "float16", 128, 128, 32, 8), 512)
     vector = measure(Variant("float16", "float16", 128, 128, 32, 8, forced_kernel=Kernel.VECTOR), 512)
     assert vector.loaded <= LIMIT
     assert traffic.loaded <= LIMIT
-    assert traffic.mlx_loaded is not None and traffic.mlx_loaded > 7 * traffic.loaded
 
 
 @pytest.mark.slow

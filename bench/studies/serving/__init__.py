@@ -1,1 +1,0 @@
-"""Studies of the server: under load, beside another server, and what a step costs it."""
