@@ -114,6 +114,7 @@ class FakeReader:
     thoughts: Thoughts | None = THOUGHTS
     reads_thoughts_field: bool = False
     call_format: CallFormat = field(default_factory=Hermes)
+    images = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
@@ -132,6 +133,8 @@ class FakeReader:
 @dataclass
 class FakeEngine(FakeAdapters):
     """A thread answers each prompt. `seen`: every prompt, `most_in_flight`: the crowd, `ended`: how many ended."""
+
+    sees_images = False
 
     options: EngineConfig
     info: FakeInfo = field(default_factory=FakeInfo)
