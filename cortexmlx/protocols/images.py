@@ -13,10 +13,12 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import add_note
-from cortexmlx.vision.images import MAX_IMAGES
 
 CheckImage = Callable[[bytes], object]
 """Prepares the file of an image for the model. Raises InvalidRequest if it cannot be shown."""
+
+MAX_IMAGES = 100
+"""Images of a conversation: the engine takes no more."""
 
 KINDS = ("image", "image_url", "input_image")
 """The types of parts that are images."""
