@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -44,6 +45,7 @@ from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, Message, TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.vision.images import ImageSource
 
 if TYPE_CHECKING:
     from cortexmlx.core.core import EngineCore
@@ -82,6 +84,7 @@ class Engine(NotCopyable):
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer, self._worker.core.model.images)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
             self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
+            self._image_lock = threading.Lock()
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
@@ -442,6 +445,26 @@ class Engine(NotCopyable):
         probe_params, scheduler = SamplingParams(max_tokens=1), self._worker.core.scheduler
         check_fit = partial(scheduler.check_prompt, params=probe_params, at_least=True) if fitting else None
         return list(tokenize(self._tokenizer, prompt, check_fit, params))
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model sees images in messages. `info.notes` say why not."""
+        return self._tokenizer.images is not None
+
+    def check_image(self, image: ImageSource) -> int:
+        """Prepare an image as a request with it does, and return how many tokens stand for it. A request prepares it
+        no second time, as long as it is remembered. Large images take seconds and up to 1 GB of memory, one at a time.
+
+        `image` is an encoded file as bytes, the path of one, or a PIL image. Raises InvalidRequest if it cannot be
+        shown, or if the model sees none.
+        """
+        self._worker.check_process()
+        images = self._tokenizer.images
+        if images is None:
+            raise InvalidRequest(f"{self.info.name} sees no images: leave it out")
+        with self._image_lock:
+            parts = images.split(images.write({"type": "image", "image": image}))
+        return sum(len(part) for part in parts or () if not isinstance(part, str))
 
     def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Return a prompt's token count with `params`' tools, its `usage.prompt_tokens`. Raises InvalidRequest."""

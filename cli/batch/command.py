@@ -149,6 +149,7 @@ def batch(
             engines.print_notes(engine)
             check_variables(engine, variables)
             reader.restrict_variables(engine.info.known_vars)
+            reader.show_images(engine.check_image if engine.sees_images else None)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)

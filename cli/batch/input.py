@@ -24,6 +24,7 @@ from cortexmlx.protocols.batch import (
     read_line_id,
     request_key,
 )
+from cortexmlx.protocols.images import CheckImage
 from cortexmlx.protocols.request import Request, RequestDefaults, require_prompt_text
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
@@ -87,6 +88,10 @@ class BatchReader:
     def restrict_variables(self, variables: frozenset[str] | None) -> None:
         """Leave out lines' template variables that are not in `variables`, which the template reads. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
+
+    def show_images(self, check: CheckImage | None) -> None:
+        """Read lines' images as data URLs, prepared by `check`. None: a line of text stands for each."""
+        self._defaults = replace(self._defaults, check_image=check)
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:
         jsonl, numbered_lines = detect_lines(self._lines, self._jsonl)

@@ -18,6 +18,7 @@ from cortexmlx.cli.prompts import lost_calls_note
 from cortexmlx.cli.terminal import console
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
+from cortexmlx.sessions.saved import shows_images, without_images
 from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import Completion, FinishReason, Message
 from cortexmlx.types.sampling_params import SamplingParams
@@ -51,6 +52,18 @@ class AttachedFile:
 
 
 @dataclass(frozen=True)
+class AttachedImage:
+    """An image that is sent with the next message."""
+
+    path: Path
+    data: bytes = field(repr=False)
+    """The encoded file."""
+
+
+Attachment = AttachedFile | AttachedImage
+
+
+@dataclass(frozen=True)
 class Question:
     """A user message to be answered, and how."""
 
@@ -61,8 +74,28 @@ class Question:
     """Answers side by side, of which the user chooses one."""
     typed_text: str = ""
     """What the user typed. If it is the text itself, the files that it names are still to be read."""
-    attached_files: tuple[AttachedFile, ...] = ()
+    attached_files: tuple[Attachment, ...] = ()
     """Files that were attached before. They wait again if the question is not answered."""
+    images: tuple[AttachedImage, ...] = ()
+    """Images that the model sees before the text."""
+
+    @classmethod
+    def from_content(cls, content: object) -> Question:
+        """Return the question that became the content of a message."""
+        if not isinstance(content, list):
+            return cls(str(content))
+        images = [AttachedImage(Path(part["name"]), part["image"]) for part in content if part["type"] == "image"]
+        return cls("".join(part["text"] for part in content if part["type"] == "text"), images=tuple(images))
+
+    @property
+    def turn_input(self) -> TurnInput:
+        """What the conversation is asked."""
+        if not self.images:
+            return self.text
+        parts: list[dict[str, object]] = [
+            {"type": "image", "image": image.data, "name": image.path.name} for image in self.images
+        ]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": self.text}]}]
 
 
 @dataclass(frozen=True)
@@ -72,6 +105,8 @@ class QuestionDraft:
     text: str
     replaces_last: bool = True
     """Whether the draft is the last question. The changed question then replaces the last turn."""
+    images: tuple[AttachedImage, ...] = ()
+    """The images of the question."""
 
 
 ViewFactory = Callable[["Reply"], AnswerView]
@@ -118,12 +153,12 @@ class ChatSession:
     note: Callable[[str], None] = console.print_note
     """Prints a note for the user."""
     figures: FigureDisplay = FigureDisplay.USUAL
-    attached_files: list[AttachedFile] = field(default_factory=list)
+    attached_files: list[Attachment] = field(default_factory=list)
     """Files that go with the next message."""
     typed_texts: dict[str, str] = field(default_factory=dict)
     """What the user typed, by the text of each message with files in it."""
-    undone_question: str | None = None
-    """The question that `/undo` took last, until another is answered."""
+    undone_question: object = None
+    """The content of the question that `/undo` took last, until another is answered."""
     thought_display: ThoughtDisplay = field(default_factory=ThoughtDisplay)
     """Whether thoughts are folded."""
     ask_first: bool = True
@@ -165,7 +200,7 @@ class ChatSession:
             if self.params.tools:
                 self.note("answers side by side call no functions")
         try:
-            return self._answer(conversation, question.text, params, read_reply or self._display_reply)
+            return self._answer(conversation, question.turn_input, params, read_reply or self._display_reply)
         except BaseException:
             self.conversation.unread = unread
             raise
@@ -252,9 +287,27 @@ class ChatSession:
             if self.host.engine is not self.engine:
                 old_info, self.engine = self.engine.info, self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
+                self._replace_unseen_images()
                 self.params = carry_over_sampling(self.params, old_info, self.engine.info)
                 self._note_lost_adapters(left_out | self.host.left_out)
                 self.print_notes()
+
+    def _replace_unseen_images(self) -> None:
+        """Put a line in the place of each image if the model sees none."""
+        messages = self.conversation.messages
+        indices = [] if self.engine.sees_images else [n for n, each in enumerate(messages) if shows_images(each)]
+        for index in indices:
+            self.conversation.edit(index, str(without_images(messages[index])["content"]))
+        if indices:
+            self.note(f"{self.engine.info.name} sees no images: lines stand for those of the chat")
+
+    @property
+    def why_no_images(self) -> str:
+        """Why the model sees no images, with what to do; empty if it sees them."""
+        if self.engine.sees_images:
+            return ""
+        notes = [note.partition(": ")[2] for note in self.engine.info.notes if note.startswith("images are not seen: ")]
+        return f"{self.engine.info.name} sees none{f': {notes[0]}' if notes else ''}"
 
     def _check_adapter_survives(self, unreadable: Mapping[str, Exception]) -> None:
         """Raise InvalidRequest if this chat's adapter exists only in the open engine, which must then not be closed."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.attachments import prepend_files, read_mentions
+from cortexmlx.cli.chat.attachments import add_files, find_dropped_image, read_attachment, read_mentions
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
 from cortexmlx.cli.chat.session import (
     NOT_BEGUN,
-    AttachedFile,
+    Attachment,
     ChatSession,
     FigureDisplay,
     Question,
@@ -22,7 +22,7 @@ from cortexmlx.cli.chat.session import (
     TurnStopped,
 )
 from cortexmlx.cli.chat.slash.commands import BY_NAME, LeaveChat
-from cortexmlx.cli.chat.slash.files import print_file_size
+from cortexmlx.cli.chat.slash.files import attach, print_file_size
 from cortexmlx.cli.chat.slash.parse import parse_input
 from cortexmlx.cli.chat.slash.side_by_side import SideBySideDisplay, choose_answer
 from cortexmlx.cli.chat.tools.calls import TAKEN_BACK, ToolCallDisplay
@@ -100,7 +100,7 @@ class ChatLoop:
             raise LeaveChat
         step = self._respond(line)
         return (
-            replace(step, replaces_last=draft.replaces_last)
+            replace(step, replaces_last=draft.replaces_last, images=(*draft.images, *step.images))
             if draft is not None and isinstance(step, Question)
             else step
         )
@@ -178,7 +178,7 @@ class ChatLoop:
                 step = BY_NAME[parsed_input.command](self._session, parsed_input.text, self._screen)
                 typed_now = isinstance(step, Question) and step.typed_text == step.text
                 return self._add_file_texts(step) if isinstance(step, Question) and typed_now else step
-            return self._add_file_texts(Question(parsed_input.text)) if parsed_input.text else None
+            return self._read_message(parsed_input.text) if parsed_input.text else None
         except EngineClosed as error:
             if self._session.has_model:
                 raise
@@ -189,10 +189,19 @@ class ChatLoop:
             console.print_error(str(error))
             return None
 
+    def _read_message(self, text: str) -> Question | None:
+        """Return a typed message as a question with its files. An image that was dropped alone waits for the next."""
+        dropped = find_dropped_image(text)
+        if dropped is None:
+            return self._add_file_texts(Question(text))
+        session, (path, rest) = self._session, dropped
+        attach(session, read_attachment(path, session.why_no_images), self._screen, is_asked=bool(rest))
+        return self._add_file_texts(Question(rest)) if rest else None
+
     def _add_file_texts(self, question: Question) -> Question:
         """Return the question after the texts of the files that it names and of those that are attached."""
         session, text = self._session, question.text
-        named_files, missing_names = read_mentions(text)
+        named_files, missing_names = read_mentions(text, session.why_no_images)
         for file in named_files:
             print_file_size(session, file, self._screen)
         for name in missing_names:
@@ -201,7 +210,7 @@ class ChatLoop:
         files = [*waiting_files, *named_files]
         if not files:
             return question
-        return replace(question, text=prepend_files(files, text), typed_text=text, attached_files=tuple(waiting_files))
+        return add_files(replace(question, typed_text=text, attached_files=tuple(waiting_files)), files)
 
     def _answer_reporting_errors(self, question: Question) -> None:
         """Answer a question, and print an error that ends the turn. Only the end of the engine ends the chat.
@@ -239,7 +248,7 @@ class ChatLoop:
                 console.print_indented(self._screen, advice)
         return None
 
-    def _reattach(self, files: Sequence[AttachedFile]) -> None:
+    def _reattach(self, files: Sequence[Attachment]) -> None:
         """Attach these files to the next message again."""
         self._session.attached_files = [*files, *self._session.attached_files]
         if files:

@@ -20,6 +20,7 @@ from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.system.files import home_folder, remove_unfinished, state_folder
+from cortexmlx.types.messages import plain_message
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
@@ -213,7 +214,8 @@ class ChatSaver:
 
 def _new_chat_path(conversation: Conversation, typed_texts: Mapping[str, str]) -> Path:
     """Return the file of a new chat, if no other chat has that name."""
-    first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
+    messages = (plain_message(message, lambda part: "") for message in conversation.messages)
+    first = next((message.get("content") for message in messages if message["role"] == "user"), "")
     question = first if isinstance(first, str) else ""
     return chats_folder() / f"{make_name(typed_texts.get(question, question), date.today())}.json"
 

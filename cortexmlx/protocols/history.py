@@ -14,6 +14,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import add_note, warn_once
 from cortexmlx.protocols.fields import reject_unknown_fields
+from cortexmlx.protocols.images import KINDS, ImageBytes, ImageParts
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.structured.tools import load_json
 from cortexmlx.types.messages import suggest_name
@@ -117,6 +118,13 @@ def require_name(name: str, value: object) -> str:
     return value
 
 
+Piece = str | ImageBytes
+"""A text or an image of a message."""
+
+Content = str | list[dict[str, Any]]
+"""The content of a message as the engine reads it: a text, or parts if there is an image."""
+
+
 def read_text(content: object, *, loose: bool = False, thoughts: list[str] | None = None) -> str:
     """Return the text of a message's `content`: a text, or a list of parts. Null is empty; a part that cannot be read
     becomes a line that says so.
@@ -124,25 +132,79 @@ def read_text(content: object, *, loose: bool = False, thoughts: list[str] | Non
     A `loose` content may be any JSON, as tools return it. Parts that are thoughts are added to `thoughts`; None: they
     are left out. Raises InvalidRequest for what is neither a text nor parts.
     """
+    pieces = read_pieces(content, loose=loose, thoughts=thoughts)
+    return "".join(piece for piece in pieces if isinstance(piece, str))
+
+
+def read_pieces(
+    content: object,
+    *,
+    loose: bool = False,
+    thoughts: list[str] | None = None,
+    images: ImageParts | None = None,
+    strict: bool = False,
+) -> list[Piece]:
+    """Return the texts and images of a message's `content`: see `read_text`. Neighbouring texts are one. Without
+    `images` there are only texts. If `strict`, an image that cannot be read raises InvalidRequest.
+    """
     if loose and isinstance(content, Mapping) and isinstance(content.get("type"), str):
         content = [content]
     if content is None or isinstance(content, str):
-        return sanitize_text(content or "")
+        return [sanitize_text(content or "")]
     if not isinstance(content, list | tuple):
         if not loose:
             raise InvalidRequest(f"`content` is {content!r:.80}, but must be a text", field="content")
-        return _to_json_text(content)
+        return [_to_json_text(content)]
+    pieces: list[Piece] = []
     texts: list[str] = []
     after_line = False
     for index, part in enumerate(content):
-        text = read_part(part, f"content[{index}]", loose=loose, thoughts=thoughts)
+        path = f"content[{index}]"
+        image = read_image(part, path, images, strict=strict)
+        if isinstance(image, ImageBytes):
+            pieces += [sanitize_text("".join(texts)), image]
+            texts, after_line = [], False
+            continue
+        text = read_part(part, path, loose=loose, thoughts=thoughts) if image is None else image
         is_line = isinstance(text, _SeparateLine)
         if (is_line or after_line) and text and texts and not texts[-1].endswith("\n"):
             texts.append("\n")
         if text:
             texts.append(text)
             after_line = is_line
-    return sanitize_text("".join(texts))
+    pieces = [piece for piece in (*pieces, sanitize_text("".join(texts))) if piece]
+    return pieces or [""]
+
+
+def read_image(part: object, path: str, images: ImageParts | None, *, strict: bool = False) -> Piece | None:
+    """Return the image of a part, or the line that stands for one that cannot be read; None if the part is no image, or
+    `images` is None. See `ImageParts.read`.
+    """
+    if images is None or not isinstance(part, Mapping) or part.get("type") not in KINDS:
+        return None
+    return images.read(part, path, strict=strict) or _SeparateLine("[An image was here, but it cannot be read.]")
+
+
+def join_pieces(pieces: Iterable[Piece], separator: str = "") -> Content:
+    """Return texts and images as a message's content. `separator` stands between neighbouring texts only."""
+    parts: list[dict[str, Any]] = []
+    for piece in pieces:
+        if isinstance(piece, ImageBytes):
+            parts.append(piece.to_part())
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += separator + piece
+        else:
+            parts.append({"type": "text", "text": piece})
+    if all(part["type"] == "text" for part in parts):
+        return str(parts[0]["text"]) if parts else ""
+    return [part for part in parts if part.get("text") != ""]
+
+
+def split_content(content: Content) -> list[Piece]:
+    """Return the texts and images that `join_pieces` joined."""
+    if isinstance(content, str):
+        return [content]
+    return [ImageBytes(part["image"]) if part["type"] == "image" else part["text"] for part in content]
 
 
 def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: list[str] | None = None) -> str:
@@ -181,10 +243,12 @@ def read_part(part: object, path: str = "", *, loose: bool = False, thoughts: li
     return _SeparateLine(f"[{part_name} was here, but only text can be read.]")
 
 
-def orphan_result_message(result: str) -> dict[str, str]:
+def orphan_result_message(result: Content) -> dict[str, Any]:
     """Return a tool result whose call is not in the conversation as a user's message."""
     add_note("results", "results of calls that are not in the conversation are read as messages of the user")
-    return {"role": "user", "content": f"[The result of an earlier call:]\n{result}"}
+    heading = "[The result of an earlier call:]\n"
+    content = heading + result if isinstance(result, str) else [{"type": "text", "text": heading}, *result]
+    return {"role": "user", "content": content}
 
 
 def note_omitted_thoughts() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import collect_notes
 from cortexmlx.protocols.fields import UnservedField
+from cortexmlx.protocols.images import CheckImage, ImageParts
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.messages import TemplateVars
@@ -75,6 +76,12 @@ class RequestDefaults:
     """The variables that the model's chat template reads; None: they are not known."""
     adapters: Collection[str] = ()
     """The names of the adapters that our own JSON may name."""
+    check_image: CheckImage | None = None
+    """What prepares the images of messages for the model; None: it sees none."""
+
+    def image_parts(self) -> ImageParts | None:
+        """Return what reads the images of one conversation; None: the model sees none."""
+        return None if self.check_image is None else ImageParts(self.check_image)
 
 
 BodyReader = Callable[[Mapping[str, Any], RequestDefaults], Request]

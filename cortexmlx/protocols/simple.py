@@ -9,6 +9,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import BodyFields, prefix_error_field
+from cortexmlx.protocols.images import ImageParts
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.chat_completions import notes_field, reasoning_field, tool_call_bodies
 from cortexmlx.protocols.openai.logprobs import id_logprobs
@@ -31,7 +32,7 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     body_fields = FIELDS.exclude(defaults.unserved).validate(body)
     values = parameters.read_sampling(body_fields) | parameters.read_tools(body_fields)
     params = parameters.build_sampling_params(defaults.params, values, body_fields)
-    prompt = _read_prompt(body_fields)
+    prompt = _read_prompt(body_fields, defaults.image_parts())
     uses_template = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
     variables = parameters.template_variables(body_fields, defaults, uses_template=uses_template)
     return Request((prompt,), params, variables, defaults.raw, body=body, adapter=_read_adapter(body_fields, defaults))
@@ -43,12 +44,12 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
     return {**first, **({"others": other_answers} if other_answers else {})}
 
 
-def _read_prompt(body_fields: Mapping[str, Any]) -> PromptInput:
+def _read_prompt(body_fields: Mapping[str, Any], images: ImageParts | None) -> PromptInput:
     """Return the prompt: the text or token ids in `prompt`, or the `messages`. Raises InvalidRequest."""
     if "messages" in body_fields:
         if "prompt" in body_fields:
             raise InvalidRequest("there are both `prompt` and `messages`: give one of them", field="prompt")
-        return read_messages(body_fields["messages"])
+        return read_messages(body_fields["messages"], images=images)
     with prefix_error_field("prompt"):
         return read_prompt(body_fields.get("prompt"), "`prompt` or `messages`")
 

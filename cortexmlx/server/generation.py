@@ -114,7 +114,7 @@ class GenerationEndpoints:
                 start_time, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
                     defaults = self._request_defaults(request)
-                    await run_by_size(request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults))
+                    await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
                 lease = await self.models.acquire(name, request)
                 exit_stack.callback(lease.release)
                 request.scope[SCOPE_MODEL] = lease.name
@@ -134,14 +134,14 @@ class GenerationEndpoints:
         """Handle POST `/v1/messages/count_tokens`: return the number of tokens of a message's prompt."""
         with ExitStack() as exit_stack:
             body = await self.read_body(request, exit_stack)
-            size, general_defaults = request.scope[SCOPE_BODY_BYTES], self._request_defaults(request)
-            await run_by_size(
-                size, lambda: messages.read_for_counting(body, general_defaults)
-            )  # a wrong body loads no model
+            general_defaults = self._request_defaults(request)  # a wrong body loads no model
+            await _read_body(request, general_defaults, lambda: messages.read_for_counting(body, general_defaults))
             lease = await self.models.acquire(body.get("model"), request)
             exit_stack.callback(lease.release)
             defaults = self._request_defaults(request, lease)
-            text_request: TextRequest = await run_by_size(size, lambda: messages.read_for_counting(body, defaults))
+            text_request: TextRequest = await _read_body(
+                request, defaults, lambda: messages.read_for_counting(body, defaults)
+            )
             prompt: Any = text_request.prompts[0]
             chat = ChatPrompt(prompt, text_request.template_vars, text_request.hints)
             tokens = await self._tokenize_prompt(lease, chat, text_request.params)
@@ -172,9 +172,7 @@ class GenerationEndpoints:
         waited for the model; `exit_stack` is closed when a stream ends.
         """
         client, defaults = request.scope.get(SCOPE_CLIENT), self._request_defaults(request, lease)
-        text_request: TextRequest = await run_by_size(
-            request.scope[SCOPE_BODY_BYTES], lambda: protocol.module.read(body, defaults)
-        )
+        text_request: TextRequest = await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = EventMailbox(asyncio.get_running_loop())
         table = self._tables.for_model(lease.engine.info.identity)
@@ -216,9 +214,12 @@ class GenerationEndpoints:
         client = request.scope.get(SCOPE_CLIENT)
         defaults = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
         known_vars = None if lease is None else lease.engine.info.known_vars
-        seal = Seal(self.settings.secret, client or "")
         return replace(
-            defaults, seal=seal, earlier_responses=self.stored_responses.for_client(client), known_vars=known_vars
+            defaults,
+            seal=Seal(self.settings.secret, client or ""),
+            earlier_responses=self.stored_responses.for_client(client),
+            known_vars=known_vars,
+            check_image=lease.engine.check_image if lease is not None and lease.engine.sees_images else None,
         )
 
     async def _stream_events(
@@ -249,6 +250,15 @@ class GenerationEndpoints:
             return
         if not protocol.named_events:
             yield b"data: [DONE]\n\n"
+
+
+async def _read_body(request: Request, defaults: RequestDefaults, read: Callable[[], TextRequest]) -> TextRequest:
+    """Read a body into a request: here if it is small, or else on a thread. For a model that sees always on a thread,
+    since a small file may be a large image.
+    """
+    if defaults.check_image is not None:
+        return await run_on_thread(read)
+    return await run_by_size(request.scope[SCOPE_BODY_BYTES], read)
 
 
 # The answers of one request: submitted, read as events, and cancelled when nobody reads them any more.

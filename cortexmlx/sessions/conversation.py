@@ -275,7 +275,7 @@ class Conversation:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything but logits processors and tools, which are functions, to one JSON file, atomically,
-        readable by this user only. Raises ConversationFileError.
+        readable by this user only. A line stands for each image. Raises ConversationFileError.
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)

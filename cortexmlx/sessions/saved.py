@@ -30,6 +30,8 @@ LARGEST = 64 << 20
 """Bytes that a file may have: more than the longest context in any language."""
 
 FORMAT = "cortexmlx conversation"
+_IMAGES = ("image", "image_url")
+"""The types of a message's parts that are images."""
 _NOT_SAVED = ("logits_processors", "structured", "tools", "tool_choice", "parallel_tool_calls")
 """Sampling parameters that are not saved as they are: functions, which no file can hold, tools, which may be functions,
 and a form, of which a type cannot be kept.
@@ -80,13 +82,14 @@ class SavedConversation:
         if self.params.form is not None:
             sampling_fields["structured"] = self.params.form.as_mapping()
         sampling_fields["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
-        transcript = self.transcript or Transcript()
+        has_images = any(map(shows_images, self.messages))  # whose tokens mean nothing to another process
+        transcript = Transcript() if has_images or self.transcript is None else self.transcript
         content = {
             "format": FORMAT,
             "version": VERSION,
             "model": vars(self.model),
             "system": self.system,
-            "messages": list(self.messages),
+            "messages": [without_images(message) for message in self.messages],
             **({"unread": self.unread} if self.unread else {}),
             **({} if self.adapter is None else {"adapter": self.adapter}),
             "sampling": sampling_fields,
@@ -235,6 +238,23 @@ def _parse_transcript(record: Mapping[str, Any]) -> Transcript:
     return Transcript(text, tuple(tokens), cuts)
 
 
+def shows_images(message: Message) -> bool:
+    """Return whether a message has an image among its parts."""
+    content = message.get("content")
+    return is_list(content) and any(isinstance(each, Mapping) and each.get("type") in _IMAGES for each in content)
+
+
+def without_images(message: Message) -> Message:
+    """Return a message with a line in place of each image: files of conversations keep none."""
+    return plain_message(message, image_line) if shows_images(message) else message
+
+
+def image_line(part: Mapping[str, Any]) -> str:
+    """Return the line that stands for an image, with its `name` if there is one."""
+    name = part.get("name")
+    return f"[An image was here{f': {name}' if isinstance(name, str) else ''}. It is not kept.]\n"
+
+
 def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return copies of messages, which nobody can change later. Raises InvalidRequest for what is no message."""
     if not is_list(messages):
@@ -258,7 +278,7 @@ def conversation_markdown(model: str, messages: Sequence[Message]) -> str:
 
 def message_markdown(message: Message) -> str:
     """Return one message as Markdown: a heading, its text, and its tool calls."""
-    text = str(plain_message(message).get("content") or "").strip()
+    text = str(plain_message(message, image_line).get("content") or "").strip()
     tool_calls: Any = message.get("tool_calls")
     functions = (
         [each.get("function") for each in tool_calls if isinstance(each, Mapping)] if is_list(tool_calls) else []

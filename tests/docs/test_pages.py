@@ -17,6 +17,7 @@ OTHERS = {
     "docs/clients.md: json": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_agents.py uses it",
     "docs/clients.md: toml": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_agents.py uses it",
     "docs/clients.md: yaml": "tests/docs/test_clients_page.py reads it, tests/server/clients/test_packages.py uses it",
+    "docs/images.md: >>> /image photo.jpg": "tests/cli/chat/test_images.py has what is said of an image",
     "docs/hosts.md: json": "tests/docs/test_hosts_page.py reads it",
     "docs/server.md: xml": "tests/docs/test_server_page.py reads it",
     "docs/structured.md: jsonl": "tests/docs/test_structured_page.py reads it",

@@ -18,10 +18,11 @@ from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
 
 PROGRAMS = sorted(
-    {block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md", "docs/embeddings.md"}
+    {block.page for block in blocks("python")}
+    - {"docs/server.md", "docs/clients.md", "docs/embeddings.md", "docs/images.md"}
 )
-"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py` and
-`tests/server/clients/test_packages.py` run them.
+"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py`,
+`test_images_page.py` and `tests/server/clients/test_packages.py` run them.
 """
 SAID = {
     "README.md": [],

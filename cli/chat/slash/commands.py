@@ -14,7 +14,7 @@ from cortexmlx.cli.terminal.console import print_rows
 KEYS = (
     ('  """', "typed, begins and ends a message of several lines; a paste is one message"),
     ("  Alt-Enter, Ctrl-J", "a new line"),
-    ("  @path in a message", "puts the text of that file in front of it; Tab completes"),
+    ("  @path in a message", "puts the text of that file, or that image, in front of it; Tab completes"),
     ("  Up, Ctrl-R", "what was typed before; Ctrl-R searches it"),
     ("  Ctrl-X Ctrl-E", "the message in your $EDITOR"),
     ("  Ctrl-T", "shows and hides the KV blocks below an answer while it is written"),

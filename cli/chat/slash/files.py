@@ -1,15 +1,16 @@
-"""/save, /load, /chats and /file: a chat in a file, and a file in a chat."""
+"""/save, /load, /chats, /file and /image: a chat in a file, and a file in a chat."""
 
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from cortexmlx.cli.chat.attachments import prepend_files, read_attachment
-from cortexmlx.cli.chat.session import AttachedFile, ChatSession, Question
+from cortexmlx.cli.chat.attachments import add_files, read_attachment, read_image
+from cortexmlx.cli.chat.session import AttachedFile, AttachedImage, Attachment, ChatSession, Question
 from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.chats.saved_chats import find_chat, newest_names_phrase, saved_names
 from cortexmlx.cli.limits import describe_limit, room_advice
@@ -19,6 +20,7 @@ from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.sessions.saved import write_private
+from cortexmlx.vision.images import read_size
 
 FORCE = "--force"
 MARKDOWN = (".md", ".markdown")
@@ -74,49 +76,87 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     print_indented(console, message)
 
 
-@partial(SlashCommand, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
+@partial(
+    SlashCommand, "/file", "PATH [TEXT]", "put a text file or an image in front of the next message", takes_path=True
+)
 def attach_file(chat: ChatSession, argument: str, console: Console) -> Question | None:
-    """/file PATH: send the file's text with the next message, or immediately if a question follows the path."""
+    """/file PATH: send the file with the next message, or immediately if a question follows the path."""
     path, question = _split_path(argument)
     if not path:
-        waiting_names = ", ".join(str(each.path) for each in chat.attached_files) or "none"
-        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {waiting_names}")
-    file = read_attachment(path)
+        raise InvalidRequest(f"/file needs a path; files that wait for the next message: {_waiting_names(chat)}")
+    return _attach_or_ask(chat, read_attachment(path, chat.why_no_images), question, console)
+
+
+@partial(SlashCommand, "/image", "PATH [TEXT]", "show an image with the next message", takes_path=True)
+def attach_image(chat: ChatSession, argument: str, console: Console) -> Question | None:
+    """/image PATH: show the image with the next message, or immediately if a question follows the path."""
+    path, question = _split_path(argument)
+    if chat.why_no_images:
+        raise InvalidRequest(f"no image can be shown: {chat.why_no_images}")
+    if not path:
+        raise InvalidRequest(f"/image needs a path; files that wait for the next message: {_waiting_names(chat)}")
+    return _attach_or_ask(chat, read_image(path), question, console)
+
+
+def attach(chat: ChatSession, file: Attachment, console: Console, *, is_asked: bool = False) -> None:
+    """Attach a file to the next message, and say so, unless that message `is_asked` now."""
     print_file_size(chat, file, console)
+    chat.attached_files.append(file)
+    if not is_asked:
+        print_indented(console, f"{'its text' if isinstance(file, AttachedFile) else 'it'} goes with the next message")
+
+
+def _attach_or_ask(chat: ChatSession, file: Attachment, question: str, console: Console) -> Question | None:
+    """Return a question about a file. Without a question, the file waits for the next message."""
     if not question:
-        chat.attached_files.append(file)
-        print_indented(console, "its text goes with the next message")
+        attach(chat, file, console)
         return None
+    print_file_size(chat, file, console)
     waiting_files, chat.attached_files = tuple(chat.attached_files), []
-    text = prepend_files([*waiting_files, file], question)
-    return Question(text, typed_text=f"{format_mention(file)} {question}", attached_files=waiting_files)
+    typed_text = f"{format_mention(file)} {question}"
+    return add_files(Question(question, typed_text=typed_text, attached_files=waiting_files), [*waiting_files, file])
+
+
+def _waiting_names(chat: ChatSession) -> str:
+    return ", ".join(str(each.path) for each in chat.attached_files) or "none"
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """Split into a path and a question. The path is quoted, or the whole argument if that exists, or the first word."""
+    """Split into a path and a question. The path is quoted, or the whole argument if that exists, or the first word,
+    with a backslash before blanks that are a part of it, as terminals write the path of a file that is dropped.
+    """
     text = argument.strip()
     if text[:1] in ('"', "'") and text.find(text[0], 1) > 0:
         path, _, question = text[1:].partition(text[0])
         return path, question.strip()
     if text and os.path.exists(os.path.expanduser(text)):
         return text, ""
-    path, _, question = text.partition(" ")
-    return path, question.strip()
+    word = re.match(r"(?:\\.|\S)*", text)[0]  # type: ignore[index]  # it always matches
+    return re.sub(r"\\(.)", r"\1", word), text[len(word) :].strip()
 
 
-def print_file_size(chat: ChatSession, file: AttachedFile, console: Console) -> None:
-    """Print a file's size: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if it can never fit."""
-    lines, size = len(file.text.splitlines()), format_bytes(len(file.text.encode()))
-    tokens = len(chat.engine.encode(file.text))
+def print_file_size(chat: ChatSession, file: Attachment, console: Console) -> None:
+    """Print a file's size: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`, or `photo.jpg: 1,024 x 768, 768 tokens`.
+    Raises InvalidRequest if it can never fit, or if it is an image that cannot be shown.
+    """
+    if isinstance(file, AttachedImage):
+        try:
+            width, height = read_size(file.data)
+            tokens, size = chat.engine.check_image(file.data), f"{width:,} x {height:,}"
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{file.path}: {error}") from None
+    else:
+        lines = len(file.text.splitlines())
+        size = f"{lines:,} line{'s' * (lines != 1)}, {format_bytes(len(file.text.encode()))}"
+        tokens = len(chat.engine.encode(file.text))
     if tokens >= chat.engine.longest_request:
         raise InvalidRequest(
             f"{file.path} has {tokens:,} tokens, more than {describe_limit(chat.engine)}. {room_advice(chat.engine)}"
         )
-    summary = f"{file.path}: {lines:,} line{'s' * (lines != 1)}, {size}, {tokens:,} tokens"
-    print_indented(console, f"+ {summary}")
+    print_indented(console, f"+ {file.path}: {size}, {tokens:,} tokens")
 
 
-def format_mention(file: AttachedFile) -> str:
+def format_mention(file: Attachment) -> str:
     """Return `@path`, in quotes if the path has spaces."""
     return f'@"{file.path}"' if " " in str(file.path) else f"@{file.path}"
 

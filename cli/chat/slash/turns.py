@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -33,9 +34,10 @@ def undo_turn(chat: ChatSession, argument: str, console: Console) -> None:
     """/undo: remove the last turn."""
     removed_messages = chat.conversation.undo()
     chat.save()
-    if questions := [str(message.get("content", "")) for message in removed_messages if message["role"] == "user"]:
+    if questions := [message.get("content", "") for message in removed_messages if message["role"] == "user"]:
         chat.undone_question = questions[0]
-    text = "\n".join(_typed_text(chat, str(message.get("content", ""))) for message in removed_messages)
+    texts = [Question.from_content(message.get("content", "")).text for message in removed_messages]
+    text = "\n".join(_typed_text(chat, each) for each in texts)
     note = f"took back: {_first_line(text)}" if removed_messages else "there is nothing to take back"
     print_indented(console, note)
 
@@ -45,7 +47,7 @@ def regenerate_answer(chat: ChatSession, argument: str, console: Console) -> Que
     """/regen: write the last answer again."""
     question, replaces_last = _last_question(chat, "there is no answer to write again")
     _warn_if_greedy(chat, console)
-    return Question(question, replaces_last=replaces_last)
+    return replace(question, replaces_last=replaces_last)
 
 
 @partial(SlashCommand, "/edit", "[TEXT]", "change the last question: here, or to TEXT", multiline=("",))
@@ -53,9 +55,9 @@ def edit_question(chat: ChatSession, argument: str, console: Console) -> Questio
     """/edit: ask the last question in other words, typed as an argument or in the input line."""
     question, replaces_last = _last_question(chat, "there is no question to change")
     return (
-        Question(argument, replaces_last=replaces_last, typed_text=argument)
+        Question(argument, replaces_last=replaces_last, typed_text=argument, images=question.images)
         if argument
-        else QuestionDraft(_typed_text(chat, question), replaces_last)
+        else QuestionDraft(_typed_text(chat, question.text), replaces_last, question.images)
     )
 
 
@@ -79,7 +81,7 @@ def answer_several_times(chat: ChatSession, argument: str, console: Console) -> 
     if text.strip():
         return Question(text.strip(), answers=int(number), typed_text=text.strip())
     question, replaces_last = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
-    return Question(question, replaces_last=replaces_last, answers=int(number))
+    return replace(question, replaces_last=replaces_last, answers=int(number))
 
 
 def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
@@ -88,18 +90,18 @@ def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
         print_indented(console, "the same again, at temperature 0: /set temp 0.7 for another answer")
 
 
-def _last_question(chat: ChatSession, error_message: str) -> tuple[str, bool]:
+def _last_question(chat: ChatSession, error_message: str) -> tuple[Question, bool]:
     """Return the last question, and whether its turn is still in the chat; the next question then replaces that turn.
 
     A question that `/undo` took back is not in the chat, so it replaces no older turn. Raises InvalidRequest with the
     text `error_message` if there is no question.
     """
     if chat.undone_question is not None:
-        return chat.undone_question, False
+        return Question.from_content(chat.undone_question), False
     questions = [message.get("content", "") for message in chat.conversation.messages if message["role"] == "user"]
     if not questions:
         raise InvalidRequest(error_message)
-    return str(questions[-1]), True
+    return Question.from_content(questions[-1]), True
 
 
 def _typed_text(chat: ChatSession, text: str) -> str:

@@ -7,25 +7,29 @@ many chat templates leave out the thoughts of loops that have ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import prefix_error_field
 from cortexmlx.protocols.history import (
+    Piece,
+    join_pieces,
     note_omitted_thoughts,
     orphan_result_message,
     pick_known_fields,
     pick_message_fields,
     read_arguments,
+    read_image,
     read_part,
-    read_text,
+    read_pieces,
     require_name,
+    split_content,
 )
+from cortexmlx.protocols.images import ImageParts
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.types.messages import wrap_in_tag
 from cortexmlx.types.request import Message
 
 BILLING = "x-anthropic-billing-header:"
@@ -38,17 +42,17 @@ _ENDS_WITH_ASSISTANT = (
 )
 
 
-def read_conversation(fields: Mapping[str, Any], seal: Seal | None) -> list[Message]:
+def read_conversation(fields: Mapping[str, Any], seal: Seal | None, images: ImageParts | None = None) -> list[Message]:
     """Convert `system` and `messages` of an Anthropic body into OpenAI-style messages. `seal` proves that thoughts are
-    the model's own; None: they are not checked. Raises InvalidRequest with the path of an invalid or unserved
-    block.
+    the model's own; None: they are not checked. `images` reads the images of users and tools, for a model that sees.
+    Raises InvalidRequest with the path of an invalid or unserved block, or of a newest image that cannot be read.
     """
     with prefix_error_field("system"):
         system = [text for text in _content_texts(fields.get("system", [])) if not text.startswith(BILLING)]
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
-    turns = _ConversationBuilder(seal)
+    turns = _ConversationBuilder(seal, images)
     last_user = max((n for n, each in enumerate(messages) if _role_or_none(each) == "user"), default=-1)
     for index, message in enumerate(messages):
         with prefix_error_field(f"messages[{index}]"):
@@ -57,7 +61,7 @@ def read_conversation(fields: Mapping[str, Any], seal: Seal | None) -> list[Mess
                 if role == "assistant":
                     turns.add_assistant(index, content)
                 elif role == "user":
-                    turns.add_user(index, content)
+                    turns.add_user(index, content, is_newest=index == last_user)
                 elif message.get("clear_at") == "next_user_message" and index < last_user:
                     continue
                 elif turns.has_turns:
@@ -66,7 +70,8 @@ def read_conversation(fields: Mapping[str, Any], seal: Seal | None) -> list[Mess
                     system += _content_texts(content)
     system_messages = [{"role": "system", "content": _join_lines(system)}] if any(system) else []
     turns.check_last_turn(len(messages) - 1)
-    return read_messages(system_messages + turns.messages, ["system"] * len(system_messages) + turns.paths)
+    paths = ["system"] * len(system_messages) + turns.paths
+    return read_messages(system_messages + turns.messages, paths, images)
 
 
 @dataclass
@@ -75,20 +80,19 @@ class _Turn:
 
     role: str
     index: int
-    texts: list[str] = field(default_factory=list)
+    texts: list[Piece] = field(default_factory=list)
+    """Its texts and images."""
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[Piece] = field(default_factory=list)
     """What the user says beside a result."""
     extra: dict[str, str] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
         """Return the turn as a message of the OpenAI API. An assistant's texts are joined without line breaks."""
         message: dict[str, Any] = {"role": self.role, **self.extra}
-        remark_texts = [wrap_in_tag("user", _join_lines(self.remarks))] if any(self.remarks) else []
-        message["content"] = (
-            "".join(self.texts) if self.role == "assistant" else _join_lines([*self.texts, *remark_texts])
-        )
+        remark_pieces = ["<user>", *self.remarks, "</user>"] if any(self.remarks) else []
+        message["content"] = join_pieces([*self.texts, *remark_pieces], "" if self.role == "assistant" else "\n")
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -99,9 +103,10 @@ class _Turn:
 class _ConversationBuilder:
     """Builds the turns of a conversation from Anthropic messages, one message after the other."""
 
-    def __init__(self, seal: Seal | None) -> None:
+    def __init__(self, seal: Seal | None, images: ImageParts | None) -> None:
         self._turns: list[_Turn] = []
         self._seal = seal
+        self._images = images
         self._call_names: dict[str, str] = {}
 
     @property
@@ -119,18 +124,20 @@ class _ConversationBuilder:
         """The JSON path of each turn's message in the request's body, for errors."""
         return [f"messages[{turn.index}]" for turn in self._turns]
 
-    def add_system(self, index: int, texts: list[str]) -> None:
+    def add_system(self, index: int, texts: Sequence[Piece]) -> None:
         """Add the texts of a system message. They join the last turn if it is a system message, too."""
         self._last_or_new_turn("system", index).texts += texts
 
-    def add_user(self, index: int, content: object) -> None:
-        """Add a user's message: its text, and the results of tool calls. Raises InvalidRequest."""
+    def add_user(self, index: int, content: object, *, is_newest: bool) -> None:
+        """Add a user's message: its texts and images, and the results of tool calls. `is_newest`: there is none after
+        it. Raises InvalidRequest.
+        """
         recent_turns: list[_Turn] = []
         while self._turns and self._turns[-1].role != "assistant":
             recent_turns.insert(0, self._turns.pop())
         results = [turn for turn in recent_turns if turn.role == "tool"]
         earlier_texts = [] if results else [text for turn in recent_turns if turn.role == "user" for text in turn.texts]
-        old_result_count, orphans, texts = len(results), list[str](), list[str]()
+        old_result_count, orphans, texts = len(results), list[Piece](), list[Piece]()
         for path, block, kind in _content_blocks(content):
             with prefix_error_field(path):
                 if kind == "tool_result":
@@ -139,8 +146,8 @@ class _ConversationBuilder:
                         results.append(result)
                     else:
                         orphans += result.texts
-                elif (text := read_part(block)) or kind == "text":
-                    (results[-1].remarks if results else texts).append(text)
+                elif (piece := self._read_piece(block, strict=is_newest)) or kind == "text":
+                    (results[-1].remarks if results else texts).append(piece)
         texts = [*orphans, *texts]
         if not results:
             self._turns += recent_turns
@@ -180,19 +187,26 @@ class _ConversationBuilder:
             self._turns.append(_Turn(role, index))
         return self._turns[-1]
 
+    def _read_piece(self, block: Mapping[str, Any], *, strict: bool) -> Piece:
+        """Return the text of a user's block, or its image."""
+        return read_image(block, "", self._images, strict=strict) or read_part(block)
+
     def _read_result(self, index: int, block: Mapping[str, Any]) -> _Turn:
         """Convert a `tool_result` block into a turn: of a tool, or of the user if the conversation lacks its call."""
         block = pick_known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
         id, content = require_name("tool_use_id", block.get("tool_use_id")), block.get("content")
         with prefix_error_field("content"):
             parts = [[part] for part in content] if isinstance(content, list) else [content]
-            texts = [read_text(part, loose=True) for part in parts]
+            pieces = [piece for part in parts for piece in read_pieces(part, loose=True, images=self._images)]
         if block.get("is_error") not in (None, False, 0, "false"):
-            error_text = _join_lines(texts)
-            texts = [error_text if error_text.lower().startswith("error") else f"Error: {error_text}"]
+            first = pieces[0] if pieces else ""
+            if not isinstance(first, str):
+                pieces = ["Error:", *pieces]
+            elif not first.lower().startswith("error"):
+                pieces = [f"Error: {first}", *pieces[1:]]
         if id not in self._call_names:
-            return _Turn("user", index, [orphan_result_message(_join_lines(texts))["content"]])
-        return _Turn("tool", index, texts, extra={"tool_call_id": id, "name": self._call_names[id]})
+            return _Turn("user", index, split_content(orphan_result_message(join_pieces(pieces, "\n"))["content"]))
+        return _Turn("tool", index, pieces, extra={"tool_call_id": id, "name": self._call_names[id]})
 
     def _read_call(self, block: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a `tool_use` block into a tool call of the OpenAI API, and remember its name by its id."""

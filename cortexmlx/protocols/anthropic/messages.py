@@ -103,7 +103,7 @@ def _read_body(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
         message = f"temperature is {params.temperature:g}, but must be a number in [0, 1]"
         raise InvalidRequest(message, field="temperature")
     stream = parameters.read_flag(fields, "stream")
-    messages = read_conversation(fields, defaults.seal)
+    messages = read_conversation(fields, defaults.seal, defaults.image_parts())
     return Request((messages,), params, variables, stream=stream, body=body, hints=hints | effort)
 
 

@@ -48,7 +48,7 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     stream = parameters.read_stream_fields(fields, params)
     if "messages" not in fields:
         raise InvalidRequest("`messages` is missing", field="messages")
-    messages = read_messages(fields["messages"])
+    messages = read_messages(fields["messages"], images=defaults.image_parts())
     template_vars = parameters.template_variables(fields, defaults, extra_vars=variables)
     ids = parameters.read_flag(fields, "return_token_ids")
     return Request((messages,), params, template_vars, body=body, token_ids=ids, **stream)

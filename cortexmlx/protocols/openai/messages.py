@@ -9,15 +9,17 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import prefix_error_field
 from cortexmlx.protocols.history import (
+    join_pieces,
     note_omitted_thoughts,
     orphan_result_message,
     pick_known_fields,
     pick_message_fields,
     read_arguments,
-    read_text,
+    read_pieces,
     require_name,
     sanitize_text,
 )
+from cortexmlx.protocols.images import ImageParts
 from cortexmlx.types.request import Message
 
 _ID_FIELDS = ("name", "tool_call_id")
@@ -40,29 +42,31 @@ _ROLES = {"developer": "system", "function": "tool"}
 """Roles of the OpenAI API under the names that templates know."""
 
 
-def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
+def read_messages(messages: object, paths: Sequence[str] = (), images: ImageParts | None = None) -> list[Message]:
     """Convert messages of the OpenAI API into the form that chat templates read.
 
     They have no nulls, each text is one piece, the arguments of tool calls are objects, and a developer's message is a
     system message. `paths` are the messages' places in their body, if they are not in `messages`. What others wrote and
     no template reads is replaced, and noted: see `history`. A result before the first call is a user's message: many
-    templates refuse it otherwise.
+    templates refuse it otherwise. `images` reads the images of users and tools, for a model that sees.
 
-    Raises InvalidRequest with the number of a message that cannot be meant.
+    Raises InvalidRequest with the number of a message that cannot be meant, or of the last user's message if it has an
+    image that cannot be read.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
     result: list[Message] = []
     has_calls = False
+    newest = max((n for n, each in enumerate(messages, 1) if _has_role(each, "user")), default=0)
     for number, message in enumerate(messages, 1):
         try:
             with prefix_error_field(paths[number - 1] if paths else f"messages[{number - 1}]"):
-                converted = _read_message(message)
+                converted = _read_message(message, images, is_newest=number == newest)
                 has_calls |= "tool_calls" in converted
                 result.append(
                     converted
                     if has_calls or converted["role"] != "tool"
-                    else orphan_result_message(str(converted["content"]))
+                    else orphan_result_message(converted["content"])
                 )
         except InvalidRequest as error:
             raise InvalidRequest(f"message {number}: {error}", field=error.field) from None
@@ -99,17 +103,27 @@ def parse_json_or_lines(text: str) -> Any:
         return None
 
 
-def _read_message(message: object) -> dict[str, object]:
-    """Convert one message. Raises InvalidRequest."""
+def _has_role(message: object, role: str) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == role
+
+
+def _read_message(message: object, images: ImageParts | None, *, is_newest: bool) -> dict[str, Any]:
+    """Convert one message. `is_newest`: it is the last one of a user. Raises InvalidRequest."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
     fields = pick_message_fields(message, _MESSAGE_FIELDS, "a message")
     role = _ROLES.get(require_name("role", fields.get("role")), fields["role"])
     thoughts = _read_thoughts(fields)
-    content = read_text(fields.get("content"), loose=role == "tool", thoughts=thoughts if role == "assistant" else None)
-    converted: dict[str, object] = {
+    pieces = read_pieces(
+        fields.get("content"),
+        loose=role == "tool",
+        thoughts=thoughts if role == "assistant" else None,
+        images=images if role in ("user", "tool") else None,
+        strict=is_newest,
+    )
+    converted: dict[str, Any] = {
         "role": role,
-        "content": content or sanitize_text(_text_or_empty(fields.get("refusal"))),
+        "content": join_pieces(pieces) or sanitize_text(_text_or_empty(fields.get("refusal"))),
     }
     converted |= {name: require_name(name, fields[name]) for name in _ID_FIELDS if name in fields}
     if any(thoughts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
@@ -26,6 +27,7 @@ from cortexmlx.protocols.history import (
     require_name,
     sanitize_text,
 )
+from cortexmlx.protocols.images import KINDS
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.errors import ResponseNotFound
 from cortexmlx.protocols.openai.messages import read_messages
@@ -114,10 +116,11 @@ def read(body: Mapping[str, Any], defaults: RequestDefaults) -> Request:
     messages, paths = build_messages(all_items, offered_tools, defaults.seal)
     if not messages:
         raise InvalidRequest("`input` has no message, no call and no result: send one of them", field="input")
-    chat_messages = [*_read_instructions(fields), *read_messages(messages, paths)]
+    chat_messages = [*_read_instructions(fields), *read_messages(messages, paths, defaults.image_parts())]
     variables = parameters.template_variables(fields, defaults, extra_vars=_read_effort(fields))
     store = defaults.earlier_responses is not None and parameters.read_flag({"store": True, **served_fields}, "store")
-    stored_items = tuple(stored_item(item) for _, item in items) if store else ()
+    sees = defaults.check_image is not None
+    stored_items = tuple(stored_item(item, sees=sees) for _, item in items) if store else ()
     details = ResponseDetails(offered_tools, stored_items, previous, store, ENCRYPTED in included_values)
     return Request((chat_messages,), params, variables, body=body, details=details, **stream)
 
@@ -299,7 +302,7 @@ class _MessageBuilder:
             return {name: item[name] for name in ("role", "content") if name in item}
         id = require_name("call_id", item.get("call_id"))
         if kind.endswith("_output"):
-            return {"role": "tool", "tool_call_id": id, "content": read_text(item.get("output"), loose=True)}
+            return {"role": "tool", "tool_call_id": id, "content": item.get("output")}
         name = require_name("name", item.get("name"))
         namespace = require_name("namespace", item["namespace"]) if "namespace" in item else None
         if kind == "custom_tool_call":
@@ -345,21 +348,23 @@ def _plain_thoughts(item: Mapping[str, Any]) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def stored_item(item: Mapping[str, Any]) -> Body:
-    """Return an item as it is stored: an id only if the client gave one; of fields without effect, only texts."""
+def stored_item(item: Mapping[str, Any], *, sees: bool = False) -> Body:
+    """Return an item as it is stored: an id only if the client gave one; of fields without effect, only texts. If the
+    model `sees`, images are kept for later turns, as the client sent them.
+    """
     kind = item["type"]
     stored_fields = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
     stored_fields = {**stored_fields, "status": stored_fields.get("status", "completed")}
     stored_fields |= {name: item[name] for name in _ITEM_FIELDS[kind] if isinstance(item.get(name), str)}
     if kind == "message":
         text = "output_text" if item["role"] == "assistant" else "input_text"
-        stored_fields["content"] = _text_parts(item.get("content"), text)
+        stored_fields["content"] = _stored_parts(item.get("content"), text, sees)
     elif kind == "reasoning":
         thoughts = _plain_thoughts(item)
         stored_fields["summary"] = []
-        stored_fields["content"] = _text_parts(thoughts, "reasoning_text") if thoughts else []
+        stored_fields["content"] = _stored_parts(thoughts, "reasoning_text") if thoughts else []
     elif kind.endswith("_output") and "output" not in stored_fields:
-        stored_fields["output"] = _text_parts(item.get("output"), "input_text")
+        stored_fields["output"] = _stored_parts(item.get("output"), "input_text", sees)
     elif kind == "function_call":
         stored_fields.setdefault("arguments", json.dumps(read_arguments(item.get("arguments"))))
     elif kind == "custom_tool_call":
@@ -367,8 +372,15 @@ def stored_item(item: Mapping[str, Any]) -> Body:
     return stored_fields
 
 
-def _text_parts(content: Any, kind: str) -> list[Body]:
-    """Return a content as text parts: one if some part is no text, since that becomes a line between texts."""
+def _stored_parts(content: Any, kind: str, sees: bool = False) -> list[Body]:
+    """Return a content as text parts: one if some part is no text, since that becomes a line between texts. If the
+    model `sees`, its images are parts as well.
+    """
+    if sees and isinstance(content, list) and kind == "input_text":
+        runs = groupby(content, lambda part: isinstance(part, Mapping) and part.get("type") in KINDS)
+        return [
+            part for is_image, run in runs for part in (map(dict, run) if is_image else _stored_parts([*run], kind))
+        ]
     is_text_list = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
     texts = [read_text([part], loose=True) for part in content] if is_text_list else [read_text(content, loose=True)]
     extra_fields: Body = {"annotations": []} if kind == "output_text" else {}

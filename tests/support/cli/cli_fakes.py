@@ -115,6 +115,7 @@ class FakeReader:
     reads_thoughts_field: bool = False
     images: None = None
     call_format: CallFormat = field(default_factory=Hermes)
+    images = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
@@ -133,6 +134,8 @@ class FakeReader:
 @dataclass
 class FakeEngine(FakeAdapters):
     """A thread answers each prompt. `seen`: every prompt, `most_in_flight`: the crowd, `ended`: how many ended."""
+
+    sees_images = False
 
     options: EngineConfig
     info: FakeInfo = field(default_factory=FakeInfo)

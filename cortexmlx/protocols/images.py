@@ -1,0 +1,96 @@
+"""The images in a body: base64 text in a part of any protocol, as bytes for the engine.
+
+A part of a body is JSON, so it has no bytes. Only bytes that were decoded here reach the engine: never a path or a URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.error_text import add_note
+
+CheckImage = Callable[[bytes], object]
+"""Prepares the file of an image for the model. Raises InvalidRequest if it cannot be shown."""
+
+MAX_IMAGES = 100
+"""Images of a conversation: the engine takes no more."""
+
+KINDS = ("image", "image_url", "input_image")
+"""The types of parts that are images."""
+
+_SEND = "send its bytes as base64"
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """An image among the texts of a message."""
+
+    data: bytes
+    """The encoded file."""
+
+    def to_part(self) -> dict[str, Any]:
+        """Return the part of a message that the engine reads."""
+        return {"type": "image", "image": self.data}
+
+
+class ImageParts:
+    """Reads the image parts of one conversation for a model that sees."""
+
+    def __init__(self, check: CheckImage) -> None:
+        self._check = check
+        self._count = 0
+
+    def read(self, part: Mapping[str, Any], path: str = "", *, strict: bool = False) -> ImageBytes | None:
+        """Return a part's image. One that cannot be read is None, and noted; if `strict`, InvalidRequest is raised.
+
+        Raises InvalidRequest for one more image than a prompt may have, before it is decoded.
+        """
+        if isinstance(part.get("image"), bytes):  # this class has read it before
+            return ImageBytes(part["image"])
+        try:
+            data = _decode(part)
+            self._count += 1
+            if self._count > MAX_IMAGES:
+                strict = True
+                raise InvalidRequest(f"the conversation has more than {MAX_IMAGES} images: leave some out")
+            self._check(data)
+        except InvalidRequest as error:
+            if strict:
+                raise InvalidRequest(str(error), field=path or None) from None
+            add_note("an image", f"an image in the conversation is not read, a line says that it was there: {error}")
+            return None
+        return ImageBytes(data)
+
+
+def _decode(part: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an image part. Raises InvalidRequest for anything but base64, which is not repeated."""
+    text = _base64_text(part)
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"the image is no base64 ({error}): {_SEND}") from None
+
+
+def _base64_text(part: Mapping[str, Any]) -> str:
+    """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`."""
+    source, url = part.get("source"), part.get("image_url")
+    if isinstance(source, Mapping):
+        if source.get("type") == "base64" and isinstance(source.get("data"), str):
+            return str(source["data"])
+        url = source.get("url")
+    elif isinstance(part.get("data"), str):
+        return str(part["data"])
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if not isinstance(url, str):
+        raise InvalidRequest(f"the image has no data, and files elsewhere are not fetched: {_SEND}")
+    head, _, data = url.partition(",")
+    if head[:5].lower() == "data:" and head[-7:].lower() == ";base64":
+        return data
+    if head[:5].lower() == "data:":
+        raise InvalidRequest("the image's data URL is no base64: send `data:image/png;base64,...`")
+    raise InvalidRequest(f"the image's URL is not fetched: {_SEND}, or a data URL, `data:image/png;base64,...`")

@@ -1,0 +1,166 @@
+"""Images in each protocol reach a model that sees, as they do from the engine; others and URLs do not."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+pytest.importorskip("PIL")
+
+from cortexmlx import Engine
+from support.clients.in_process import in_process
+from support.models.sighted import picture, shown, write_sighted
+from support.models.tiny import write_tiny
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    picture(width, height, seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def text64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+PNG = png(24, 32)
+HUGE = PNG[:8] + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)) + chunk(b"IEND", b"")
+TEXT = {"type": "text", "text": "what?"}
+REMOTE = {"type": "image_url", "image_url": {"url": "http://localhost:1/photo.png"}}
+LINE = "[An image was here, but it cannot be read.]\n"
+GREEDY: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{text64(data)}"
+
+
+def openai_part(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data), "detail": "low"}}
+
+
+def block(data: bytes) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": text64(data)}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sighted(tmp_path_factory.mktemp("sighted") / "tiny")
+
+
+def chat(http: httpx.Client, *content: dict[str, Any], **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": [*content]}], "logprobs": True, **GREEDY, **fields}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def responses(http: httpx.Client, *items: Any, **fields: Any) -> Any:
+    body = {"input": [*items], "temperature": 0, "max_output_tokens": 3, "include": ["message.output_text.logprobs"]}
+    return http.post("/v1/responses", json=body | fields)
+
+
+def messages(http: httpx.Client, *said: dict[str, Any], path: str = "") -> Any:
+    body = {"messages": [*said], "model": "tiny", **({} if path else GREEDY)}
+    return http.post(f"/v1/messages{path}", json=body)
+
+
+def chances(engine: Engine, *said: dict[str, Any]) -> list[float]:
+    answer = engine.generate([*said], max_tokens=3, temperature=0, logprobs=1)
+    return [each.logprob for each in answer.logprobs or ()]
+
+
+def test_an_image_in_each_protocol_is_seen_as_from_the_engine(http: httpx.Client, engine: Engine) -> None:
+    seen, other = chances(engine, shown("what?", PNG)), chances(engine, shown("what?", png(24, 32, 1)))
+    assert seen != pytest.approx(other, abs=1e-3)
+    for data, want in ((PNG, seen), (png(24, 32, 1), other)):
+        choice = chat(http, openai_part(data), TEXT).json()["choices"][0]
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(want, abs=1e-4)
+        parts = [{"type": "input_image", "image_url": data_url(data)}, {"type": "input_text", "text": "what?"}]
+        text = responses(http, {"role": "user", "content": parts}).json()["output"][0]["content"][0]
+        assert [each["logprob"] for each in text["logprobs"]] == pytest.approx(want, abs=1e-4)
+    usage = messages(http, {"role": "user", "content": [block(PNG), TEXT]}).json()["usage"]
+    prompt = engine.count_tokens([shown("what?", PNG)])
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt
+    assert usage["cache_read_input_tokens"] == prompt - 1  # the image is the same one, in the same place
+
+
+def test_an_image_in_a_result_stands_in_its_place(http: httpx.Client, engine: Engine) -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "shoot", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT, block(PNG)]}
+    said = [{"role": "user", "content": "go"}, call, {"role": "user", "content": [result, TEXT]}]
+    counted = messages(http, *said, path="/count_tokens").json()["input_tokens"]
+    parts = [TEXT, {"type": "image", "image": PNG}, {"type": "text", "text": "<user>\nwhat?\n</user>"}]
+    calls = [{"id": "a", "type": "function", "function": {"name": "shoot", "arguments": {}}}]
+    asked = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "name": "shoot", "content": parts},
+    ]
+    assert counted == engine.count_tokens(asked)
+    assert messages(http, *said).status_code == 200
+    output = {"type": "function_call_output", "call_id": "a"}
+    output |= {"output": [{"type": "input_image", "image_url": data_url(PNG)}]}
+    items = [{"role": "user", "content": "go"}, {"type": "function_call", "call_id": "a", "name": "shoot"}]
+    asked[2]["content"] = parts[1:2]
+    first = responses(http, *items, output).json()
+    assert first["usage"]["input_tokens"] == engine.count_tokens(asked)
+    later = responses(http, {"role": "user", "content": "and?"}, previous_response_id=first["id"]).json()
+    assert later["usage"]["input_tokens"] > first["usage"]["input_tokens"]  # the image is kept
+    assert "data:image/png" in http.get(f"/v1/responses/{first['id']}/input_items").text
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", PNG[:60], HUGE, b"%PDF-1.4", PNG[:-50]], ids=["empty", "text", "head", "huge", "pdf", "cut"]
+)
+def test_a_hostile_image_is_the_senders_error_once_and_then_a_line(http: httpx.Client, data: bytes) -> None:
+    last = {"role": "user", "content": "well?"}
+    for post, part in ((chat, openai_part(data)), (None, block(data))):
+        asked = {"role": "user", "content": [part, TEXT]}
+        strict = chat(http, part, TEXT) if post else messages(http, asked)
+        assert strict.status_code == 400 and "messages[0].content[0]" in strict.text
+        assert strict.json()["error"]["type"] == "invalid_request_error"
+        old = chat(http, messages=[asked, last]) if post else messages(http, asked, last)
+        assert old.status_code == 200
+
+
+def test_nothing_is_fetched_and_no_file_is_opened(http: httpx.Client, engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    path, url = str(tmp_path / "a.png"), f"file://{tmp_path}/a.png"
+    plain = {"type": "image", "image": path}
+    parts = [REMOTE, plain, *({"type": "image_url", "image_url": each} for each in (path, url, {"url": path}))]
+    parts += [{"type": "image", "source": {"type": "file", "file_id": path}}, {"type": "image", "image": list(PNG)}]
+    for part in parts:
+        assert chat(http, part, TEXT).status_code == 400
+        old = chat(http, messages=[{"role": "user", "content": [part, TEXT]}, {"role": "user", "content": "b"}]).json()
+        want = [{"role": "user", "content": f"{LINE}what?"}, {"role": "user", "content": "b"}]
+        assert old["usage"]["prompt_tokens"] == engine.count_tokens(want)
+        assert any("is not read" in note for note in old["choices"][0]["notes"])
+
+
+def test_images_are_decoded_off_the_event_loop(
+    http: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, check = set(), engine.check_image
+    monkeypatch.setattr(engine, "check_image", lambda data: (threads.add(threading.current_thread().name), check(data)))
+    assert chat(http, openai_part(PNG), TEXT).status_code == 200
+    assert threads == {"cortexmlx-async"}
+
+
+def test_a_model_without_sight_reads_a_line(tmp_path: Path) -> None:
+    from cortexmlx.server import app
+
+    with Engine(str(write_tiny(tmp_path / "blind")), kv_memory="4MB") as blind, in_process(app(blind)) as http:
+        assert not blind.sees_images
+        answer = chat(http, openai_part(PNG), TEXT, logprobs=False).json()
+        assert any("a line says" in note for note in answer["choices"][0]["notes"])
