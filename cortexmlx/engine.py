@@ -463,6 +463,7 @@ class Engine(NotCopyable):
         if images is None:
             raise InvalidRequest(f"{self.info.name} sees no images: leave it out")
         with self._image_lock:
+            images.begin()
             parts = images.split(images.write({"type": "image", "image": image}))
         return sum(len(part) for part in parts or () if not isinstance(part, str))
 
