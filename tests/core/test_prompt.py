@@ -43,6 +43,8 @@ def test_what_is_null_in_a_message_is_not_there() -> None:
     seen = []
 
     class Reader:
+        images = None
+
         def render(self, messages: object, variables: object, tools: object) -> str:
             seen.append(messages)
             return ""
