@@ -45,10 +45,10 @@ from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, Message, TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
-from cortexmlx.vision.images import ImageSource
 
 if TYPE_CHECKING:
     from cortexmlx.core.core import EngineCore
+    from cortexmlx.vision.images import ImageSource
 
 T = TypeVar("T")
 

@@ -275,6 +275,11 @@ def looks(engine: Engine) -> None:
         print(pin.tokens)
     pin.unpin()
     try:
+        shown: int = engine.check_image(b"")
+        print(engine.sees_images, shown)
+    except InvalidRequest as error:
+        print(error)
+    try:
         known: AdapterInfo = engine.load_adapter("sql", "a folder that is not there")
         print(known.name, known.rank, known.targets, known.bytes, known.digest, known.path, known.base)
     except ModelNotFound as error:
