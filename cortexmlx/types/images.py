@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-from cortexmlx.types.arrays import IntArray, TokenList
+    from cortexmlx.types.arrays import IntArray, TokenList
 
 
 class ImageWriter(Protocol):
@@ -58,7 +60,7 @@ class PreparedImage:
 def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:
     """Return `count` negative numbers that are others for each key: 31 bits each, of the key's hash."""
     stream = hashlib.shake_256(key).digest(4 * count)
-    return tuple((-1 - (np.frombuffer(stream, "<u4") >> 1).astype(np.int64)).tolist())
+    return tuple(-1 - (number >> 1) for (number,) in struct.iter_unpack("<I", stream))
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class ImageLayout:
 
     def positions_of(self, first: int, count: int) -> IntArray:
         """Return the positions `[3, count]` of the text's tokens from `first` on, also of those after the prompt."""
+        import numpy as np  # requests are imported by programs that have no use for it
+
         known = self.positions[:, first : first + count]
         later = np.arange(first + known.shape[1], first + count, dtype=np.int32) + self.shift
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)
