@@ -13,13 +13,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
-    from cortexmlx.types.arrays import IntArray, TokenList
+from cortexmlx.types.arrays import IntArray, TokenList
 
 
 class ImageWriter(Protocol):
@@ -108,8 +107,6 @@ class ImageLayout:
 
     def positions_of(self, first: int, count: int) -> IntArray:
         """Return the positions `[3, count]` of the text's tokens from `first` on, also of those after the prompt."""
-        import numpy as np  # requests are imported by programs that have no use for it
-
         known = self.positions[:, first : first + count]
         later = np.arange(first + known.shape[1], first + count, dtype=np.int32) + self.shift
         return np.concatenate([known, np.broadcast_to(later, (3, len(later)))], axis=1).astype(np.int32)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.structured.calls.format import AllowedCalls
 from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.embeddings import PoolingSpec
-from cortexmlx.types.images import ImageLayout
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from cortexmlx.types.images import ImageLayout  # with NumPy, which programs that import a request may not need
 
 
 class FinishReason(StrEnum):
