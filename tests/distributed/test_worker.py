@@ -43,7 +43,11 @@ def ended_worker(end: Callable[[WorkerLink], None]) -> subprocess.Popen[str]:
         assert process.stdin is not None
         process.stdin.write(f"{key.hex()}\n")
         process.stdin.flush()
-        (link,) = listener.accept(time.monotonic() + PATIENCE)
+
+        def check() -> None:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+
+        (link,) = listener.accept(time.monotonic() + PATIENCE, check=check)
         listener.close()
         link.send(MEET)
         assert link.receive(PATIENCE) == READY
