@@ -62,7 +62,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
-
     try:
         tensors = check_weights(folder)
     except ModelCorrupt as damage:  # the plan does not need the damaged files

@@ -149,12 +149,23 @@ class EngineCore:
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
-            sight = self.model.sight
-            if request.images is not None and sight is not None and not sight.has_features(request.images.images):
-                sight.want(request.images.images)
+        except CortexError as error:
+            handle.fail(error)
+            return
+        sight = self.model.sight
+        if request.images is not None and sight is not None:
+            sight.want(request.images.images)
+            if sight.awaits(request.images.images):
                 self._unseen.append((request, handle, stops, grammar))
-            else:
-                self.requests.add(request, handle, stops, grammar)
+                return
+        self._queue(request, handle, stops, grammar)
+
+    def _queue(
+        self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None
+    ) -> None:
+        """Queue a runnable request. It fails at once if its adapter was unloaded meanwhile."""
+        try:
+            self.requests.add(request, handle, stops, grammar)
         except CortexError as error:
             handle.fail(error)
 
@@ -164,18 +175,21 @@ class EngineCore:
         """
         sight, now = self.model.sight, time.perf_counter()
         assert sight is not None
+        image, failed = sight.looked_at, None
         try:
             sight.advance()
         except Exception as error:  # MLX raises anything without memory
             log.warning("an image could not be looked at: %s", error)
-            _, handle, _, _ = self._unseen.popleft()
-            handle.fail(OutOfMemory(f"an image could not be looked at: {error}"))
+            failed = OutOfMemory(f"an image could not be looked at: {error}")
         for _ in range(len(self._unseen)):
             request, handle, stops, grammar = self._unseen.popleft()
-            is_late = request.timeout is not None and now >= request.submit_time + request.timeout
             assert request.images is not None
-            if is_late or sight.has_features(request.images.images):
-                self.requests.add(request, handle, stops, grammar)
+            images = request.images.images
+            is_late = request.timeout is not None and now >= request.submit_time + request.timeout
+            if failed is not None and image in images:
+                handle.fail(failed)
+            elif is_late or not sight.awaits(images):
+                self._queue(request, handle, stops, grammar)
             else:
                 self._unseen.append((request, handle, stops, grammar))
 
@@ -183,7 +197,7 @@ class EngineCore:
         """End a request with the text it has. Does nothing if it has ended."""
         for unseen in [each for each in self._unseen if each[1].id == request]:
             self._unseen.remove(unseen)
-            self.requests.add(*unseen)
+            self._queue(*unseen)
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:

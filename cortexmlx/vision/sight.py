@@ -63,22 +63,23 @@ class Sight:
         known = {image.key for image in self._waiting} | self._features.keys()
         self._waiting += [image for image in images if image.key not in known]
 
-    def has_features(self, images: Sequence[PreparedImage]) -> bool:
-        """Return whether the features of images are computed."""
-        return all(image.key in self._features for image in images)
+    def awaits(self, images: Sequence[PreparedImage]) -> bool:
+        """Return whether one of the images waits for its features. Those of another may have been dropped since."""
+        waiting = {image.key for image in self._waiting}
+        return any(image.key in waiting for image in images)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether `advance` has something to do."""
-        return bool(self._waiting)
+    def looked_at(self) -> PreparedImage | None:
+        """The image that `advance` goes on with; None if none waits."""
+        return self._waiting[0] if self._waiting else None
 
     def advance(self) -> None:
         """Run one more layer of the tower, on the image that waits longest. Raises what MLX raises without memory; then
         that image waits no more.
         """
-        if not self._waiting:
+        image = self.looked_at
+        if image is None:
             return
-        image = self._waiting[0]
         try:
             if self._state is None:
                 self._state = self.tower.begin(mx.array(image.patches), image.grid)

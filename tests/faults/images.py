@@ -38,8 +38,8 @@ FAULTS = (
     Fault(
         "a request does not wait for its images",
         "cortexmlx/core/core.py",
-        "not sight.has_features(request.images.images)",
-        "False",
+        "if sight.awaits(request.images.images):",
+        "if False:",
     ),
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"

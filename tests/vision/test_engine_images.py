@@ -16,7 +16,8 @@ from cortexmlx import Engine
 from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.types.request import FinishReason
-from cortexmlx.vision import reader
+from cortexmlx.vision import reader, sight
+from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
 from support.models.draft_heads import write_draft_head
 from support.models.sighted import add_sight, picture, prompts, shown, write_sighted
@@ -147,10 +148,11 @@ def test_a_request_ends_while_its_image_is_looked_at(folders: dict[str, Path], m
         with pytest.raises(Exception, match="time"):
             late.result(timeout=60)
 
-        def refuse(sight: Sight) -> None:
+        def refuse(tower: VisionTower, state: object) -> None:
             raise RuntimeError("[malloc] Unable to allocate")
 
-        monkeypatch.setattr(Sight, "advance", refuse)
+        monkeypatch.undo()
+        monkeypatch.setattr(VisionTower, "step", refuse)
         with pytest.raises(Exception, match="could not be looked at"):
             engine.generate([shown("x", picture(40, 40, 9))], **ASKED)
         monkeypatch.undo()
@@ -198,3 +200,15 @@ def test_small_files_with_large_images_take_bounded_memory(
             engine.generate([shown("x", image)], **ASKED)
         assert sum(each.patches.nbytes for each in engine._tokenizer.images._by_key.values()) <= 200_000
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
+
+
+def test_images_whose_features_are_not_all_kept_are_answered_about(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the first image are dropped before those of the last are there, and computed again in the step."""
+    monkeypatch.setattr(sight, "FEATURE_BYTES", 1)
+    with Engine(folders["qwen3_vl"], speculate=False) as engine:
+        handles = [engine.submit(prompt, **ASKED) for prompt in (*prompts(), *prompts())]
+        results = [handle.result(timeout=60) for handle in handles]
+    assert_recorded("qwen3_vl", results[:4])
+    assert_recorded("qwen3_vl", results[4:])
