@@ -19,7 +19,7 @@ from cortexmlx.kv.snapshots import NO_STATE_OPS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.speculation.draft_rows import MAX_ROUND_TOKENS, DraftScheduler
-from cortexmlx.speculation.drafter import MeanTimes, TokenDraft
+from cortexmlx.speculation.drafter import GuessTimes, TokenDraft
 
 log = logging.getLogger("cortexmlx")
 
@@ -104,8 +104,7 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._in_flight: deque[StepPlan] = deque()
         self._paused_until, self._pause = -math.inf, 0.0
-        self._first_step_times = MeanTimes()
-        self._further_step_times = MeanTimes()
+        self._times = GuessTimes()
         self.rows = self._make_rows(from_scratch=False)
 
     def _make_rows(self, from_scratch: bool) -> DraftScheduler:
@@ -136,9 +135,7 @@ class DraftModel:
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Estimate drafting `tokens` tokens for each of `rows` rows with computed texts; None if not known yet."""
-        further = self._further_step_times.estimate(rows)
-        first = self._first_step_times.estimate(rows) or further
-        return None if first is None else first + (tokens - 1) * (further or first)
+        return self._times.estimate(rows, tokens)
 
     def end(self, job: Job) -> None:
         """Drop the row of a job that has ended."""
@@ -261,6 +258,6 @@ class DraftModel:
         if not rows:
             return
         if all(segment.count <= MAX_ROUND_TOKENS for segment in plan.segments):
-            self._first_step_times.add(rows, first_collect_time - start_time)
+            self._times.first.add(rows, first_collect_time - start_time)
         if count > 1:
-            self._further_step_times.add(rows, (end - first_collect_time) / (count - 1))
+            self._times.further.add(rows, (end - first_collect_time) / (count - 1))

@@ -75,6 +75,20 @@ class MeanTimes:
         return self._means[min(self._means, key=lambda known: abs(known - size))] if self._means else None
 
 
+class GuessTimes:
+    """How long a slow drafter takes: for the first token of each row, and for each token after it."""
+
+    def __init__(self) -> None:
+        self.first = MeanTimes()
+        self.further = MeanTimes()
+
+    def estimate(self, rows: int, tokens: int) -> float | None:
+        """Return about how long `tokens` tokens for each of `rows` rows take; None if that is unknown."""
+        further = self.further.estimate(rows)
+        first = self.first.estimate(rows) or further
+        return None if first is None else first + (tokens - 1) * (further or first)
+
+
 _FORGETTING = 0.2
 """Weight of the newest measurement in the running means."""
 
@@ -162,8 +176,7 @@ class HeadDrafter:
         self._propose = propose
         self._locate = locate
         self._clock = clock
-        self._first_token_times = MeanTimes()
-        self._further_token_times = MeanTimes()
+        self._times = GuessTimes()
         self._paused_until = -math.inf
         self.is_off = False
 
@@ -193,17 +206,15 @@ class HeadDrafter:
     def _record_time(self, rows: int, tokens: int, seconds: float) -> None:
         """Record how long guesses of `tokens` tokens took. Those after the first one may take longer than that."""
         if tokens > 1:
-            first = self._first_token_times.estimate(rows)
+            first = self._times.first.estimate(rows)
             first = seconds / tokens if first is None else min(first, seconds)
-            self._further_token_times.add(rows, (seconds - first) / (tokens - 1))
+            self._times.further.add(rows, (seconds - first) / (tokens - 1))
         else:
-            self._first_token_times.add(rows, seconds)
+            self._times.first.add(rows, seconds)
 
     def estimate_seconds(self, rows: int, tokens: int) -> float | None:
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is unknown."""
-        further = self._further_token_times.estimate(rows)
-        first = self._first_token_times.estimate(rows) or further
-        return None if first is None else first + (tokens - 1) * (further or first)
+        return self._times.estimate(rows, tokens)
 
     def judge(self, drafted: int, accepted: int) -> None:
         """Switch it off if hardly any of its drafts were right."""
