@@ -31,6 +31,9 @@ REMEMBERED_BYTES = 256 << 20
 PROMPT_BYTES = 512 << 20
 """How many bytes the prepared images of a prompt may have together: a small file may hold a large image."""
 
+OPEN_BYTES = 1 << 30
+"""How many bytes the prepared images of all open prompts may have together."""
+
 
 class ImageReader:
     """Opens images, prepares them as a model's `processor` does, and writes them into texts as marks, which `encode`
@@ -92,8 +95,17 @@ class ImageReader:
         return self._around[0] + self._mark.format(image.key.hex()) + self._around[1]
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
-        """Remember an image by its source, or the one that is there already with the same key. Return it."""
+        """Remember an image by its source, or the one that is there already with the same key. Return it. Raises
+        InvalidRequest if there are too many others.
+        """
         with self._lock:
+            if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
+                self._by_source.clear()  # what nobody shows at the moment is gone with it
+                if _bytes_of([image, *self._by_key.values()]) > OPEN_BYTES:
+                    raise InvalidRequest(
+                        f"the images of all open prompts take more than {format_bytes(OPEN_BYTES)} when they are "
+                        "prepared. Wait for some of them to end, or show smaller ones"
+                    )
             image = self._by_key.setdefault(image.key.hex(), image)
             self._by_first_token[image.tokens[0]] = self._by_source[source] = image
             while len(self._by_source) > 1 and _bytes_of(self._by_source.values()) > REMEMBERED_BYTES:

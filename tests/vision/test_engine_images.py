@@ -212,3 +212,19 @@ def test_images_whose_features_are_not_all_kept_are_answered_about(
         results = [handle.result(timeout=60) for handle in handles]
     assert_recorded("qwen3_vl", results[:4])
     assert_recorded("qwen3_vl", results[4:])
+
+
+def test_the_images_of_all_open_prompts_take_bounded_memory(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "OPEN_BYTES", 300_000)
+    monkeypatch.setattr(Sight, "advance", lambda sight: time.sleep(0.01))  # they stay open
+    with Engine(folders["qwen3_vl"], speculate=False) as engine:
+        handles = []
+        with pytest.raises(InvalidRequest, match="images of all open prompts take more than"):
+            for seed in range(99):
+                handles.append(engine.submit([shown("x", picture(64, 64, seed))], **ASKED))
+        assert 2 < len(handles) < 9
+        monkeypatch.undo()
+        assert all(handle.result(timeout=60).token_ids for handle in handles)
+        assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
