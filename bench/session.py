@@ -123,11 +123,10 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
 
 
 def compare_with_mlx_lm(
-    plan: BenchPlan, suites: Sequence[str], only: Sequence[str], shape: ComparisonSizes, block_size: int
+    plan: BenchPlan, suite: str, only: Sequence[str], shape: ComparisonSizes, block_size: int
 ) -> Report:
-    """Compare with mlx-lm in the suites "basic" and "serving", and return the report: see `compare_sections`."""
-    sections = basic_sections(shape) if "basic" in suites else []
-    sections += serving_sections() if "serving" in suites else []
+    """Compare with mlx-lm in the suite "basic" or "serving", and return the report: see `compare_sections`."""
+    sections = basic_sections(shape) if suite == "basic" else serving_sections()
     return compare_sections(plan, sections, shape, only, block_size)
 
 
@@ -196,24 +195,6 @@ def _select_cases(cases: Sequence[ComparisonCase], only: Sequence[str]) -> list[
             raise InvalidRequest(f"no case has {text!r} in its name; there are: {names}")
         selected_cases += matches
     return selected_cases
-
-
-def combine_reports(reports: Sequence[Report]) -> Report:
-    """Return several reports of one command as one."""
-    first = reports[0]
-    models = [report.model for report in reports if report.model is not None]
-    return Report(
-        first.machine,
-        models[0] if models else None,
-        tuple(part for report in reports for part in report.parts),
-        tuple(dict.fromkeys(note for report in reports for note in report.notes)),
-        {name: value for report in reports for name, value in report.settings.items()},
-        {
-            name: tuple(value for report in reports for value in report.yardstick.get(name, ()))
-            for name in dict.fromkeys(name for report in reports for name in report.yardstick)
-        },
-        any(report.interrupted for report in reports),
-    )
 
 
 def _warm_up(contest: Contest, on_run: Callable[[str], None]) -> None:

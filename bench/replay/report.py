@@ -74,8 +74,6 @@ def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
             _workload_name(each),
             "with drafts over without",
             each.ratio,
-            min(each.ratios),
-            max(each.ratios),
         )
         for each in results
     )

@@ -27,8 +27,6 @@ def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
             f"{c.case}: {c.measure}"[:28],
             "cortexmlx over mlx-lm",
             c.ratio,
-            min(c.ratios),
-            max(c.ratios),
         )
         for c in comparisons
     )

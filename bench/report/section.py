@@ -25,15 +25,13 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class ChartBar:
-    """A figure to draw as a bar, with the lowest and the highest of its repetitions."""
+    """A figure to draw as a bar."""
 
     group: str
     """Bars of one group share a scale."""
     label: str
     unit: str
     value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

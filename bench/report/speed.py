@@ -95,8 +95,6 @@ def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
             f"{row.test.label}, block {row.block_size}" if sizes else row.test.label,
             "tokens per second",
             row.mean,
-            min(row.rates),
-            max(row.rates),
         )
         for row in rows
     )

@@ -46,7 +46,7 @@ def traffic_section(results: Sequence[TrafficResult], traffic: Traffic) -> Repor
     )
     records = tuple(_json_record(side, found) for side, found in zip(results, figures, strict=True))
     bars = tuple(
-        ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
+        ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"])
         for p in PERCENTILES
         for side, found in zip(results, figures, strict=True)
     )

@@ -158,7 +158,7 @@ def test_what_is_warmed_up_before_the_first_pair_is_said(model: str) -> None:
     """It takes minutes with a large model, in which "loading: 100%" was all there was to see."""
     said: list[str] = []
     plan = BenchPlan(model, (), None, "auto", 1, 0, said.append)
-    session.compare_with_mlx_lm(plan, ["basic"], ["pp20 x16"], ComparisonSizes((24,), generates=(8,)), 16)
+    session.compare_with_mlx_lm(plan, "basic", ["pp20 x16"], ComparisonSizes((24,), generates=(8,)), 16)
     loaded = max(n for n, what in enumerate(said) if what.endswith("100%"))
     pair = next(n for n, what in enumerate(said) if "pair 1 of 1" in what)
     assert said[loaded + 1] == "warming up, 1 prompt of 64 tokens: cortexmlx"

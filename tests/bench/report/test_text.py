@@ -33,7 +33,7 @@ def test_spare_columns_leave_only_where_there_is_no_room() -> None:
 
 
 def bar(label: str, value: float, group: str = "generation") -> ChartBar:
-    return ChartBar(group, label, "tokens per second", value, value, value)
+    return ChartBar(group, label, "tokens per second", value)
 
 
 def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:

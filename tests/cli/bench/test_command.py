@@ -45,18 +45,15 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--against", "mlx-lm", "--suite", "serving", "-b", "2"], 2, "sizes of their own"),
         (["--against", "mlx-lm", "--suite", "serving", "-n", "16"], 2, "sizes of their own"),
         (["--suite", "serving"], 2, "add --against mlx-lm"),
-        (["--suite", "pool"], 2, "says nothing to --suite pool"),
+        (["--suite", "trace", "-d", "8"], 2, "says nothing to --suite trace"),
         (["--case", "pp512"], 2, "says nothing to --suite basic"),
         (["--requests", "8"], 2, "says nothing to --suite basic"),
         (["--suite", "trace", "--request-rate", "0"], 2, "must be above 0"),
         (["--suite", "trace", "--block-size", "16,32"], 2, "takes one number here"),
         (["--block-size", "33"], 2, "33 is none of"),
-        (["--plot", "picture.png"], 2, "does not end with .svg"),
         (["--compare", "there/is/none.json"], 1, "No such file"),
         (["--save", "there/is/none.json"], 1, "there is no folder"),
         (["--save", "/proc/self/a.json"], 1, "/proc/self/a.json cannot be written: "),
-        (["--plot", "/proc/self/a.svg"], 1, "/proc/self/a.svg cannot be written: "),
-        (["--save", "a.svg", "--plot", "./a.svg"], 2, "a.svg is where --save keeps the run"),
         (["-r", "0"], 2, "-r"),
         (["--suite", "trace", "--request-rate", "nan"], 2, "must be above 0"),
         (["--suite", "trace", "--request-rate", "inf"], 2, "must be above 0"),
@@ -79,10 +76,9 @@ def test_wrong_usage_is_explained(
 SIZES = ("-p", "8", "-n", "4", "-r", "4")
 
 
-def test_a_run_is_kept_compared_and_drawn(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, drawing = tmp_path / "then.json", tmp_path / "now.svg"
-    bench(capsys, model, *SIZES, "--save", str(file), "--plot", str(drawing))
-    assert drawing.read_text().startswith("<svg")
+def test_a_run_is_kept_and_compared(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "then.json"
+    bench(capsys, model, *SIZES, "--save", str(file))
     assert run(["bench", model, *SIZES, "--save", str(file)]) == 1
     assert "not overwritten" in capsys.readouterr().err
 
@@ -90,7 +86,7 @@ def test_a_run_is_kept_compared_and_drawn(model: str, tmp_path: Path, capsys: py
     for series in kept["compared"]["series"]:
         series["values"] = [1e18 * (1 + i / 1_000) for i in range(4)]  # then it was faster beyond any noise
     file.write_text(json.dumps(kept))
-    assert run(["bench", model, *SIZES, "--compare", str(file), "--plot", str(drawing)]) == 3
+    assert run(["bench", model, *SIZES, "--compare", str(file)]) == 3
     text = capsys.readouterr().out
     assert " SLOWER |" in text and "- slower beyond the noise: pp8" in text
     assert max(len(line) for line in text.splitlines() if model not in line) <= 80  # a path may be long
@@ -117,8 +113,8 @@ def test_another_models_run_is_not_compared_and_the_figures_are_shown(
 def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_be_kept(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, drawing = tmp_path / "a.json", tmp_path / "a.svg"
-    wanted = ["bench", model, "-p", "8", "-n", "0", "-r", "1", "--save", str(file), "--plot", str(drawing)]
+    file = tmp_path / "a.json"
+    wanted = ["bench", model, "-p", "8", "-n", "0", "-r", "1", "--save", str(file)]
 
     def gone(report: object, width: int) -> str:
         raise BrokenPipeError
@@ -127,16 +123,27 @@ def test_what_was_measured_is_kept_if_nobody_reads_it_and_printed_if_it_cannot_b
         patch.setattr("cortexmlx.bench.report.text.as_markdown", gone)
         patch.setattr("cortexmlx.cli.terminal.console.silence_stdout", lambda: None)  # it is pytest's
         assert run(wanted) == 141
-    assert json.loads(file.read_text())["rows"] and drawing.exists()
+    assert json.loads(file.read_text())["rows"]
     file.unlink()
 
-    def full(report: object) -> str:
-        raise OSError(28, "No space left on device", str(drawing))
+    def full(run: object, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("cortexmlx.bench.report.svg.as_svg", full)
+    monkeypatch.setattr("cortexmlx.bench.changes.saved.save_run", full)
     assert run(wanted) == 1
     said = capsys.readouterr()
-    assert "| pp8" in said.out and said.err == f"error: No space left on device: {drawing}\n" and file.exists()
+    assert "| pp8" in said.out and said.err == f"error: No space left on device: {file}\n"
+
+
+def test_an_interrupt_before_the_first_figure_says_so(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cortexmlx.bench.session.measure_rows", interrupted)
+    assert run(["bench", model, "-r", "1"]) == 130
+    assert "before anything was measured" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_is_not_kept(
