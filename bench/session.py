@@ -12,7 +12,6 @@ from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.measure.pairs import Comparison, ComparisonCase, compare_case
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.measure.trace import BenchRequest
-from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import ratios, speed
 from cortexmlx.bench.report import traffic as traffic_report
 from cortexmlx.bench.report.report import Report
@@ -48,13 +47,11 @@ def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Seque
     runs: TestRuns | None = None
     interrupted = False
     try:
-        for number, turns in enumerate(plan.split_rounds()):
-            with ExitStack() as stack:
-                engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
-                if runs is None:
-                    info = next(iter(engines.values())).info
-                    runs = TestRuns(block_sizes, tests, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
-                runs.run_tests(engines, turns, number, plan.on_run)
+        with ExitStack() as stack:
+            engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
+            info = next(iter(engines.values())).info
+            runs = TestRuns(block_sizes, tests, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
+            runs.run_tests(engines, plan.on_run)
     except KeyboardInterrupt:
         if runs is None or not runs.results():
             raise
@@ -64,10 +61,9 @@ def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Seque
     return Report(
         machine,
         info,
-        (speed.speed_section(runs.results(), info, backend),),
+        speed.speed_section(runs.results(), info, backend),
         (*plan.notes, *_interrupted_notes(interrupted)),
         plan.settings,
-        runs.yardstick_seconds(),
         interrupted,
     )
 
@@ -86,7 +82,7 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
     An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
     short.
     """
-    machine, results, yardstick = BenchMachine.detect(), list[TrafficResult](), Yardstick()
+    machine, results = BenchMachine.detect(), list[TrafficResult]()
     interrupted = False
     with ExitStack() as stack:
         tokens = ARRIVING * (traffic.longest + 2 * block_size)
@@ -103,7 +99,6 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
                 against,
                 results,
                 plan.report_progress,
-                yardstick.add_sample,
             )
         except KeyboardInterrupt:
             if not (results and results[-1].traces):
@@ -114,10 +109,9 @@ def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, aga
     return Report(
         machine,
         info,
-        (part,),
+        part,
         (*notes, *_interrupted_notes(interrupted)),
         plan.settings,
-        yardstick.all_seconds(),
         interrupted,
     )
 
@@ -165,7 +159,7 @@ def compare_sections(
             raise
         interrupted = True
     notes = (*plan.notes, *_interrupted_notes(interrupted))
-    return Report(machine, info, (ratios.ratios_section(comparisons),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, ratios.ratios_section(comparisons), notes, plan.settings, interrupted=interrupted)
 
 
 def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cortexmlx.bench.measure.pairs import Comparison
-from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 
 HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "least", "most", "target", "met")
@@ -30,9 +30,8 @@ def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
         )
         for c in comparisons
     )
-    series = tuple(FigureSeries(f"{c.case}, {c.measure}", "of mlx-lm's", c.better, c.ratios) for c in comparisons)
     return ReportSection(
-        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons)), bars, series
+        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons)), bars
     )
 
 

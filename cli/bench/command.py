@@ -1,4 +1,4 @@
-"""`cortexmlx bench`: how fast this machine runs a model, compared with mlx-lm and with earlier runs."""
+"""`cortexmlx bench`: how fast this machine runs a model, compared with mlx-lm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +16,13 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.cli.terminal.exits import INTERRUPTED
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 
 if TYPE_CHECKING:
-    from cortexmlx.bench.changes.saved import SavedRun
-    from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.report.report import Report
 
 
@@ -183,14 +179,6 @@ def _option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-REPETITIONS = 5
-COMPARED = 20
-"""Repetitions if rows are saved or compared. They are measured in half as many rounds."""
-
-MIN_ROUNDS = 5
-"""Rounds, at least, if there are enough repetitions. With fewer rounds, nobody knows how much rounds differ."""
-
-
 class OutputFormat(str, Enum):
     """The format in which `bench` prints its results."""
 
@@ -223,22 +211,9 @@ def bench(
         DEFAULT_BLOCK_SIZE
     ),
     repetitions: Annotated[
-        int | None,
-        typer.Option(
-            "--repetitions",
-            "-r",
-            metavar="N",
-            min=1,
-            help=f"Runs, or pairs of runs: {REPETITIONS}, or {COMPARED} of what --save or --compare keep.",
-            show_default=False,
-        ),
-    ] = None,
+        int, typer.Option("--repetitions", "-r", metavar="N", min=1, help="Runs, or pairs of runs.")
+    ] = 5,
     output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Format.")] = OutputFormat.md,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this run.", show_default=False)] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Say what changed since; exit code 3: slower.", show_default=False),
-    ] = None,
     against: Annotated[
         Peer | None, typer.Option(help="Compare on the same weights, in turns.", show_default=False)
     ] = None,
@@ -290,22 +265,19 @@ def bench(
     from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
     from cortexmlx.bench.suites.rows import make_tests
 
-    saved_run = _load_baseline(save, compare)
     with _bench_model(model, model_option) as (path, notes), progress_display() as on_run:
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
-        count = repetitions or REPETITIONS
         plan = BenchPlan(
-            path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
+            path, notes, memory, attention, repetitions, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
         )
-        rows = _split_into_rounds(plan, repetitions) if save is not None or compare is not None else plan
         tests = make_tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given_names))
         shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(tests) if same_rows else ())
         traffic, peer = Traffic(requests, request_rate), against is not None
         try:
             if section is BenchSection.ROWS:
-                report = session.measure_rows(rows, tests, sizes)
+                report = session.measure_rows(plan, tests, sizes)
             elif section is BenchSection.RATIOS:
                 report = session.compare_with_mlx_lm(plan, suite.value, case or (), shape, sizes[0])
             elif section is BenchSection.TRACE:
@@ -315,62 +287,18 @@ def bench(
         except KeyboardInterrupt:
             console.print_note("interrupted before anything was measured")
             raise
-    _output_report(report, output, save, compare, saved_run)
+    _output_report(report, output)
 
 
-def _split_into_rounds(plan: BenchPlan, repetitions: int | None) -> BenchPlan:
-    """Return the plan with a new engine for every other repetition: a comparison must know how much engines differ."""
-    count = repetitions or COMPARED
-    return replace(plan, repetitions=count, rounds=min(count, max(MIN_ROUNDS, count // 2)))
-
-
-def _load_baseline(save: Path | None, compare: Path | None) -> SavedRun | None:
-    """Load the saved run to compare with, and check the file to write, so that errors come before the measurements."""
-    from cortexmlx.bench.changes import compared, saved
-    from cortexmlx.bench.measure.machine import BenchMachine
-
-    if save is not None:
-        saved.check_save_path(save)
-    if compare is None:
-        return None
-    saved_run = saved.read_run(compare)
-    compared.check_machine(saved_run, BenchMachine.detect(), compare)
-    return saved_run
-
-
-def _output_report(
-    report: Report, output: OutputFormat, save: Path | None, compare: Path | None, saved_run: SavedRun | None
-) -> None:
-    """Compare, save and print the report. Raises typer.Exit if it was interrupted or a figure is slower, and the
-    errors of comparing and saving at the end. Measurements are saved even if nobody reads the output, and printed
-    if they cannot be saved.
-    """
-    from cortexmlx.bench.changes import compared, saved
+def _output_report(report: Report, output: OutputFormat) -> None:
+    """Print the report. Raises typer.Exit if it was interrupted."""
     from cortexmlx.bench.report import chart, formats, text
 
-    current_run, measured_report, is_slower = saved.snapshot(report), report, False
-    comparison_error: InvalidRequest | None = None
-    if saved_run is not None and compare is not None:
-        try:
-            compared.check_model(saved_run, current_run, compare)
-            outcomes = compared.compare_figures(saved_run, current_run)
-            is_slower = compared.has_slower_figure(outcomes)
-            report = replace(
-                report, parts=(*report.parts, compared.changes_section(saved_run, current_run, outcomes, compare))
-            )
-        except InvalidRequest as error:
-            comparison_error = error  # measurements are shown and kept anyway
-    write_error: OSError | None = None
-    try:
-        if save is not None and not report.interrupted:
-            saved.save_run(measured_report, save)
-    except OSError as error:
-        write_error = error
     if output is OutputFormat.md:
         on_terminal = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
         console.print_result(text.as_markdown(report, width))
-        if on_terminal and (chart_text := chart.bar_chart([bar for part in report.parts for bar in part.bars], width)):
+        if on_terminal and (chart_text := chart.bar_chart(report.section.bars, width)):
             console.print_result(f"\n{chart_text}")
     else:
         console.print_result(
@@ -378,16 +306,8 @@ def _output_report(
                 report
             )
         )
-    if write_error is not None:
-        raise write_error
     if report.interrupted:
-        if save is not None:
-            console.print_note(f"interrupted: {save} was not written")
         raise typer.Exit(INTERRUPTED)
-    if comparison_error is not None:
-        raise comparison_error
-    if is_slower:
-        raise typer.Exit(SLOWER)
 
 
 @contextmanager

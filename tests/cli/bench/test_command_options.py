@@ -56,7 +56,7 @@ def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, 
 
 
 def test_what_says_something_is_not() -> None:
-    check_options(["batch", "depth", "save", "hosts"], BenchSection.ROWS, Suite.basic, False)
+    check_options(["batch", "depth", "output", "hosts"], BenchSection.ROWS, Suite.basic, False)
     check_options(["case", "prompt", "batch"], BenchSection.RATIOS, Suite.basic, True)
     check_options(["requests", "goodput", "model"], BenchSection.TRACE, Suite.trace, True)
 
