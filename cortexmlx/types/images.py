@@ -28,6 +28,9 @@ class ImageWriter(Protocol):
     def begin(self) -> None:
         """Begin to write the images of a prompt on this thread."""
 
+    def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its parts in the order in which the model's template writes them."""
+
     def write(self, part: Mapping[str, Any]) -> str:
         """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
 
@@ -50,11 +53,18 @@ class PreparedImage:
     """Its frames, and its patches from top to bottom and from left to right."""
     merged_grid: tuple[int, int, int]
     """Its frames, and its tokens from top to bottom and from left to right."""
+    row_ends: tuple[int, int] | None = None
+    """The token of the vocabulary that ends each of its rows, and that of its last row; None: rows have no ends."""
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The numbers of its tokens, all negative."""
-        return virtual_tokens(self.key, math.prod(self.merged_grid))
+        """The numbers of its tokens, all negative but the ends of rows."""
+        virtual, columns = virtual_tokens(self.key, math.prod(self.merged_grid)), self.merged_grid[2]
+        if self.row_ends is None:
+            return virtual
+        rows = (virtual[at : at + columns] for at in range(0, len(virtual), columns))
+        ended = [token for row in rows for token in (*row, self.row_ends[0])]
+        return (*ended[:-1], self.row_ends[1])
 
 
 def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:

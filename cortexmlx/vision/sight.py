@@ -143,7 +143,9 @@ class Sight:
         layers: list[mx.array] = []
         for piece in pieces:
             features, span = self._features_of(piece.image), slice(piece.first, piece.first + piece.end - piece.begin)
-            embeddings[piece.begin : piece.end] = features.tokens[span].astype(embeddings.dtype)
+            seen = features.tokens[span].astype(embeddings.dtype)
+            is_image = tokens[piece.begin : piece.end, None] < 0  # the ends of rows are tokens of the vocabulary
+            embeddings[piece.begin : piece.end] = mx.where(is_image, seen, embeddings[piece.begin : piece.end])
             for index, deep in enumerate(features.deep):
                 if index == len(layers):
                     layers.append(mx.zeros_like(embeddings))

@@ -146,8 +146,8 @@ def load_tower(
     beginnings = sorted({match[0] for name in files if (match := prefix.match(name))})
     if len(stored) < len(files) or tower.depth > len(files):
         raise ModelCorrupt(
-            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(beginnings)}*, but config.json "
-            f"asks for one tower with {tower.depth} blocks. Download the model again."
+            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(filter(None, beginnings))}*, but "
+            f"config.json asks for one tower with {tower.depth} blocks. Download the model again."
         )
     beginning = beginnings[0] if len(beginnings) == 1 else ""
     with translate_weight_errors(folder):
