@@ -51,6 +51,10 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         ("qwen3_vl", {"attention": "sim", "prefill_budget": 16}),
         ("qwen3_vl", {"kv_memory": 60_000, "block_size": 8, "prefill_budget": 8}),
         ("qwen3_vl", {"prefix_cache": False, "pipeline": False}),
+        ("mistral3", {}),
+        ("llava", {}),
+        ("qwen3_vl_moe", {}),
+        ("qwen3_5_moe", {}),
     ],
 )
 def test_answers_are_those_of_transformers_in_any_company(
