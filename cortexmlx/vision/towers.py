@@ -151,9 +151,10 @@ def load_tower(
     stored = {prefix.sub("", name, count=1): name for name in files}
     beginnings = sorted({match[0] for name in files if (match := prefix.match(name))})
     if len(stored) < len(files) or tower.depth > len(files):
+        names = "* and ".join(filter(None, beginnings))
         raise ModelCorrupt(
-            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(filter(None, beginnings))}*, but "
-            f"config.json asks for one tower with {tower.depth} blocks. Download the model again."
+            f"{folder} has {len(files)} tensors of a vision tower, named {names}*, but config.json asks for one tower "
+            f"with {tower.depth} blocks. Download the model again."
         )
     beginning = beginnings[0] if len(beginnings) == 1 else ""
     with translate_weight_errors(folder):
