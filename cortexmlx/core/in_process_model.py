@@ -53,9 +53,8 @@ from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
-from cortexmlx.vision.images import ImageProcessor
-from cortexmlx.vision.qwen import read_tower
-from cortexmlx.vision.reader import MAX_TOKENS, ImageReader
+from cortexmlx.vision.families import FAMILIES
+from cortexmlx.vision.reader import ImageReader
 from cortexmlx.vision.sight import Sight
 
 
@@ -200,17 +199,17 @@ class InProcessModel:
     def _add_sight(self, mode: ExecutionMode) -> Sight | None:
         """Read the model's vision tower, and have its tokenizer read images."""
         loaded, config = self.loaded, self._config
-        if not isinstance(mode, PagedMode) or not loaded.path.is_dir() or "vision_config" not in loaded.config:
+        family = FAMILIES.get(str(loaded.config.get("model_type")))
+        if family is None or not isinstance(mode, PagedMode) or not loaded.path.is_dir():
             return None
         try:
             dtype = loaded.model.layers[0].input_layernorm.weight.dtype
-            tower = read_tower(loaded.path, loaded.config, dtype, keep_packed=weights.is_quantized(loaded.model))
+            tower = family.read_tower(loaded.path, loaded.config, dtype, keep_packed=weights.is_quantized(loaded.model))
             if tower is None:
                 return None
             if config.keep is not None:
                 raise ModelUnsupported("with keep_last, an image could be dropped in part")
-            placeholder = int(loaded.config["image_token_id"])
-            self.images = ImageReader(ImageProcessor(loaded.path, MAX_TOKENS), placeholder)
+            self.images = family.make_reader(loaded, tower)
         except CortexError as error:  # its text part does not need it
             self._sight_notes = (f"images are not seen: {error}",)
             return None

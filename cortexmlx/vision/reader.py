@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import math
 import re
 import secrets
 import threading
@@ -20,9 +19,9 @@ from cortexmlx.types.images import ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision.images import MAX_IMAGES, ImageProcessor, ImageSource, open_image
 from cortexmlx.vision.qwen import ImageSpan, rope_positions
 
-MAX_TOKENS = 4096
+MAX_TOKENS = 64 * 65
 """How many tokens an image has at most: some 4 million pixels, and 100 MB while it is prepared. Larger ones are made
-smaller. A makers' own limit may be four times as much.
+smaller. A makers' own limit may be four times as much; Pixtral's is this one.
 """
 
 REMEMBERED_BYTES = 256 << 20
@@ -40,7 +39,8 @@ class ImageReader:
     replaces by the images' tokens.
 
     `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
-    the template writes in its place.
+    the template writes in its place, and `row_ends` are those that end its rows and its last row. `has_axes` says
+    whether its tokens turn by three positions. `shows_image_first`: of one text and one image, the image comes first.
     """
 
     def __init__(
@@ -49,10 +49,15 @@ class ImageReader:
         placeholder: int,
         open_mark: str = "<|vision_start|>",
         close_mark: str = "<|vision_end|>",
+        *,
+        row_ends: tuple[int, int] | None = None,
+        has_axes: bool = True,
+        shows_image_first: bool = False,
     ) -> None:
         self._processor = processor
         self._placeholder = placeholder
         self._around = open_mark, close_mark
+        self._row_ends, self._has_axes, self._shows_image_first = row_ends, has_axes, shows_image_first
         self._lock = threading.Lock()
         nonce = secrets.token_hex(8)  # no text of a user looks like a mark
         self._mark = f"\ue000{nonce}:{{}}\ue001"
@@ -66,6 +71,14 @@ class ImageReader:
     def begin(self) -> None:
         """Begin to write the images of a prompt on this thread."""
         self._thread.written = []
+
+    def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its parts in the order in which the model's template writes them."""
+        content = message.get("content")
+        if not self._shows_image_first or not isinstance(content, (list, tuple)) or len(content) != 2:
+            return message
+        shows = [isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in content]
+        return {**message, "content": [content[1], content[0]]} if shows == [False, True] else message
 
     def write(self, part: Mapping[str, Any]) -> str:
         """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none, or if
@@ -81,9 +94,8 @@ class ImageReader:
             with self._preparing:  # one at a time: a large one takes 1 GB meanwhile
                 made = self._processor.make_patches(open_image(source))
             frames, rows, columns = made.grid
-            merge = math.isqrt(rows * columns * frames // made.tokens)
-            grid = frames, rows // merge, columns // merge
-            image = PreparedImage(made.digest, made.patches, made.grid, grid)
+            grid = frames, rows // made.merge, columns // made.merge
+            image = PreparedImage(made.digest, made.patches, made.grid, grid, self._row_ends)
             image = self._remember(digest or made.digest, image)
         written: list[PreparedImage] = self._thread.written  # what is forgotten meanwhile is not lost
         written.append(image)
@@ -131,8 +143,8 @@ class ImageReader:
             return None
         if len(spans) > MAX_IMAGES:
             raise InvalidRequest(f"the prompt has {len(spans)} images, but {MAX_IMAGES} is the most: leave some out")
-        positions, _ = rope_positions(len(tokens), [ImageSpan(span.start, *span.image.merged_grid) for span in spans])
-        return ImageLayout(spans, positions, self._placeholder)
+        places = [ImageSpan(span.start, *span.image.merged_grid) for span in spans] if self._has_axes else []
+        return ImageLayout(spans, rope_positions(len(tokens), places)[0], self._placeholder)
 
     def _find_spans(self, tokens: Sequence[int]) -> Iterator[PlacedImage]:
         index = 0
