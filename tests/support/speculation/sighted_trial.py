@@ -94,7 +94,8 @@ class SightedTalkTrial(SightedTrial, TalkTrial):
     """With conversations."""
 
     def _turn(self, earlier: int, answer: Completion) -> list[int]:
-        return self._whole(super()._turn(earlier, answer)) or [5]
+        text = super()._turn(earlier, answer)
+        return text if self.keep is not None else self._whole(text) or [5]
 
 
 class SightedAdaptedTrial(SightedTrial, MixedAdaptedTrial):
