@@ -520,6 +520,11 @@ class ImageProcessor:
         """
         return self._family.count_tokens(self._grid(width, height))
 
+    @property
+    def largest_grid(self) -> tuple[int, int, int]:
+        """The grid of the images with the most patches: large squares."""
+        return self._family.grid(math.isqrt(MAX_PIXELS), math.isqrt(MAX_PIXELS))
+
     def make_patches(self, image: Image) -> ImagePatches:
         """Return an image's patches, grid and tokens. Raises InvalidRequest as `count_tokens` does."""
         grid = self._grid(image.width, image.height)

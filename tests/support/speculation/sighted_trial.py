@@ -25,7 +25,7 @@ class SightedTrial(Trial):
         tokens = show(self._roomy())
         for asked in self.asked:
             asked.params.pop("prompt_logprobs", None)  # they are refused with images, which a turn may go on with
-            at = self.dice.choice([0, 0, 9, self.dice.randint(0, len(asked.prompt))])
+            at = min(self.dice.choice([0, 0, 9, self.dice.randrange(60)]), len(asked.prompt))
             for _ in range(self.dice.choice([0, 0, 1, 1, 2, 3])):
                 image = list(self.dice.choice(tokens[: self.dice.choice([3, len(tokens)])]))
                 if len(asked.prompt) + len(image) <= MAX_TURN:
