@@ -54,6 +54,7 @@ from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.vision.families import FAMILIES
+from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.vision.reader import ImageReader
 from cortexmlx.vision.sight import Sight
 
@@ -90,6 +91,7 @@ class InProcessModel:
         self._head_folder = head_folder
         self._head_notes: tuple[str, ...] = ()
         self._sight_notes: tuple[str, ...] = ()
+        self._sight_bytes = 0
         self.images: ImageReader | None = None
         """What reads the images in its messages; None if it reads text only."""
         try:
@@ -159,7 +161,7 @@ class InProcessModel:
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
         reserved_memory += 0 if self.head is None else self.head.nbytes
-        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes
+        reserved_memory += self._sight_bytes
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -214,6 +216,7 @@ class InProcessModel:
             self._sight_notes = (f"images are not seen: {error}",)
             return None
         mode.sight = Sight(tower, loaded.model)
+        self._sight_bytes = predict_sight_bytes(tower, loaded.path).total
         self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
         return mode.sight
 

@@ -33,16 +33,24 @@ TEMPLATE = (
 )
 
 
-def write_sighted(folder: Path, name: str = "qwen3_5", **changes: Any) -> Path:
-    """Write the tiny model `name` with a vision tower, and what says how images are prepared."""
-    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if name == "qwen3_vl" else {})
+def write_sighted(
+    folder: Path,
+    name: str = "qwen3_5",
+    vision: dict[str, Any] | None = None,
+    most_pixels: int = 64 * 40,
+    **changes: Any,
+) -> Path:
+    """Write the tiny model `name` with a vision tower, whose sizes `vision` changes, and what says how images are
+    prepared.
+    """
+    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if name == "qwen3_vl" else {}) | (vision or {})
     settings = {"vision_config": vision, "image_token_id": PLACEHOLDER, "model_type": name}
     settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if name == "qwen3_vl" else {"rope_parameters": ROPE}
     write_tiny(folder, {"qwen3_vl": "qwen3"}.get(name, name), **settings | changes)
-    return add_sight(folder, name, vision)
+    return add_sight(folder, name, vision, most_pixels)
 
 
-def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None) -> Path:
+def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None, most_pixels: int = 64 * 40) -> Path:
     """Add a vision tower to the model in a folder, and what says how images are prepared."""
     from cortexmlx.vision.qwen import TowerConfig, VisionTower
 
@@ -56,7 +64,7 @@ def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None) -> 
         tensors[f"vision_tower.{path}"] = mx.array(tower_tensor(path, array.shape))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
     settings = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 4, "merge_size": 2}
-    settings |= {"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 40}}
+    settings |= {"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": most_pixels}}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
