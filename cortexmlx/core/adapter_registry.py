@@ -21,9 +21,11 @@ from cortexmlx.types.request import AdapterKey, QueuedRequest
 
 
 class _AdapterJob(Protocol):
-    """What the registry needs of a job: the number of its adapter."""
+    """What the registry needs of a job."""
 
-    adapter: int
+    @property
+    def adapter(self) -> int:
+        """The number of its adapter."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +167,8 @@ class AdapterRegistry:
 
     def _is_freed_on_replace(self, name: str, jobs: Iterable[_AdapterJob]) -> bool:
         """Return whether replacing the adapter of a name frees the old one at once: no other name or job uses it."""
-        return self._is_only_name(name) and self._keys[name].number not in {
-            job.adapter for job in (*jobs, *self._waiting)
-        }
+        used = {job.adapter for job in (*jobs, *self._waiting)}
+        return self._is_only_name(name) and self._keys[name].number not in used
 
     def _check_room(
         self, name: str, adapter: LowRankAdapter, tables: AdapterTables, jobs: Iterable[_AdapterJob]
