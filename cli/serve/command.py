@@ -155,6 +155,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    fetch_images: options.FetchImages = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", min=0.001, help="Seconds that a request may take.", show_default=False),
@@ -225,6 +226,7 @@ def serve(
         transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
         log=None if log_format is LogFormat.none else partial(log_request, log_format),
         secret=load_secret(),
+        read_elsewhere=options.read_elsewhere(fetch_images),
     )
     base_config = replace(config, resume_lost=True)
     configs = {

@@ -220,6 +220,7 @@ class GenerationEndpoints:
             earlier_responses=self.stored_responses.for_client(client),
             known_vars=known_vars,
             check_image=lease.engine.check_image if lease is not None and lease.engine.sees_images else None,
+            read_elsewhere=self.settings.read_elsewhere,
         )
 
     async def _stream_events(

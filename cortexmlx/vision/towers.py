@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ padded, as in mlx-vlm's `ensure_fused_sdpa`: otherwise all scores are in memory 
 
 MAX_SCORES = 1 << 25
 """How many scores are computed at once where attention is not fused, as on a CPU: 128 MB in float32."""
+
+EVALUATE: ContextVar[Callable[[list[Any]], object]] = ContextVar("EVALUATE", default=mx.eval)
+"""Computes arrays. Where nothing shall be computed, it notes them at most: see `execution/sight_memory.py`."""
 
 
 @dataclass
@@ -113,7 +117,7 @@ def attend(
         query_part = queries[:, :, at : at + count]
         parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=scale))
         if count < patches // frames:
-            mx.eval(parts)  # MLX would allocate the scores of all parts before it computes the first
+            EVALUATE.get()(parts)  # MLX would allocate the scores of all parts before it computes the first
     return mx.concatenate(parts, axis=2)[..., :dim].transpose(0, 2, 1, 3).reshape(patches, count_heads * dim)
 
 
@@ -169,5 +173,5 @@ def load_tower(
         tower.set_dtype(model_dtype)
         if not keep_packed:
             model_weights.dequantize_layers(tower)
-        mx.eval(mx.random.state, tower.parameters())  # the state: see `_evaluate` of `load`
+        EVALUATE.get()([mx.random.state, tower.parameters()])  # the state: see `_evaluate` of `load`
     return tower

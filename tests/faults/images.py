@@ -7,7 +7,16 @@ from tests.faults.planted import Fault
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
 PIXTRAL = "cortexmlx/vision/pixtral.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
-TESTS = ("vision/test_engine_images.py", "vision/test_qwen.py", "vision/test_images.py", "vision/test_pixtral.py")
+ELSEWHERE = "cortexmlx/vision/elsewhere.py"
+TESTS = (
+    "vision/test_engine_images.py",
+    "vision/test_qwen.py",
+    "vision/test_images.py",
+    "vision/test_pixtral.py",
+    "vision/test_trials.py",
+    "vision/test_elsewhere.py",
+    "cli/plan/test_run.py",
+)
 
 FAULTS = (
     Fault(
@@ -53,4 +62,26 @@ FAULTS = (
     Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
     Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
     Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
+    Fault(
+        "a request's adapter goes while its images are looked at",
+        "cortexmlx/core/adapter_registry.py",
+        "used_numbers = {job.adapter for job in (*jobs, *self._waiting)}",
+        "used_numbers = {job.adapter for job in jobs}",
+    ),
+    Fault("a link leads out of the folder", ELSEWHERE, "path.is_relative_to(os.path.realpath(root))", "True"),
+    Fault(
+        "a name is looked up a second time",
+        ELSEWHERE,
+        "create_connection((address, port)",
+        "create_connection((host, port)",
+    ),
+    Fault("hosts of private networks are asked", ELSEWHERE, "if address.is_global and", "if"),
+    Fault("every host is asked", ELSEWHERE, "if origin not in self._hosts:", "if False:"),
+    Fault("a host may take its time", ELSEWHERE, "    cut.start()\n", ""),
+    Fault(
+        "the largest image takes nothing",
+        "cortexmlx/execution/sight_memory.py",
+        "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
+        "image = 0",
+    ),
 )
