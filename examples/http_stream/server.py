@@ -145,10 +145,14 @@ def main() -> None:
     options.add_argument("model")
     options.add_argument("--port", type=int, default=8000)
     given = options.parse_args()
-    with Engine(given.model) as engine, serve(engine, given.port) as server:
-        print(f"http://127.0.0.1:{server.server_port}/v1")
-        with suppress(KeyboardInterrupt):
+    try:
+        with Engine(given.model) as engine, serve(engine, given.port) as server:
+            print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
             server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    except (CortexError, OSError, OverflowError) as error:  # no such model; the port is taken, or none
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":
