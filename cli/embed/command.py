@@ -78,7 +78,7 @@ def embed(
     """Compute the embedding of every text of a file, in input order.
 
     IN is JSONL, an object with a text (or input) and perhaps an id on each line, or plain lines. OUT is JSONL, NumPy's
-    .npy (a row for each text) or Parquet (`pip install 'cortexmlx[parquet]'`). A line without a text becomes an error
+    .npy (a row for each text) or Parquet (`pip install -e '.[parquet]'`). A line without a text becomes an error
     record, or a row of NaN. Rows are on disk soon after they are computed. Exit code: 0 all good, 1 if a text has no
     embedding, 130 on Ctrl-C, what has finished kept.
     """

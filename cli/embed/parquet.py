@@ -34,7 +34,7 @@ def pending_rows_path(output: Path) -> Path:
 def require_pyarrow() -> None:
     """Raise CortexError if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise CortexError("pyarrow is not installed: pip install 'cortexmlx[parquet]', or give -o a .npy or .jsonl")
+        raise CortexError("pyarrow is not installed: pip install -e '.[parquet]', or give -o a .npy or .jsonl")
 
 
 class ParquetRowFile:
