@@ -15,7 +15,6 @@ from support.patience import PATIENCE
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["http_stream/server.py", "no/such/model"],
         ["search/search.py", ".", "what?", "no/such/model"],
         ["tools/notes.py", "no/such/model", "what?"],
         ["search/search.py"],
