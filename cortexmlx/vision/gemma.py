@@ -94,9 +94,9 @@ class Gemma4Tower(Tower):
         )
         hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _epsilon(vision)
         self._scale, self._pool, self._dim = width**0.5, sizes["pooling_kernel_size"], sizes["head_dim"]
-        self._theta = float(rope.get("rope_theta", 100.0))
+        self._theta, self._numbers = float(rope.get("rope_theta", 100.0)), 3 * sizes["patch_size"] ** 2
         self.patch_embedder = nn.Module()
-        self.patch_embedder.input_proj = nn.Linear(3 * sizes["patch_size"] ** 2, hidden, bias=False)
+        self.patch_embedder.input_proj = nn.Linear(self._numbers, hidden, bias=False)
         self.patch_embedder.position_embedding_table = mx.zeros((2, sizes["position_embedding_size"], hidden))
         self.encoder = nn.Module()
         clips = bool(vision.get("use_clipped_linears"))
@@ -110,10 +110,10 @@ class Gemma4Tower(Tower):
         """Return the state of an image before the first block: see `Tower.begin`. `patches` `[patches, size * size *
         channels]` are pixels from 0 to 1, row by row.
         """
-        table, project = self.patch_embedder.position_embedding_table, self.patch_embedder.input_proj
-        _check_patches(patches, grid, self._pool, project.weight.shape[1], table.shape[1])
+        table = self.patch_embedder.position_embedding_table
+        _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
-        hidden = project((2 * (patches - 0.5)).astype(table.dtype))
+        hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
         hidden = hidden + table[0, mx.array(column)] + table[1, mx.array(row)]
         quarter = self._dim // 4
         rates = self._theta ** (-np.arange(quarter) / quarter)
@@ -232,8 +232,8 @@ class Gemma3Tower(Tower):
         _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)
         cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         hidden = cut.reshape(self._side**2, -1).astype(embed.weight.dtype) @ embed.weight.flatten(1).T + embed.bias
-        nothing = mx.zeros(0)
-        return TowerState(hidden + self.embeddings.position_embedding.weight, nothing, nothing, grid)
+        positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
+        return TowerState(hidden + positions, nothing, nothing, grid)
 
     def step(self, state: TowerState) -> None:
         state.hidden = self.encoder.layers[state.next_block](state.hidden)
