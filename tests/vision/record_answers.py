@@ -54,7 +54,7 @@ def write(root: Path) -> None:
         (raw / "config.json").write_text((made / "config.json").read_text())
         loaded = load_model(made)
         family = FAMILIES[name]
-        reader = family.make_reader(loaded, family.read_tower(made, loaded.config, mx.float32))
+        reader = family.make_reader(loaded, family.read_tower(made, loaded.config, mx.float32), 4096)
         tokenizer = SharedTokenizer(loaded.tokenizer, reader)
         for number, prompt in enumerate(prompts()):
             tokens = list(tokenize(tokenizer, prompt))
