@@ -497,6 +497,7 @@ class _Pixtral:
 _FAMILIES: dict[str, type[_Family]] = {
     "Qwen2VLImageProcessor": _Qwen2VL,
     "Gemma4ImageProcessor": _Gemma4,
+    "Gemma4UnifiedImageProcessor": _Gemma4,
     "Gemma3ImageProcessor": _Gemma3,
     "PixtralImageProcessor": _Pixtral,
 }

@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "layers without a window see both ways, too",
         LAYOUT,
-        "BothWays.WINDOWS if has_window else None",
-        "self.both_ways",
+        "BothWays.WINDOWS and has_window",
+        "BothWays.WINDOWS",
     ),
     Fault(
         "images that see both ways share a step that has no room for both",
