@@ -1,4 +1,4 @@
-"""`cortexmlx serve`: models for every program that speaks the OpenAI API or Anthropic's."""
+"""`cortexmlx serve`: models for every program that speaks the OpenAI API, Anthropic's or Ollama's."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API (chat completions, completions, responses) or Anthropic's (messages).
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses), Anthropic's (messages) or
+    Ollama's.
 
     It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace. Sampling
     options are for what a request does not set; without them, the model's makers' recommendation holds. The first of

@@ -423,6 +423,10 @@ class OpenEngines:
         """Return how many tokens a prompt and its answer may have."""
         return self._context.setdefault(name, self._engines[name].longest_request)
 
+    def model_memory(self, name: str) -> int:
+        """Return 0: what an open engine takes is not planned here."""
+        return 0
+
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that are loaded now."""
         return tuple(self._engines[name].adapters)
@@ -511,6 +515,9 @@ class ModelProvider(Protocol):
 
     def context_length(self, name: str) -> int | None:
         """Return how many tokens a prompt and its answer may have; None while unknown. Once known, it never changes."""
+
+    def model_memory(self, name: str) -> int:
+        """Return the bytes that a model takes when it is loaded, if that is planned; else 0."""
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""

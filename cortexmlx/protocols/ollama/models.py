@@ -1,0 +1,143 @@
+"""What Ollama's API says of models: `/api/tags`, `/api/show` and `/api/ps`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.fields import BodyFields
+from cortexmlx.protocols.request import Body
+from cortexmlx.stats import ModelInfo
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API this is: programs refuse to talk to older ones."""
+
+TAG = ":latest"
+"""What a name without a tag stands for. Names in lists have it."""
+
+_NEVER = "9999-12-31T23:59:59Z"
+_SHOW_FIELDS = BodyFields("a /api/show body", frozenset({"model", "name"}), frozenset({"verbose", "system"}), {})
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model by one of its names."""
+
+    name: str
+    parent: str
+    """The model that an adapter belongs to; empty for a model."""
+    started: int
+    """When the server began, in seconds since 1970."""
+    memory: int
+    """Bytes that it takes when it is loaded, if that is planned; else 0."""
+    context_length: int | None
+    info: ModelInfo | None
+    """None: it was never loaded."""
+    skills: Sequence[str] = ()
+    """What it can do beside writing text, in Ollama's words: vision, tools, thinking."""
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What it can do, in Ollama's words. Of a model that was never loaded only that it completes texts."""
+        is_embedder = self.info is not None and self.info.embedding is not None
+        return ["embedding"] if is_embedder else ["completion", *self.skills]
+
+
+def read_show(body: Mapping[str, Any]) -> object:
+    """Return the name in the body of an `/api/show` call. Raises InvalidRequest."""
+    fields = _SHOW_FIELDS.validate(body)
+    name = fields.get("model", fields.get("name"))
+    if name is None:
+        raise InvalidRequest("`model` is missing: it is the name of a model", field="model")
+    return name
+
+
+def list_models(models: Sequence[ModelFacts]) -> Body:
+    """Return the body of `/api/tags`."""
+    return {"models": [_entry(model) | {"modified_at": _time(model)} for model in models]}
+
+
+def list_loaded(models: Sequence[ModelFacts]) -> Body:
+    """Return the body of `/api/ps`. When a model will be unloaded is not told."""
+    return {
+        "models": [
+            {
+                **_entry(model),
+                "size_vram": _size(model),
+                "expires_at": _NEVER,
+                "context_length": model.context_length or 0,
+            }
+            for model in models
+        ]
+    }
+
+
+def show(model: ModelFacts) -> Body:
+    """Return the body of `/api/show`."""
+    info, architecture = model.info, _details(model)["family"]
+    facts: Body = {"general.architecture": architecture, "general.basename": model.name}
+    if info is not None:
+        facts |= {"general.parameter_count": info.parameters, f"{architecture}.vocab_size": info.vocab_size}
+        if info.embedding is not None:
+            facts[f"{architecture}.embedding_length"] = info.embedding.dimensions
+    if model.context_length is not None:
+        facts[f"{architecture}.context_length"] = model.context_length
+    return {
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "" if info is None else "\n".join(f"{name} {value:g}" for name, value in info.sampling),
+        "template": "",
+        "license": "",
+        "details": _details(model),
+        "model_info": facts,
+        "capabilities": model.capabilities,
+        "modified_at": _time(model),
+    }
+
+
+def tagged(name: str) -> str:
+    """Return a name with a tag."""
+    return name if ":" in name else name + TAG
+
+
+def _entry(model: ModelFacts) -> Body:
+    """Return what both lists say of a model. Its digest is of the name: contents have none that could be compared."""
+    name = tagged(model.name)
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "size": _size(model),
+        "digest": digest,
+        "details": _details(model),
+        "capabilities": model.capabilities,
+    }
+
+
+def _details(model: ModelFacts) -> Body:
+    info = model.info
+    family = "unknown" if info is None else info.architecture
+    return {
+        "parent_model": model.parent,
+        "format": "" if info is None else "gguf" if info.path.endswith(".gguf") else "mlx",
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if info is None else _short_count(info.parameters),
+        "quantization_level": "" if info is None else info.dtype,
+    }
+
+
+def _size(model: ModelFacts) -> int:
+    return model.memory if model.info is None else model.info.weight_bytes
+
+
+def _short_count(number: int) -> str:
+    """Return a count of parameters in billions or millions, such as "7.6B" or "135M"."""
+    return f"{number / 1e9:.1f}B" if number >= 999_500_000 else f"{number / 1e6:.0f}M"
+
+
+def _time(model: ModelFacts) -> str:
+    return datetime.fromtimestamp(model.started, UTC).isoformat().replace("+00:00", "Z")
