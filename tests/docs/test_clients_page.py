@@ -50,8 +50,8 @@ def test_every_client_that_is_run_has_one_block() -> None:
     found = [configuration(client, "http://elsewhere:1") for client in RUN]
     assert len(set(found)) == len(RUN) == len(CONFIGURED) - 2  # Zed and Continue are not run
     assert all("http://elsewhere:1" in text and URL not in text for text in found)
-    (command,) = [block.text for block in blocks("sh") if block.page == PAGE]
-    assert f"--alias {MODEL}\n" in command
+    command, launch = [block.text for block in blocks("sh") if block.page == PAGE]
+    assert f"--alias {MODEL}\n" in command and launch.startswith("cortexmlx launch claude ")
 
 
 def test_the_versions_are_those_that_are_installed() -> None:
