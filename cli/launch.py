@@ -27,6 +27,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.serve.command import LogFormat, log_event, log_request, open_socket
 from cortexmlx.cli.serve.keys import KEY_VARIABLE, load_secret
 from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
+from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
@@ -123,8 +124,10 @@ def launch(
     assert command is not None
     with ExitStack() as stack:
         if server is None:
-            log_path = state_folder() / "launch.log"
-            server = stack.enter_context(start_server(replace(config, model=model_option or STARTER)))
+            log_path, config = state_folder() / "launch.log", replace(config, model=model_option or STARTER)
+            if line := shortage_line(config):
+                console.print_note(line)
+            server = stack.enter_context(start_server(config))
             console.print_note(f"{to_single_line(server.model)} is served at {server.url}; its log: {log_path}")
             agent_stderr = stack.enter_context(redirect_stderr(log_path))
         else:

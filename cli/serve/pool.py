@@ -55,7 +55,7 @@ def plan_memory(
     Otherwise each gets what it would have alone, beside the models in `keep`. Raises InvalidRequest with the numbers
     for a model that cannot fit, and ModelUnsupported and what `cortexmlx plan` raises.
     """
-    models = {name: _ModelPlanner(name, config) for name, config in configs.items()}
+    models = {name: ModelPlanner(name, config) for name, config in configs.items()}
     if together := _plan_together(models, budget):
         return together
     plans: dict[str, PlannedModel] = {}
@@ -66,7 +66,7 @@ def plan_memory(
     return {name: plans[name] for name in configs}
 
 
-def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str, PlannedModel]:
+def _plan_together(models: Mapping[str, ModelPlanner], budget: int) -> dict[str, PlannedModel]:
     """Return plans in which all models fit at once; empty if they do not, or with too little for a text."""
     remaining = budget - sum(model.fixed for model in models.values())
     if remaining <= 0:
@@ -78,8 +78,8 @@ def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str
     return plans if sum(each.memory for each in plans.values()) <= budget else {}
 
 
-class _ModelPlanner:
-    """Plans one model of a server with different amounts of memory."""
+class ModelPlanner:
+    """Plans one model with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
         from cortexmlx.attention.backends import auto_backend_name
@@ -118,6 +118,11 @@ class _ModelPlanner:
             draft=self._draft,
         )
         return plan.here
+
+    def needed(self, tokens: int) -> int:
+        """Return the bytes that the model takes with one text of `tokens`, or of its context if that is shorter."""
+        per_token = self._figures(0, None).kv_bytes_per_token
+        return self.fixed + min(tokens, self._skeleton.context_length) * per_token
 
     def default_kv(self, budget: int) -> int:
         """Return the bytes of keys and values that the model takes if it is alone."""
