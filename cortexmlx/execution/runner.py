@@ -210,7 +210,9 @@ class ModelRunner:
         prepare_memory(plan, self.memory)
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
-        """Build a forward pass as a graph. Compute only what goes through the feed. Return the arrays to compute."""
+        """Build a forward pass as a graph, and return the arrays to compute. Nothing is computed yet, except what the
+        `EarlyEvaluator` may begin with.
+        """
         self._plan, self._head_inputs = plan, None
         if not plan.column:  # what is left is of a window that nobody flushed: a head asleep would leave its share
             self.memory.tail.clear()
