@@ -68,7 +68,7 @@ MISSING_COMMANDS = {
     **dict.fromkeys(("ps", "stop"), "nothing runs in the background: a model is loaded for as long as a command runs"),
     "help": "cortexmlx --help, or cortexmlx COMMAND --help",
     "version": "cortexmlx --version",
-    **dict.fromkeys(("update", "upgrade"), "pip install --upgrade cortexmlx"),
+    **dict.fromkeys(("update", "upgrade"), "git pull in its clone, and then make chat"),
 }
 """Commands of other programs that do not exist here, and what to do instead."""
 

@@ -155,6 +155,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    fetch_images: options.FetchImages = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", min=0.001, help="Seconds that a request may take.", show_default=False),
@@ -174,12 +175,12 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API (chat completions, completions, responses), Anthropic's (messages) or
-    Ollama's.
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses, embeddings), Anthropic's
+    (messages) or Ollama's, and rerank documents.
 
-    It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace. Sampling
-    options are for what a request does not set; without them, the model's makers' recommendation holds. The first of
-    several models is loaded at once, the others when a request asks for them.
+    It needs `pip install -e '.[server]'`, in the clone. Ctrl-C ends it: running requests get the time of --grace.
+    Sampling options are for what a request does not set; without them, the model's makers' recommendation holds. The
+    first of several models is loaded at once, the others when a request asks for them.
     """
     keys = read_keys(key_file)
     if host not in LOOPBACK and not keys and not insecure:
@@ -226,6 +227,7 @@ def serve(
         transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
         log=None if log_format is LogFormat.none else partial(log_request, log_format),
         secret=load_secret(),
+        read_elsewhere=options.read_elsewhere(fetch_images),
     )
     base_config = replace(config, resume_lost=True)
     configs = {
@@ -269,7 +271,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     """Open the listening socket before the model loads. Raises CortexError if that fails or a package is missing."""
     required_packages = ("starlette", "uvicorn", "prometheus_client")
     if missing_packages := [name for name in required_packages if importlib.util.find_spec(name) is None]:
-        raise CortexError(f"{' and '.join(missing_packages)} not installed: pip install 'cortexmlx[server]'")
+        raise CortexError(f"{' and '.join(missing_packages)} not installed: pip install -e '.[server]'")
     from cortexmlx.server.listening import open_listener
 
     return open_listener(host, port)

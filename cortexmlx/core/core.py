@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
@@ -51,6 +51,20 @@ _BLOCKS_AT_ONCE = 256
 """How many blocks compaction copies at a time. It bounds its memory."""
 
 
+class _UnseenRequest(NamedTuple):
+    """A request with images that the model has not seen yet, and what it is queued with."""
+
+    request: QueuedRequest
+    handle: RequestHandle
+    stops: StopConditions
+    grammar: Grammar | None
+
+    @property
+    def adapter(self) -> int:
+        """The number of its adapter, as `Job` has it."""
+        return 0 if self.request.adapter_key is None else self.request.adapter_key.number
+
+
 class EngineCore:
     """Runs a model's steps on the engine's thread: the scheduler plans, the runner computes, requests get results."""
 
@@ -67,7 +81,7 @@ class EngineCore:
         self._wake = wake
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
-        self._unseen: deque[tuple[QueuedRequest, RequestHandle, StopConditions, Grammar | None]] = deque()
+        self._unseen: deque[_UnseenRequest] = deque()
         """Requests with images that the model has not seen yet. They are in no queue."""
         self._at_work, self._step_seconds = False, 0.0
         self._last_collect_time: float | None = None
@@ -75,7 +89,7 @@ class EngineCore:
             self.model = model = open_model(config, wake, has_waiters)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapter_tables, self._unseen)
             self.draft = None if model.draft is None else self._make_draft_model(model.draft)
             self._make_empty_state(model.blocks)
             self.pins = PinnedPrefixes(self.cache)
@@ -149,6 +163,7 @@ class EngineCore:
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
+            request = self.adapters.resolve(request)
         except CortexError as error:
             handle.fail(error)
             return
@@ -156,18 +171,9 @@ class EngineCore:
         if request.images is not None and sight is not None:
             sight.want(request.images.images)
             if sight.awaits(request.images.images):
-                self._unseen.append((request, handle, stops, grammar))
+                self._unseen.append(_UnseenRequest(request, handle, stops, grammar))
                 return
-        self._queue(request, handle, stops, grammar)
-
-    def _queue(
-        self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None
-    ) -> None:
-        """Queue a runnable request. It fails at once if its adapter was unloaded meanwhile."""
-        try:
-            self.requests.add(request, handle, stops, grammar)
-        except CortexError as error:
-            handle.fail(error)
+        self.requests.add(request, handle, stops, grammar)
 
     def _see(self) -> None:
         """Look a little longer at the images that requests wait for, and queue the requests whose images are seen, or
@@ -182,22 +188,24 @@ class EngineCore:
             log.warning("an image could not be looked at: %s", error)
             failed = OutOfMemory(f"an image could not be looked at: {error}")
         for _ in range(len(self._unseen)):
-            request, handle, stops, grammar = self._unseen.popleft()
+            unseen = self._unseen.popleft()
+            request = unseen.request
             assert request.images is not None
             images = request.images.images
             is_late = request.timeout is not None and now >= request.submit_time + request.timeout
             if failed is not None and image in images:
-                handle.fail(failed)
+                unseen.handle.fail(failed)
+                self.adapters.free_unused(self.scheduler.jobs)
             elif is_late or not sight.awaits(images):
-                self._queue(request, handle, stops, grammar)
+                self.requests.add(*unseen)
             else:
-                self._unseen.append((request, handle, stops, grammar))
+                self._unseen.append(unseen)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
-        for unseen in [each for each in self._unseen if each[1].id == request]:
+        for unseen in [each for each in self._unseen if each.handle.id == request]:
             self._unseen.remove(unseen)
-            self._queue(*unseen)
+            self.requests.add(*unseen)
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
@@ -223,7 +231,7 @@ class EngineCore:
     def _fail_unseen(self, error: CortexError) -> None:
         """Fail the requests whose images are not seen yet."""
         while self._unseen:
-            self._unseen.popleft()[1].fail(error)
+            self._unseen.popleft().handle.fail(error)
         if self.model.sight is not None:
             self.model.sight.forget()
 

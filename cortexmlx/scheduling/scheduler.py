@@ -390,12 +390,18 @@ class Scheduler:
             most_tokens = 0 if self._large_pieces.must_wait else self.config.lone_prefill_budget
             budget = self.cost_model.lone_budget(self.backoff.tokens, most_tokens, longest)
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
-        prefill_counts = []
+        prefill_counts: list[tuple[Job, int]] = []
         for job, count in zip(prefilling, counts, strict=True):
-            if count and job.is_running:
+            count = min(count, budget)  # less than its share if an image before it took more
+            if count > 0 and job.is_running:
                 count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
+                if job.request.images is not None:
+                    count = job.request.images.whole_images(job.num_computed_tokens, count)
+                if count > budget and prefill_counts:
+                    continue  # the next step has room for the image, or begins with it
                 self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
+                budget -= count
         decoding = [j for j in decoding if j.is_running]
         prefill_counts = [(job, count) for job, count in prefill_counts if job.is_running]
         job_counts = [(j, 1 + len(j.drafts)) for j in decoding] + prefill_counts

@@ -231,6 +231,7 @@ class GenerationEndpoints:
             earlier_responses=self.stored_responses.for_client(client),
             known_vars=known_vars,
             check_image=lease.engine.check_image if lease is not None and lease.engine.sees_images else None,
+            read_elsewhere=self.settings.read_elsewhere,
         )
 
     async def _stream_events(
@@ -249,15 +250,15 @@ class GenerationEndpoints:
             return b"".join(map(pack, chunks.convert(event, number)))
 
         try:
-            async for item in answers.events(self.settings.quiet):
-                if item is None:
-                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
+            async for batch in answers.events(self.settings.quiet):
+                if batch:
+                    data = b"".join(as_bytes(event, number) for number, event in batch)
                 else:
-                    data = as_bytes(item[1], item[0])
-                if data:
+                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
+                if data:  # in one write
                     yield data
                     answers.last_sent_time = time.monotonic()
-                if item is not None and item[1].error is not None:
+                if batch and batch[-1][1].error is not None:
                     return
         except BaseException as error:
             if (client_error := error_for_client(error)) is None or answers.closed:
@@ -359,16 +360,17 @@ class HttpRequestAnswers:
 
         return lambda event: self._mailbox.put(deliver, event)
 
-    async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
-        """Yield each event with its prompt's number, until all prompts are completed or one fails (a SlowClient, too).
-        Yield None whenever the reader has sent nothing for `quiet` seconds. After `close` it ends.
+    async def events(self, quiet: float) -> AsyncIterator[list[tuple[int, TokenEvent]]]:
+        """Yield the events that have come, each with its prompt's number, until all prompts are completed or one fails
+        (a SlowClient, too), which is the last then. Yield none whenever the reader has sent nothing for `quiet`
+        seconds. After `close` it ends.
         """
         self.last_sent_time = time.monotonic()
         while len(self.completions) < len(self._request.prompts):
             silent_seconds = time.monotonic() - self.last_sent_time
             if silent_seconds >= quiet and not self.closed:
                 self.last_sent_time = time.monotonic()
-                yield None
+                yield []
                 continue
             if not self._events:
                 if self.closed:
@@ -381,12 +383,15 @@ class HttpRequestAnswers:
                 finally:
                     alarm.cancel()
                 continue
-            number, event = self._events.popleft()
-            if event.completion is not None:
-                self.completions[number] = event.completion
-            self.failed_count += event.error is not None
-            yield number, event
-            if event.error is not None:
+            batch = []
+            while self._events and not self.failed_count:
+                number, event = self._events.popleft()
+                if event.completion is not None:
+                    self.completions[number] = event.completion
+                self.failed_count += event.error is not None
+                batch.append((number, event))
+            yield batch
+            if self.failed_count:
                 return
 
     @property
@@ -400,9 +405,9 @@ class HttpRequestAnswers:
 
     async def wait_for_answers(self) -> list[tuple[Completion, ...]]:
         """Wait for all prompts and return the answers to each. Raises the error of the first prompt that fails."""
-        async for item in self.events(3600.0):
-            if item is not None and item[1].error is not None:
-                raise item[1].error
+        async for batch in self.events(3600.0):
+            if batch and (error := batch[-1][1].error) is not None:
+                raise error
         return [(completion, *completion.others) for _, completion in sorted(self.completions.items())]
 
     def close(self) -> None:

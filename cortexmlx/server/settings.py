@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.images import ReadElsewhere
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -65,6 +66,8 @@ class ServerSettings:
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
     earlier answers are left out.
     """
+    read_elsewhere: ReadElsewhere | None = None
+    """Reads images that requests only name, as `ImagesElsewhere.read` does; None: they are not read."""
     defaults: RequestDefaults = field(default_factory=lambda: RequestDefaults(SamplingParams(max_tokens=None)))
     """What a body does not set."""
 

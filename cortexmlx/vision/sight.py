@@ -17,7 +17,8 @@ import numpy as np
 
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.images import FeaturePiece, PreparedImage
-from cortexmlx.vision.qwen import TowerState, VisionTower, rotate
+from cortexmlx.vision.qwen import rotate
+from cortexmlx.vision.towers import Tower, TowerState
 
 FEATURE_BYTES = 64 << 20
 """Features of so many bytes are kept, the latest used ones. Others are computed again when they are needed."""
@@ -41,7 +42,7 @@ class Features:
 class Sight:
     """The vision tower of a loaded model, and the features of the images that it has seen last."""
 
-    def __init__(self, tower: VisionTower, model: nn.Module) -> None:
+    def __init__(self, tower: Tower, model: nn.Module) -> None:
         self.tower = tower
         self._text = model.language_model.model
         self._features: OrderedDict[bytes, Features] = OrderedDict()
@@ -85,7 +86,7 @@ class Sight:
                 self._state = self.tower.begin(mx.array(image.patches), image.grid)
             self.tower.step(self._state)
             mx.eval(self._state.arrays)
-            if self._state.next_block < self.tower.config.depth:
+            if self._state.next_block < self.tower.depth:
                 return
             self._keep(image, self._finish(self._state))
         except BaseException:
@@ -123,7 +124,7 @@ class Sight:
         """Return an image's features; compute them now if they were dropped."""
         if image.key not in self._features:
             state = self.tower.begin(mx.array(image.patches), image.grid)
-            for _ in range(self.tower.config.depth):
+            for _ in range(self.tower.depth):
                 self.tower.step(state)
                 mx.eval(state.arrays)
             self._keep(image, self._finish(state))
@@ -142,7 +143,9 @@ class Sight:
         layers: list[mx.array] = []
         for piece in pieces:
             features, span = self._features_of(piece.image), slice(piece.first, piece.first + piece.end - piece.begin)
-            embeddings[piece.begin : piece.end] = features.tokens[span].astype(embeddings.dtype)
+            seen = features.tokens[span].astype(embeddings.dtype)
+            is_image = tokens[piece.begin : piece.end, None] < 0  # the ends of rows are tokens of the vocabulary
+            embeddings[piece.begin : piece.end] = mx.where(is_image, seen, embeddings[piece.begin : piece.end])
             for index, deep in enumerate(features.deep):
                 if index == len(layers):
                     layers.append(mx.zeros_like(embeddings))
@@ -168,8 +171,10 @@ class StepImages:
         self._axes = None if axes is None else mx.array(np.ascontiguousarray(axes))
         self.deep = []
 
-    def install(self, model: nn.Module, tower: VisionTower, more_layers: Sequence[nn.Module]) -> None:
+    def install(self, model: nn.Module, tower: Tower, more_layers: Sequence[nn.Module]) -> None:
         """Have the rotary modules and the first layers of a model look here. Its class stays as it is."""
+        if not tower.turns_by_axes:
+            return
         args = model.language_model.args
         settings = {**(getattr(args, "rope_scaling", None) or {}), **(getattr(args, "rope_parameters", None) or {})}
         sections = tuple(settings.get("mrope_section", (24, 20, 20)))
@@ -177,7 +182,7 @@ class StepImages:
             rope = getattr(getattr(layer, "self_attn", None), "rope", None)
             if rope is not None:
                 rope.__class__ = self._make_rope(type(rope), sections)
-        for index, layer in enumerate(model.language_model.model.layers[: len(tower.config.deepstack_visual_indexes)]):
+        for index, layer in enumerate(model.language_model.model.layers[: tower.deep_layers]):
             layer.__class__ = self._make_layer(type(layer), index)
 
     def _make_rope(self, kind: Any, sections: Any) -> Any:
