@@ -219,6 +219,19 @@ def open_pool(
     return ModelPool(models, memory=budget, keep=keep, idle=idle, tell=tell)
 
 
+def pull_model(
+    pool: ModelPool, config: EngineConfig, default_settings: DefaultSettings, name: str, on_progress: OnProgress
+) -> None:
+    """Download a model of the hub and add it to the pool, within the pool's budget. `config` has the server's options.
+    Raises what downloading raises, and InvalidRequest and ModelUnsupported if it can never be loaded.
+    """
+    engines.download_model(name, on_progress)
+    assert pool.memory is not None
+    plan = plan_memory({name: replace(config, model=name, adapters=None)}, pool.memory)[name]
+    sizes: dict[str, Any] = {"memory": plan.memory, "context_length": plan.context_length}
+    pool.add(_make_served_model(name, plan.config, default_settings, **sizes))
+
+
 def preload(pool: ModelPool, models: Mapping[str, str]) -> None:
     """Load models by name, each with a progress bar on stderr. Ctrl-C ends the program. Raises what loading raises."""
     for name, model in models.items():

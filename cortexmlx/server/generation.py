@@ -29,6 +29,7 @@ from cortexmlx.protocols.request import ReplyInfo, RequestDefaults, is_token_lis
 from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.http import (
+    LINES_TYPE,
     MAX_FULL_BODIES,
     SCOPE_BODY_BYTES,
     SCOPE_CLIENT,
@@ -210,7 +211,7 @@ class GenerationEndpoints:
         await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
         if text_request.stream:
             stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
-            media_type = "application/x-ndjson" if protocol.lines else "text/event-stream"
+            media_type = LINES_TYPE if protocol.lines else "text/event-stream"
             return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
         return json_reply(protocol.module.write(text_request, completions, info), headers=headers)

@@ -448,6 +448,10 @@ def server_sent_event(body: Any, name: str | None = None) -> bytes:
     return head + b"data: " + json_line(body) + b"\n"
 
 
+LINES_TYPE = "application/x-ndjson"
+"""The media type of a stream of JSON lines."""
+
+
 class EventStream(StreamingResponse):
     """A reply of server-sent events, or of lines. `end` is called after it, maybe twice, also if the client left before
     it began.

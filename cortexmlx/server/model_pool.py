@@ -99,6 +99,7 @@ class ModelPool:
             _check_budget(served_models, budget, keep)
         self.memory = budget
         """The budget in bytes; None: any number."""
+        self._keep = frozenset(keep)
         self._residency = Residency({m.name: m.memory for m in served_models}, budget, keep, idle)
         self._retries = LoadBackoff()
         self._contexts = {m.name: m.context_length for m in served_models}
@@ -182,6 +183,18 @@ class ModelPool:
             raise
         finally:
             self._on_progress = None
+
+    def add(self, model: ServedModel) -> None:
+        """Add a model, unless there is one of its name. Raises InvalidRequest if it can never be loaded."""
+        with self._condition:
+            if model.name in self._models:
+                return
+            if self.memory is not None:
+                kept = [each for name, each in self._models.items() if name in self._keep]
+                _check_budget((*kept, model), self.memory, self._keep)
+            self._contexts = {**self._contexts, model.name: model.context_length}
+            self._residency.add_model(model.name, model.memory)
+            self._models = {**self._models, model.name: model}  # a new one: others may go through the old one
 
     def check_clock(self) -> None:
         """Have the pool's thread read the clock now, for tests with a clock of their own."""

@@ -100,6 +100,14 @@ class ModelDirectory:
         """All names of models and adapters."""
         return list(self._targets_by_name)
 
+    def has(self, name: object) -> bool:
+        """Whether there is a model or an adapter of this name, whatever other names the first one answers to."""
+        try:
+            self._resolve(name, any_name=False)
+        except InvalidRequest:
+            return False
+        return True
+
     def facts(self, name: object) -> ModelFacts:
         """Return what is known of a model, without loading it. Raises RequestRefused for an unknown name."""
         target = self._resolve(name)
@@ -175,8 +183,10 @@ class ModelDirectory:
         ]
         return models | {target.name: target for target in adapter_targets if target.name not in models}
 
-    def _resolve(self, name: object) -> ModelTarget:
-        """Return the model and adapter that a name refers to. Raises InvalidRequest or RequestRefused (404)."""
+    def _resolve(self, name: object, *, any_name: bool = True) -> ModelTarget:
+        """Return the model and adapter that a name refers to. `any_name`: what the settings say of unknown names holds.
+        Raises InvalidRequest or RequestRefused (404).
+        """
         if name is None:
             return ModelTarget(self.default_name)
         targets = self._targets_by_name
@@ -186,8 +196,8 @@ class ModelDirectory:
             if (adapter_target := self._resolve_adapter(name)) is not None:
                 return adapter_target
             if name.endswith(TAG):
-                return self._resolve(name.removesuffix(TAG))
-        if self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
+                return self._resolve(name.removesuffix(TAG), any_name=any_name)
+        if any_name and self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
             return ModelTarget(self.default_name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")

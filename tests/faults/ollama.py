@@ -27,6 +27,11 @@ FAULTS = (
     Fault("a second system message stands before the first", GENERATE, 'if message["role"] != "system"', "if True"),
     Fault("lines break at Unicode's signs", HTTP, 'for sign in "\\u2028\\u2029\\x85":', 'for sign in "":'),
     Fault("a silent stream says what is no JSON", ENDPOINTS, "if protocol.ping is None", "if False"),
+    Fault("anybody may pull", "cortexmlx/server/ollama.py", "if fetch is None and not is_served:", "if False:"),
+    Fault("any name is served, so nothing is pulled", MODELS, "if any_name and self._settings", "if self._settings"),
+    Fault(
+        "a path is pulled", "cortexmlx/protocols/ollama/models.py", "if not _HUB_ID.fullmatch(plain_name):", "if False:"
+    ),
     Fault("a tag is a part of the name", MODELS, "if name.endswith(TAG):", "if False:"),
     Fault("what was unloaded is unknown", MODELS, "self._remember(model, lease.engine)", "pass"),
 )

@@ -19,9 +19,11 @@ pytest.importorskip("ollama")
 import ollama
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import ModelNotFound
 from cortexmlx.protocols.ollama.models import API_VERSION
 from cortexmlx.protocols.request import RequestDefaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
+from cortexmlx.types.progress import Progress
 from support.clients.in_process import in_process
 from support.engine.held import hold_long_answers
 from support.fakes.numbers import MadeUpNumbers, vector_of
@@ -250,6 +252,39 @@ def test_what_is_not_served_is_refused_in_words(client: Any, serve: Any) -> None
     with pytest.raises(ollama.ResponseError, match="API key"):
         package(guarded).list()
     assert package(guarded, headers={"Authorization": "Bearer secret"}).list().models
+
+
+def test_a_client_may_pull_if_the_server_says_so(folder: Path) -> None:
+    def load(name: str, memory: int = 1) -> ServedModel:
+        return ServedModel(name, lambda progress: Engine(str(folder), kv_memory="8MB", max_rows=4), memory, 512)
+
+    def pull(name: str, on_progress: Any) -> None:
+        on_progress(Progress("downloading", 3, 9))
+        if name == "org/none":
+            raise ModelNotFound("the hub has no model org/none")
+        pool.add(load(name, memory=9 if name == "org/huge" else 1))
+
+    with ModelPool([load("one")], memory=2) as pool, in_process(app(pool, any_name=True, pull=pull)) as http:
+        told = http.post("/api/pull", json={"model": "org/two"}).text.splitlines()
+        statuses = [ollama.ProgressResponse(**json.loads(line)) for line in told]
+        assert [each.status for each in statuses] == ["pulling manifest", "pulling org/two", "success"]
+        assert (statuses[1].completed, statuses[1].total) == (3, 9)
+        assert [each["name"] for each in http.get("/api/tags").json()["models"]] == ["one:latest", "org/two:latest"]
+        answer = http.post("/api/chat", json={"model": "org/two", "messages": USER, "options": GREEDY}).text
+        assert json.loads(answer.splitlines()[-1])["model"] == "org/two"
+        for served in ("org/two:latest", "one"):  # nothing is downloaded
+            assert http.post("/api/pull", json={"name": served, "stream": False}).json() == {"status": "success"}
+        for name, status, words in (
+            ("org/none", 404, "the hub has no model"),
+            ("org/huge", 404, "takes 9 B when it is loaded"),
+            ("../etc/passwd", 400, "must be the hub id"),
+            ("llama3.2", 400, "must be the hub id"),
+        ):
+            refused = http.post("/api/pull", json={"model": name, "stream": False})
+            assert refused.status_code == status and words in refused.json()["error"], refused.text
+        last = json.loads(http.post("/api/pull", json={"model": "org/none"}).text.splitlines()[-1])
+        assert last == {"error": "the hub has no model org/none"}
+        assert len(pool.names) == 2
 
 
 def test_options_mean_what_ollama_means_by_them(client: Any, engine: Engine) -> None:

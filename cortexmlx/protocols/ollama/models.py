@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,9 +10,10 @@ from hashlib import sha256
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import BodyFields
+from cortexmlx.protocols.fields import BodyFields, require_type
 from cortexmlx.protocols.request import Body
 from cortexmlx.stats import ModelInfo
+from cortexmlx.types.progress import Progress
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is: programs refuse to talk to older ones."""
@@ -20,6 +22,8 @@ TAG = ":latest"
 """What a name without a tag stands for. Names in lists have it."""
 
 _NEVER = "9999-12-31T23:59:59Z"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PULL_FIELDS = BodyFields("an /api/pull body", frozenset({"model", "name", "stream"}), frozenset({"insecure"}), {})
 _SHOW_FIELDS = BodyFields("a /api/show body", frozenset({"model", "name"}), frozenset({"verbose", "system"}), {})
 
 
@@ -54,6 +58,27 @@ def read_show(body: Mapping[str, Any]) -> object:
     if name is None:
         raise InvalidRequest("`model` is missing: it is the name of a model", field="model")
     return name
+
+
+def read_pull(body: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the name in the body of an `/api/pull` call, and whether its reply is a stream. Raises InvalidRequest."""
+    fields = _PULL_FIELDS.validate(body)
+    name = require_type("model", read_show({"model": fields.get("model", fields.get("name"))}), str, "a text")
+    return name, require_type("stream", fields.get("stream", True), bool, "true or false")
+
+
+def hub_id(name: str) -> str:
+    """Return the hub id that a name to be pulled means. Raises InvalidRequest for any other name, such as a path."""
+    plain_name = name.removesuffix(TAG)
+    if not _HUB_ID.fullmatch(plain_name):
+        message = f"model is {name!r:.80}, but must be the hub id of a model in mlx-lm's format: org/name"
+        raise InvalidRequest(message, field="model")
+    return plain_name
+
+
+def pull_status(name: str, progress: Progress) -> Body:
+    """Return a line about how far a download is, in bytes."""
+    return {"status": f"pulling {name}", "digest": name, "total": progress.total, "completed": progress.done}
 
 
 def list_models(models: Sequence[ModelFacts]) -> Body:
