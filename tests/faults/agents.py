@@ -14,7 +14,6 @@ FAULTS = (
     Fault(
         "an interrupt ends the server", LAUNCH, "(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)", "(signal.SIGTERM,)"
     ),
-    Fault("an end leaves the agent alone", LAUNCH, "os.kill(process, number)", "pass"),
     Fault("the log is on the agent's screen", LAUNCH, "os.dup2(file.fileno(), 2)", "pass"),
     Fault("a key of the user's stays", LAUNCH, 'removed=("ANTHROPIC_API_KEY",)', "removed=()"),
     Fault("settings at home hide the address", LAUNCH, ', settings={"env": environment}', ""),
