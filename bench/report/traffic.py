@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.bench.measure.pairs import BetterDirection
-from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 from cortexmlx.bench.suites.arrivals import PERCENTILES, Traffic, TrafficResult
 
@@ -46,13 +45,11 @@ def traffic_section(results: Sequence[TrafficResult], traffic: Traffic) -> Repor
     )
     records = tuple(_json_record(side, found) for side, found in zip(results, figures, strict=True))
     bars = tuple(
-        ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"], found[f"TTFT p{p}"], found[f"TTFT p{p}"])
+        ChartBar(f"TTFT p{p}", side.name, "milliseconds", found[f"TTFT p{p}"])
         for p in PERCENTILES
         for side, found in zip(results, figures, strict=True)
     )
-    return ReportSection(
-        "trace", "Requests as they come", (table,), (*notes, *BELOW), records, bars, _make_series(results[0])
-    )
+    return ReportSection("trace", "Requests as they come", (table,), (*notes, *BELOW), records, bars)
 
 
 def _overload_warning(result: TrafficResult, traffic: Traffic) -> tuple[str, ...]:
@@ -94,13 +91,3 @@ def _json_record(result: TrafficResult, figures: dict[str, float]) -> dict[str, 
         "tokens": result.tokens,
         **figures,
     }
-
-
-def _make_series(result: TrafficResult) -> tuple[FigureSeries, ...]:
-    """Return one figure for each run. Requests of one run depend on each other, so they are not repetitions."""
-    runs = [result.waits(trace.requests) for trace in result.traces]
-    series = [FigureSeries("trace, tokens per second", "t/s", BetterDirection.HIGHER, tuple(result.throughput()))]
-    for name in ("TTFT", "TPOT"):
-        medians = tuple(float(np.median(run[name])) for run in runs)
-        series.append(FigureSeries(f"trace, {name} p50", "s", BetterDirection.LOWER, medians))
-    return tuple(series)

@@ -129,12 +129,11 @@ def run_traffic(
     against: bool,
     results: list[TrafficResult],
     on_run: Callable[[str], None],
-    before_run: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the traffic `repetitions` times, each time with new requests, and put the results `results` a list.
 
     With `against`, mlx-lm's batch generator gets the same requests on the same weights. The sides take turns to go
-    first. After an interrupt, the list has whole repetitions only. `before_run` is called before each run.
+    first. After an interrupt, the list has whole repetitions only.
     """
     contestants: list[CortexContestant | MlxLmContestant] = [CortexContestant(engine)]
     if against:
@@ -148,7 +147,6 @@ def run_traffic(
         for side, result in order if repetition % 2 == 0 else order[::-1]:
             label = "warming up" if repetition < 0 else f"trace, run {repetition + 1} of {repetitions}"
             on_run(f"{label}: {side.name}, {traffic.requests} requests at {traffic.rate:g} a second")
-            before_run()
             finished_runs.append((result, side.run(_make_requests(engine, traffic, seed, repetition))))
         for result, trace in finished_runs if repetition >= 0 else ():
             result.traces.append(trace)

@@ -285,8 +285,8 @@ class EngineCore:
         return 0
 
     def tidy(self) -> bool:
-        """Tidy up while idle: drop the memory of the last step, compact a badly fragmented arena, shrink it if
-        `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
+        """Tidy up while idle: drop the memory of the last step, compact a badly fragmented arena, shrink it
+        once if `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
         """
         if not (self.idle and self.recovery.open):
             return False
@@ -431,8 +431,8 @@ class EngineCore:
         log.warning("memory was refused, and requests begin again with less: %s", refusal.why)
         arena_stays = refusal.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.is_growing_back
         rows_running = self.scheduler.rows_running
-        is_nobodys = arena_stays or self.scheduler.has_large_piece
-        job = None if is_nobodys else largest_job(plan, self.scheduler.jobs)
+        is_no_jobs_fault = arena_stays or self.scheduler.has_large_piece
+        job = None if is_no_jobs_fault else largest_job(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
         if self.draft is not None:

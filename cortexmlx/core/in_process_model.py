@@ -30,6 +30,7 @@ from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
+    PREFILL_BUDGET,
     ArenaDemand,
     bytes_per_token,
     check_kv_memory,
@@ -211,7 +212,7 @@ class InProcessModel:
                 return None
             if config.keep is not None:
                 raise ModelUnsupported("with keep_last, an image could be dropped in part")
-            self.images = family.make_reader(loaded, tower)
+            self.images = family.make_reader(loaded, tower, config.prefill_budget or PREFILL_BUDGET)
         except CortexError as error:  # its text part does not need it
             self._sight_notes = (f"images are not seen: {error}",)
             return None

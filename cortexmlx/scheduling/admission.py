@@ -360,7 +360,7 @@ class InFlightPrefixes:
         self._block_size = block_size
         self._worth_waiting = max(1, worth_waiting)
         self._owners: dict[Key, Job] = {}
-        self._open: dict[Job, int] = {}
+        self._first_claimed: dict[Job, int] = {}  # the index of the first block that a job still claims
 
     def __contains__(self, key: Key) -> bool:
         return key in self._owners
@@ -368,19 +368,19 @@ class InFlightPrefixes:
     @property
     def owners(self) -> set[Job]:
         """The jobs that claim blocks."""
-        return {*self._owners.values(), *self._open}
+        return {*self._owners.values(), *self._first_claimed}
 
     def claim(self, job: Job) -> None:
         """Claim the uncached blocks of a prompt that a job begins to compute."""
-        self._open[job] = job.num_computed_tokens // self._block_size
-        for key in job.keys[self._open[job] :]:
+        self._first_claimed[job] = job.num_computed_tokens // self._block_size
+        for key in job.keys[self._first_claimed[job] :]:
             self._owners.setdefault(key, job)
 
     def release(self, job: Job, stored_blocks: int | None = None) -> list[Key]:
         """Release claims to a job's first `stored_blocks` blocks (None: all). Return the keys no job claims now."""
-        first_claimed = self._open.pop(job, len(job.keys))
+        first_claimed = self._first_claimed.pop(job, len(job.keys))
         if stored_blocks is not None and stored_blocks < len(job.keys):
-            self._open[job] = stored_blocks
+            self._first_claimed[job] = stored_blocks
         freed_keys = [key for key in job.keys[first_claimed:stored_blocks] if self._owners.get(key) is job]
         for key in freed_keys:
             self._owners.pop(key, None)
@@ -408,4 +408,4 @@ class InFlightPrefixes:
     def clear(self) -> None:
         """Drop all claims."""
         self._owners.clear()
-        self._open.clear()
+        self._first_claimed.clear()

@@ -141,7 +141,9 @@ MAX_DEPTH = 128
 """How deep a body may be nested. Code that descends into it does not exhaust its stack."""
 
 SMALL_BODY = 1 << 16
-"""Bytes of a body that may be parsed and read on the event loop: some milliseconds."""
+"""Bytes of a body that may be parsed and read on the event loop, which takes some milliseconds. Bodies of this size are
+not counted against the memory that those of all requests may take.
+"""
 
 _JSON_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
 """A text, also one without an end; or what stands before a value."""

@@ -99,7 +99,7 @@ class LoggedRequest:
     method: str
     path: str
     status: int
-    """499: the client went away before the answer."""
+    """499: the client went away before the whole answer was sent, also if a stream had begun with 200."""
     seconds: float
     tokens: RequestTokens | None
     model: str | None = None

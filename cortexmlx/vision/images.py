@@ -429,6 +429,32 @@ class _Gemma4:
         return np.asarray(made["pixel_values"][0][:used], np.float32)
 
 
+class _Gemma3:
+    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images, which
+    transformers makes on demand.
+    """
+
+    merge = 1
+
+    def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
+        own = dict(settings)
+        self._side = math.isqrt(int(own.pop("mm_tokens_per_image")))
+        module = importlib.import_module("transformers.models.gemma3.image_processing_pil_gemma3")
+        self._processor = module.Gemma3ImageProcessorPil(**(own | {"do_pan_and_scan": False}))
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        return 1, self._side, self._side
+
+    def count_tokens(self, grid: tuple[int, int, int]) -> int:
+        return grid[1] * grid[2]
+
+    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        made = self._processor(pixels, input_data_format="channels_last")
+        image, side = np.asarray(made["pixel_values"][0], np.float32), self._side
+        size = image.shape[1] // side
+        return image.reshape(3, side, size, side, size).transpose(1, 3, 2, 4, 0).reshape(side * side, -1)
+
+
 class _Pixtral:
     """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller; each row of tokens has an end."""
 
@@ -471,6 +497,7 @@ class _Pixtral:
 _FAMILIES: dict[str, type[_Family]] = {
     "Qwen2VLImageProcessor": _Qwen2VL,
     "Gemma4ImageProcessor": _Gemma4,
+    "Gemma3ImageProcessor": _Gemma3,
     "PixtralImageProcessor": _Pixtral,
 }
 """By the `image_processor_type` of a model's folder, without Fast or Pil at its end. Another family is a class more."""
@@ -499,10 +526,14 @@ class ImageProcessor:
         self.max_tokens = max_tokens
         if family is _Pixtral:  # the sizes that the tower has: transformers takes them from its text processor
             settings |= _tower_sizes(folder)
+        elif family is _Gemma3:
+            settings["mm_tokens_per_image"] = read_json_object(folder / "config.json").get("mm_tokens_per_image", 256)
         import_mlx_lm_utils()  # this imports transformers as a whole: two threads that import it can see half of it
         try:
             self._family = family(settings, max_tokens)
             self.count_tokens(640, 480)
+        except InvalidRequest as error:
+            raise ModelUnsupported(f"its images do not become small enough: {error}") from None
         except Exception as error:
             raise ModelCorrupt(
                 f"{path} has settings that cannot be used: {one_line(error)}. Download it again."

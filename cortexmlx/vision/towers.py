@@ -97,9 +97,14 @@ class Tower(nn.Module):  # type: ignore[misc]
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, frames: int = 1) -> mx.array:
-    """Return the attention `[patches, heads * dim]` of patches `[patches, heads, dim]` among those of their frame."""
+def attend(
+    queries: mx.array, keys: mx.array, values: mx.array, frames: int = 1, scale: float | None = None
+) -> mx.array:
+    """Return the attention `[patches, heads * dim]` of patches `[patches, heads, dim]` among those of their frame.
+    `scale` is the factor of products; None: `dim ** -0.5`.
+    """
     patches, count_heads, dim = queries.shape
+    scale = dim**-0.5 if scale is None else scale
     padding = next((fused - dim for fused in FUSED_DIMS if fused >= dim), 0)
     queries, keys, values = (  # [frames, heads, patches of a frame, dim]
         mx.pad(heads.reshape(frames, -1, count_heads, dim).transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, padding)])
@@ -110,7 +115,7 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, frames: int = 1)
     parts = []
     for at in range(0, patches // frames, count):
         query_part = queries[:, :, at : at + count]
-        parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=dim**-0.5))
+        parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=scale))
         if count < patches // frames:
             EVALUATE.get()(parts)  # MLX would allocate the scores of all parts before it computes the first
     return mx.concatenate(parts, axis=2)[..., :dim].transpose(0, 2, 1, 3).reshape(patches, count_heads * dim)
@@ -130,12 +135,13 @@ def load_tower(
     config: Mapping[str, Any],
     prefix: re.Pattern[str],
     make_tower: Callable[[], Tower],
-    kernel: str,
+    kernel: str | None,
     model_dtype: mx.Dtype,
     keep_packed: bool,
 ) -> Any:
     """Read the tensors in `folder` whose names begin as `prefix` says, into the tower that `make_tower` makes without
-    weights. Evaluate it on this thread. Return None if there are none. `kernel` is the name of its convolution's.
+    weights. Evaluate it on this thread. Return None if there are none. `kernel` is the name of its convolution's,
+    None without one.
 
     The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not without `keep_packed`.
 
@@ -149,16 +155,17 @@ def load_tower(
     stored = {prefix.sub("", name, count=1): name for name in files}
     beginnings = sorted({match[0] for name in files if (match := prefix.match(name))})
     if len(stored) < len(files) or tower.depth > len(files):
+        names = "* and ".join(filter(None, beginnings))
         raise ModelCorrupt(
-            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(filter(None, beginnings))}*, but "
-            f"config.json asks for one tower with {tower.depth} blocks. Download the model again."
+            f"{folder} has {len(files)} tensors of a vision tower, named {names}*, but config.json asks for one tower "
+            f"with {tower.depth} blocks. Download the model again."
         )
     beginning = beginnings[0] if len(beginnings) == 1 else ""
     with translate_weight_errors(folder):
         arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(files.values())}
         weights = {name: arrays[files[path]][path] for name, path in stored.items()}
-        wanted = dict(tree_flatten(tower.parameters()))[kernel].shape
-        if kernel in weights and weights[kernel].shape[1:2] == wanted[-1:]:
+        wanted = dict(tree_flatten(tower.parameters()))
+        if kernel is not None and kernel in weights and weights[kernel].shape[1:2] == wanted[kernel].shape[-1:]:
             weights[kernel] = weights[kernel].moveaxis(1, -1)  # as makers store it; converters put the channels last
         quantize_head(folder, tower, weights, config.get("quantization") or {}, beginning)
         check_tensors(folder, tower, weights, beginning, "vision tower")

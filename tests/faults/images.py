@@ -5,12 +5,14 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
+PIXTRAL = "cortexmlx/vision/pixtral.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
 ELSEWHERE = "cortexmlx/vision/elsewhere.py"
 TESTS = (
     "vision/test_engine_images.py",
     "vision/test_qwen.py",
     "vision/test_images.py",
+    "vision/test_pixtral.py",
     "vision/test_trials.py",
     "vision/test_elsewhere.py",
     "cli/plan/test_run.py",
@@ -52,6 +54,13 @@ FAULTS = (
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
     ),
+    Fault("the end of a row gets features", SIGHT, "mx.where(is_image, seen, ", "mx.where(True, seen, "),
+    Fault("the last row ends as others do", LAYOUT, "(*ended[:-1], self.row_ends[1])", "tuple(ended)"),
+    Fault("rows and columns turn at the same rates", PIXTRAL, "column * rates[1::2]", "column * rates[::2]"),
+    Fault("a token's patches are joined one by one", PIXTRAL, "transpose(0, 2, 4, 1, 3)", "transpose(0, 2, 1, 3, 4)"),
+    Fault("features have no place for the ends of rows", PIXTRAL, "[(0, 0), (0, 1), (0, 0)]", "[(0, 0)] * 3"),
+    Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
+    Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
     Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
     Fault(
         "a request's adapter goes while its images are looked at",

@@ -34,6 +34,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_sighted(root / name, name) for name in ANSWERS}
 
 
+def part(image: Any) -> dict[str, Any]:
+    return {"type": "image", "image": image}
+
+
 def assert_recorded(name: str, results: list[Any]) -> None:
     for result, wanted in zip(results, ANSWERS[name], strict=True):
         assert list(result.token_ids) == [token for token, _ in wanted]
@@ -51,6 +55,11 @@ def assert_recorded(name: str, results: list[Any]) -> None:
         ("qwen3_vl", {"attention": "sim", "prefill_budget": 16}),
         ("qwen3_vl", {"kv_memory": 60_000, "block_size": 8, "prefill_budget": 8}),
         ("qwen3_vl", {"prefix_cache": False, "pipeline": False}),
+        ("mistral3", {"kv_memory": 46_000, "block_size": 8, "prefill_budget": 3}),
+        ("mistral3", {"attention": "sim", "speculate": True}),
+        ("llava", {"prefill_budget": 16, "max_rows": 2}),
+        ("qwen3_vl_moe", {"prefill_budget": 8}),
+        ("qwen3_5_moe", {}),
     ],
 )
 def test_answers_are_those_of_transformers_in_any_company(
@@ -91,8 +100,49 @@ def test_drafts_and_the_models_head_change_no_token(folders: dict[str, Path], tm
         assert engine.stats().speculation.drafted > 20
 
 
+def test_an_images_rows_may_be_cut_anywhere_and_no_draft_changes_a_token(folders: dict[str, Path]) -> None:
+    """A span begins at each place of a block, where a text before it is cached to each place, too."""
+    photo, other = picture(24, 24, 6), picture(24, 24, 7)
+    asked = [
+        [{"role": "user", "content": [{"type": "text", "text": "s" * length}, part(image), part(photo)]}]
+        for length in range(8)
+        for image in (photo, other)
+    ]
+    with Engine(folders["mistral3"], block_size=8, speculate=False, prefix_cache=False, prefill_budget=512) as engine:
+        plain = [engine.generate(prompt, **ASKED).token_ids for prompt in asked]
+    assert len(set(plain)) == len(plain)
+    with Engine(folders["mistral3"], block_size=8, prefill_budget=5) as engine:
+        core = engine._worker.core
+
+        def draft() -> None:  # wrong ones at each step
+            for job in [] if core._in_flight else core.scheduler.draftable_jobs:
+                core.scheduler.set_drafts(job.id, [7, 8])
+
+        core.speculation.draft = draft  # type: ignore[method-assign]
+        for _ in range(2):
+            handles = [engine.submit(prompt, **ASKED) for prompt in asked]
+            results = [handle.result() for handle in handles]
+            assert [each.token_ids for each in results] == plain
+        assert all(each.usage.prompt_tokens - each.usage.cached_tokens <= 16 for each in results)
+        assert engine.stats().speculation.drafted > 20
+
+
+def test_one_text_and_one_image_are_written_as_mistrals_templates_do(folders: dict[str, Path]) -> None:
+    """Two parts in alphabetical order of their types, more in their own (mistral-common's `force_img_first`)."""
+    text, photo = {"type": "text", "text": "x"}, part(picture(24, 24, 6))
+    with Engine(folders["mistral3"]) as engine:
+        first, *others = (
+            engine.encode([{"role": "user", "content": content}])
+            for content in ([photo, text], [text, photo], [text, photo, text], [text, text])
+        )
+        assert first == others[0] != others[1]
+        span = [token for token in first if token < 0 or token in (301, 302)]
+        assert [span[3::4], len(span)] == [[301, 301, 302], 12]
+
+
+@pytest.mark.parametrize(("name", "open_mark"), [("qwen3_vl", "<|vision_start|>"), ("mistral3", "")])
 def test_the_same_image_is_computed_once_and_another_of_its_size_never_hits(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path], tmp_path: Path, name: str, open_mark: str
 ) -> None:
     def cached(engine: Engine, *prompt: Any) -> tuple[int, int]:
         usage = engine.generate(list(prompt), **ASKED).usage
@@ -101,11 +151,11 @@ def test_the_same_image_is_computed_once_and_another_of_its_size_never_hits(
     photo, other, block = picture(64, 64, 3), picture(64, 64, 4), 8
     text = "s" * 20
     options: dict[str, Any] = {"block_size": block, "kv_store": tmp_path / "store", "speculate": False}
-    with Engine(folders["qwen3_vl"], **options) as engine:
+    with Engine(folders[name], **options) as engine:
         assert cached(engine, shown(text, photo))[0] == 0
         found, tokens = cached(engine, shown(text, photo))
         assert tokens - found <= 2 * block
-        begin = len(tokenize(engine._tokenizer, [{"role": "user", "content": ""}])) + len("<|vision_start|>")
+        begin = len(tokenize(engine._tokenizer, [{"role": "user", "content": ""}])) + len(open_mark)
         assert cached(engine, shown(text, other))[0] <= begin
         question = {"role": "user", "content": "and now?"}
         before = cached(engine, shown(text, photo))[1]
@@ -114,7 +164,7 @@ def test_the_same_image_is_computed_once_and_another_of_its_size_never_hits(
         deadline = time.monotonic() + 60
         while engine.stats().kv_store.stored_blocks < 10 and time.monotonic() < deadline:
             time.sleep(0.05)
-    with Engine(folders["qwen3_vl"], **options) as engine:
+    with Engine(folders[name], **options) as engine:
         found, tokens = cached(engine, shown(text, photo))
         assert tokens - found <= 4 * block, "also after a restart, from disk"
         assert cached(engine, shown(text, picture(64, 64, 5)))[0] <= begin

@@ -15,41 +15,27 @@ from cortexmlx.cli.bench.command import (
     Suite,
     bench,
     check_options,
+    choose_section,
     parse_block_sizes,
     parse_goodput,
     parse_numbers,
-    sections_of,
     single_number,
 )
 
 
-def test_every_option_is_taken_by_some_section_or_by_all() -> None:
-    parameters = set(inspect.signature(bench).parameters)
-    assert set(SECTIONS_BY_OPTION) <= parameters
-    assert parameters - set(SECTIONS_BY_OPTION) == {
-        "ctx",
-        "output",
-        "save",
-        "compare",
-        "plot",
-        "against",
-        "suite",
-        "speculate",
-    }
+def test_every_option_that_some_sections_take_is_one() -> None:
+    assert set(SECTIONS_BY_OPTION) <= set(inspect.signature(bench).parameters)
 
 
-def test_suites_are_made_of_sections() -> None:
-    assert sections_of(Suite.basic, False) == [BenchSection.ROWS] and sections_of(Suite.basic, True) == [
-        BenchSection.RATIOS
-    ]
-    assert sections_of(Suite.trace, True) == [BenchSection.TRACE]
-    assert len(sections_of(Suite.all, False)) == 4
+def test_a_suite_is_a_section() -> None:
+    assert choose_section(Suite.basic, False) is BenchSection.ROWS
+    assert choose_section(Suite.basic, True) is choose_section(Suite.serving, True) is BenchSection.RATIOS
+    assert choose_section(Suite.trace, True) is BenchSection.TRACE
 
 
-@pytest.mark.parametrize(("suite", "against"), [(Suite.serving, False), (Suite.pool, True), (Suite.kernel, True)])
-def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -> None:
-    with pytest.raises(typer.BadParameter):
-        sections_of(suite, against)
+def test_what_needs_a_peer_is_refused_without_it() -> None:
+    with pytest.raises(typer.BadParameter, match="add --against"):
+        choose_section(Suite.serving, False)
 
 
 @pytest.mark.parametrize(
@@ -58,24 +44,21 @@ def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -
         (["batch"], Suite.serving, True),
         (["depth"], Suite.trace, True),
         (["case"], Suite.basic, False),
-        (["model"], Suite.pool, False),
         (["requests"], Suite.basic, False),
         (["prompt"], Suite.serving, True),
-        (["kv_bits"], Suite.kernel, False),
         (["hosts"], Suite.basic, True),
         (["hosts"], Suite.trace, True),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, against: bool) -> None:
     with pytest.raises(typer.BadParameter):
-        check_options(names, sections_of(suite, against), suite, against)
+        check_options(names, choose_section(suite, against), suite, against)
 
 
 def test_what_says_something_is_not() -> None:
-    check_options(["batch", "depth", "save"], [BenchSection.ROWS], Suite.basic, False)
-    check_options(["hosts"], sections_of(Suite.all, False), Suite.all, False)
-    names = [name for name in SECTIONS_BY_OPTION if name != "hosts"]
-    check_options(names, [BenchSection.ROWS, *sections_of(Suite.all, True)], Suite.all, True)
+    check_options(["batch", "depth", "output", "hosts"], BenchSection.ROWS, Suite.basic, False)
+    check_options(["case", "prompt", "batch"], BenchSection.RATIOS, Suite.basic, True)
+    check_options(["requests", "goodput", "model"], BenchSection.TRACE, Suite.trace, True)
 
 
 def test_lists_are_numbers() -> None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from support.models.tiny import write_tiny
+from support.models.tiny import BASE, write_tiny
 from support.models.towers import tower_tensor
 
 VISION: dict[str, Any] = {
@@ -27,6 +27,32 @@ VISION: dict[str, Any] = {
 }
 PLACEHOLDER = 300
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "hidden_act": "silu",
+}
+SCALED = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+SCALED["original_max_position_embeddings"] = 16
+PIXTRALS: dict[str, dict[str, Any]] = {
+    "mistral3": {
+        "text_config": BASE | {"model_type": "ministral3", "rope_parameters": SCALED, "tie_word_embeddings": False},
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+    },
+    "llava": {
+        "text_config": BASE | {"model_type": "mistral", "tie_word_embeddings": False},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
+}
+"""Mistral 3 with its own text model, and Pixtral, as config.json states them."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+EXPERTS |= {"mlp_only_layers": [], "norm_topk_prob": True}
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -43,11 +69,39 @@ def write_sighted(
     """Write the tiny model `name` with a vision tower, whose sizes `vision` changes, and what says how images are
     prepared.
     """
-    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if name == "qwen3_vl" else {}) | (vision or {})
+    if name in PIXTRALS:
+        return write_pixtral(folder, name)
+    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if "qwen3_vl" in name else {}) | (vision or {})
     settings = {"vision_config": vision, "image_token_id": PLACEHOLDER, "model_type": name}
-    settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if name == "qwen3_vl" else {"rope_parameters": ROPE}
-    write_tiny(folder, {"qwen3_vl": "qwen3"}.get(name, name), **settings | changes)
+    settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if "qwen3_vl" in name else {"rope_parameters": ROPE}
+    if name == "qwen3_vl_moe":
+        text = BASE | EXPERTS | settings | {"model_type": "qwen3_moe", "tie_word_embeddings": False}
+        settings["text_config"] = {key: value for key, value in text.items() if key != "vision_config"} | changes
+    write_tiny(folder, {"qwen3_vl": "qwen3", "qwen3_vl_moe": "llama"}.get(name, name), **settings | changes)
     return add_sight(folder, name, vision, most_pixels)
+
+
+def write_pixtral(folder: Path, name: str) -> Path:
+    """Write a tiny Mistral 3 or Pixtral, as mlx-vlm converts them."""
+    from cortexmlx.vision.pixtral import PixtralConfig, PixtralTower
+
+    config = PIXTRALS[name] | {"model_type": name, "vision_config": PIXTRAL, "image_token_index": PLACEHOLDER}
+    write_tiny(folder, "llama", **config)
+    tensors = mx.load(str(folder / "model.safetensors"))
+    for path, array in tree_flatten(PixtralTower(PixtralConfig.from_config(config)).parameters()):
+        part = "" if path.startswith("multi_modal_projector") else "vision_tower.vision_model."
+        tensors[part + path] = mx.array(tower_tensor(path, array.shape))
+    tensors["language_model.lm_head.weight"][PLACEHOLDER : PLACEHOLDER + 3] = 0
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    settings = {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 4, "width": 4}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"longest_edge": 64}}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for number, text in enumerate(("[IMG]", "[IMG_BREAK]", "[IMG_END]"), PLACEHOLDER):
+        tokenizer["model"]["vocab"][text] = tokenizer["model"]["vocab"].pop(f"<unused{number}>")
+        tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": text})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None, most_pixels: int = 64 * 40) -> Path:
@@ -60,6 +114,8 @@ def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None, mos
         config |= {"vision_config": vision, "image_token_id": PLACEHOLDER, "rope_parameters": ROPE}
         (folder / "config.json").write_text(json.dumps(config))
     tensors = mx.load(str(folder / "model.safetensors"))
+    if (head := tensors.get("language_model.lm_head.weight")) is not None:
+        head[PLACEHOLDER] = 0  # no answer has it: transformers would look for its image
     for path, array in tree_flatten(VisionTower(TowerConfig.from_config(vision)).parameters()):
         tensors[f"vision_tower.{path}"] = mx.array(tower_tensor(path, array.shape))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})

@@ -1,4 +1,4 @@
-"""The kernels as files for Apple's compiler: `python -m cortexmlx.metal.lab.agx.kernel_files FOLDER`.
+"""The kernels as files for Apple's compiler: `python -m cortexmlx.metal.lab.kernel_files FOLDER`.
 
 At run time MLX compiles its own headers, the kernel's text and a generated signature as one text. This module writes
 that text to a file for each kernel of each variant, which needs no GPU. `xcrun metal -c` compiles the files anywhere.
@@ -166,7 +166,7 @@ def metal_file(kernel: KernelText) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write every kernel of `CHECKED` once into the given folder. Return the exit status."""
     if len(arguments) != 1:
-        print("usage: python -m cortexmlx.metal.lab.agx.kernel_files FOLDER", file=sys.stderr)
+        print("usage: python -m cortexmlx.metal.lab.kernel_files FOLDER", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)

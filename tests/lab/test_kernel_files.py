@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.attention.selfcheck import check_decode
 from cortexmlx.metal.checked import CHECKED
 from cortexmlx.metal.kernels import DecodeKernels
-from cortexmlx.metal.lab.agx.kernel_files import file_name, kernel_texts, main, metal_file, preamble
+from cortexmlx.metal.lab.kernel_files import file_name, kernel_texts, main, metal_file, preamble
 from cortexmlx.metal.lab.sim.toolchain import find_compiler, mlx_headers
 from cortexmlx.metal.rules import Variant
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.lab.cost.traffic import measure
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import SIMDGROUP, Kernel
 from cortexmlx.metal.vector import lane_numbers
+from support.kernels.traffic import measure
 
 LIMIT = 1.05
 
