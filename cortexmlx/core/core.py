@@ -183,7 +183,7 @@ class EngineCore:
         assert sight is not None
         image, failed = sight.looked_at, None
         try:
-            sight.advance()
+            sight.advance(None if self.config.token_target is None else self.config.token_target / 2)
         except Exception as error:  # MLX raises anything without memory
             log.warning("an image could not be looked at: %s", error)
             failed = OutOfMemory(f"an image could not be looked at: {error}")

@@ -27,6 +27,7 @@ from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, sh
 from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
@@ -55,7 +56,6 @@ from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
 from cortexmlx.vision.families import FAMILIES
-from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.vision.reader import ImageReader
 from cortexmlx.vision.sight import Sight
 
