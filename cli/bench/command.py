@@ -118,6 +118,7 @@ class Suite(str, Enum):
     basic = "basic"
     serving = "serving"
     trace = "trace"
+    images = "images"
 
 
 class BenchSection(Enum):
@@ -126,6 +127,7 @@ class BenchSection(Enum):
     ROWS = "basic"
     RATIOS = "basic or serving"
     TRACE = "trace"
+    IMAGES = "images"
     SPECULATION = "speculate"
 
 
@@ -152,6 +154,10 @@ def choose_section(suite: Suite, against: bool, speculate: bool = False) -> Benc
         return BenchSection.SPECULATION
     if suite is Suite.trace:
         return BenchSection.TRACE
+    if suite is Suite.images:
+        if against:
+            raise typer.BadParameter("--suite images has no peer to run: leave it out", param_hint="--against")
+        return BenchSection.IMAGES
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
     return BenchSection.RATIOS if against else BenchSection.ROWS
@@ -241,7 +247,7 @@ def bench(
     With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
     --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
-    paged engine is for, beside mlx-lm), trace (requests at random times).
+    paged engine is for, beside mlx-lm), trace (requests at random times), images (of a model that sees).
     """
     section, given_names = choose_section(suite, against is not None, speculate), options.given_parameters(ctx)
     check_options(given_names, section, suite, against is not None)
@@ -263,6 +269,7 @@ def bench(
     from cortexmlx.bench.replay import report as replay
     from cortexmlx.bench.suites.against import ComparisonSizes
     from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
+    from cortexmlx.bench.suites.images import measure_images
     from cortexmlx.bench.suites.rows import make_tests
 
     with _bench_model(model, model_option) as (path, notes), progress_display() as on_run:
@@ -282,6 +289,8 @@ def bench(
                 report = session.compare_with_mlx_lm(plan, suite.value, case or (), shape, sizes[0])
             elif section is BenchSection.TRACE:
                 report = session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0])
+            elif section is BenchSection.IMAGES:
+                report = measure_images(plan, sizes[0])
             else:
                 report = replay.measure_speculation(plan, batches, sizes[0])
         except KeyboardInterrupt:

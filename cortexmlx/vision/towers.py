@@ -124,7 +124,8 @@ class Tower(nn.Module):  # type: ignore[misc]
         at, frame = sum(map(len, state.parts)), patches // state.grid[0]
         first = at // frame * frame  # patches see each other within a frame
         end = min(at + count, first + frame)
-        attended = attend(queries[at:end], *(heads[first : first + frame] for heads in (keys, values)), block.scale)
+        keys, values = (heads[first : first + frame] for heads in (keys, values))
+        attended = attend(queries[at:end], keys, values, block.scale)
         state.parts.append(block.complete(state.hidden[at:end], attended))
         if end == patches:
             state.hidden = mx.concatenate(state.parts) if len(state.parts) > 1 else state.parts[0]
