@@ -169,7 +169,7 @@ class EngineCore:
             return
         image = sight.looked_at
         try:
-            sight.advance()
+            sight.advance(None if self.config.token_target is None else self.config.token_target / 2)
         except Exception as error:  # MLX raises anything without memory
             log.warning("an image could not be looked at: %s", error)
             failed = OutOfMemory(f"an image could not be looked at: {error}")
