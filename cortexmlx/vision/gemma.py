@@ -23,7 +23,7 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.images import BothWays
-from cortexmlx.vision.towers import Tower, TowerState, attend, load_tower
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
 
 _PREFIX = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))")
 """How names begin. SigLIP's have `vision_model` in older checkpoints."""
@@ -94,9 +94,9 @@ class Gemma4Tower(Tower):
         )
         hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _epsilon(vision)
         self._scale, self._pool, self._dim = width**0.5, sizes["pooling_kernel_size"], sizes["head_dim"]
-        self._theta = float(rope.get("rope_theta", 100.0))
+        self._theta, self._numbers = float(rope.get("rope_theta", 100.0)), 3 * sizes["patch_size"] ** 2
         self.patch_embedder = nn.Module()
-        self.patch_embedder.input_proj = nn.Linear(3 * sizes["patch_size"] ** 2, hidden, bias=False)
+        self.patch_embedder.input_proj = nn.Linear(self._numbers, hidden, bias=False)
         self.patch_embedder.position_embedding_table = mx.zeros((2, sizes["position_embedding_size"], hidden))
         self.encoder = nn.Module()
         clips = bool(vision.get("use_clipped_linears"))
@@ -110,19 +110,19 @@ class Gemma4Tower(Tower):
         """Return the state of an image before the first block: see `Tower.begin`. `patches` `[patches, size * size *
         channels]` are pixels from 0 to 1, row by row.
         """
-        table, project = self.patch_embedder.position_embedding_table, self.patch_embedder.input_proj
-        _check_patches(patches, grid, self._pool, project.weight.shape[1], table.shape[1])
+        table = self.patch_embedder.position_embedding_table
+        _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
         row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
-        hidden = project((2 * (patches - 0.5)).astype(table.dtype))
+        hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
         hidden = hidden + table[0, mx.array(column)] + table[1, mx.array(row)]
         quarter = self._dim // 4
         rates = self._theta ** (-np.arange(quarter) / quarter)
         turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
         return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
@@ -133,8 +133,10 @@ class Gemma4Tower(Tower):
         return self.embed_vision.embedding_projection(normed) / self._scale, []
 
 
-class _Block4(nn.Module):  # type: ignore[misc]
+class _Block4(Block):
     """Attention among all patches, and a gated perceptron, each between two norms."""
+
+    scale = 1.0
 
     def __init__(self, sizes: Mapping[str, int], eps: float, clips: bool) -> None:
         super().__init__()
@@ -151,20 +153,20 @@ class _Block4(nn.Module):  # type: ignore[misc]
         self.mlp.gate_proj, self.mlp.up_proj = (_BoundedLinear(size, inner, clips) for _ in range(2))
         self.mlp.down_proj = _BoundedLinear(inner, size, clips)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        hidden = state.hidden + self.post_attention_layernorm(self._attend(self.input_layernorm(state.hidden), state))
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
         normed = self.pre_feedforward_layernorm(hidden)
         inside = self.mlp.down_proj(nn.gelu_approx(self.mlp.gate_proj(normed)) * self.mlp.up_proj(normed))
         output: mx.array = hidden + self.post_feedforward_layernorm(inside)
         return output
 
-    def _attend(self, hidden: mx.array, state: TowerState) -> mx.array:
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        hidden = self.input_layernorm(state.hidden)
         own, shape = self.self_attn, (len(hidden), self._heads, self._dim)
         queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), state)
         keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), state)
         values = mx.fast.rms_norm(own.v_proj(hidden).reshape(shape), None, self._eps)
-        projected: mx.array = own.o_proj(attend(queries, keys, values, scale=1.0))
-        return projected
+        return queries, keys, values
 
 
 class _BoundedLinear(nn.Module):  # type: ignore[misc]
@@ -232,12 +234,12 @@ class Gemma3Tower(Tower):
         _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)
         cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
         hidden = cut.reshape(self._side**2, -1).astype(embed.weight.dtype) @ embed.weight.flatten(1).T + embed.bias
-        nothing = mx.zeros(0)
-        return TowerState(hidden + self.embeddings.position_embedding.weight, nothing, nothing, grid)
+        positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
+        return TowerState(hidden + positions, nothing, nothing, grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state.hidden)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
@@ -248,7 +250,7 @@ class Gemma3Tower(Tower):
         return seen / self._scale.astype(weight.dtype), []
 
 
-class _Block3(nn.Module):  # type: ignore[misc]
+class _Block3(Block):
     """Attention among all patches, and a perceptron, each behind a norm."""
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
@@ -261,10 +263,14 @@ class _Block3(nn.Module):  # type: ignore[misc]
             self.self_attn[name] = nn.Linear(size, size)
         self.mlp.fc1, self.mlp.fc2 = nn.Linear(size, inner), nn.Linear(inner, size)
 
-    def __call__(self, hidden: mx.array) -> mx.array:
-        own, normed = self.self_attn, self.layer_norm1(hidden)
-        heads = (part(normed).reshape(len(hidden), self._heads, -1) for part in (own.q_proj, own.k_proj, own.v_proj))
-        hidden = hidden + own.out_proj(attend(*heads))
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        own, normed = self.self_attn, self.layer_norm1(state.hidden)
+        parts = own.q_proj, own.k_proj, own.v_proj
+        queries, keys, values = (part(normed).reshape(len(normed), self._heads, -1) for part in parts)
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.self_attn.out_proj(attended)
         output: mx.array = hidden + self.mlp.fc2(nn.gelu_approx(self.mlp.fc1(self.layer_norm2(hidden))))
         return output
 

@@ -123,22 +123,24 @@ def gemma_tensor(name: str, shape: Any) -> Floats:
 
 
 def write_sighted_gemma(folder: Path, name: str, **changes: Any) -> Path:
-    """Write a tiny model with its tower, as mlx-vlm converts them, and what says how images are prepared. `changes`
-    override its text part's configuration.
-    """
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    from cortexmlx.vision import gemma
+    """Write a tiny model with its tower. `changes` override its text part's configuration."""
     from support.models.tiny import write_tiny
 
     config = CONFIGS[name] | {"eos_token_id": 257}
     config |= {"text_config": config["text_config"] | changes}
-    write_tiny(folder, "llama", **config)
+    return add_gemma_tower(write_tiny(folder, "llama", **config), config)
+
+
+def add_gemma_tower(folder: Path, config: dict[str, Any]) -> Path:
+    """Add a tower to the model in a folder, as mlx-vlm converts them, and what says how images are prepared."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from cortexmlx.vision import gemma
+
     (folder / "config.json").write_text(json.dumps(config))
     tensors = mx.load(str(folder / "model.safetensors"))
-    is_new = config["model_type"] == "gemma4"
-    tower = (gemma.Gemma4Tower if is_new else gemma.Gemma3Tower)(config)
+    tower = (gemma.Gemma4Tower if config["model_type"] == "gemma4" else gemma.Gemma3Tower)(config)
     for path, array in tree_flatten(tower.parameters()):
         whole = path if path.startswith(("embed_vision", "multi_modal")) else f"vision_tower.{path}"
         shape = array.shape if array.ndim < 4 else (array.shape[0], array.shape[3], *array.shape[1:3])
