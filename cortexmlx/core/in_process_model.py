@@ -27,6 +27,7 @@ from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, sh
 from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
@@ -91,6 +92,7 @@ class InProcessModel:
         self._head_folder = head_folder
         self._head_notes: tuple[str, ...] = ()
         self._sight_notes: tuple[str, ...] = ()
+        self._sight_bytes = 0
         self.images: ImageReader | None = None
         """What reads the images in its messages; None if it reads text only."""
         try:
@@ -160,7 +162,7 @@ class InProcessModel:
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
         reserved_memory += 0 if self.head is None else self.head.nbytes
-        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes
+        reserved_memory += self._sight_bytes
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -215,6 +217,7 @@ class InProcessModel:
             self._sight_notes = (f"images are not seen: {error}",)
             return None
         mode.sight = Sight(tower, loaded.model)
+        self._sight_bytes = predict_sight_bytes(tower, loaded.path).total
         self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
         return mode.sight
 

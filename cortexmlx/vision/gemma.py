@@ -24,7 +24,7 @@ import numpy as np
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.images import BothWays
-from cortexmlx.vision.towers import Tower, TowerState, attend, load_tower
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
 
 _PREFIX = re.compile(
     r"(?:model\.)?(?:vision_embedder\.|vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))"
@@ -122,17 +122,16 @@ class Gemma4Tower(Tower):
         turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
         return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
         pooled = _pool(state.hidden, state.grid[2], self._pool).astype(mx.float32) * state.hidden.shape[1] ** 0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
-        normed = mx.fast.rms_norm(pooled.astype(state.hidden.dtype), None, self._eps)
-        return self.embed_vision.embedding_projection(normed) / self._scale, []
+        return _embed(self.embed_vision, pooled.astype(state.hidden.dtype), self._eps, self._scale), []
 
 
 class UnifiedTower(Tower):
@@ -161,20 +160,23 @@ class UnifiedTower(Tower):
         pixels = cut.reshape(rows * columns, -1).astype(self.pos_embedding.dtype)
         return TowerState(pixels, nothing, nothing, (1, rows, columns))
 
-    def step(self, state: TowerState) -> None:
+    def advance(self, state: TowerState) -> int:
+        """Take an image through all that there is: its patches do not meet."""
         row, column = (mx.array(each) for each in np.indices(state.grid[1:], np.int32).reshape(2, -1))
         hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(state.hidden)))
         state.hidden = self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
         state.next_block += 1
+        return state.next_block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
-        normed = mx.fast.rms_norm(state.hidden, None, self._eps)
-        return self.embed_vision.embedding_projection(normed) / self._scale, []
+        return _embed(self.embed_vision, state.hidden, self._eps, self._scale), []
 
 
-class _Block4(nn.Module):  # type: ignore[misc]
+class _Block4(Block):
     """Attention among all patches, and a gated perceptron, each between two norms."""
+
+    scale = 1.0
 
     def __init__(self, sizes: Mapping[str, int], eps: float, clips: bool) -> None:
         super().__init__()
@@ -191,20 +193,20 @@ class _Block4(nn.Module):  # type: ignore[misc]
         self.mlp.gate_proj, self.mlp.up_proj = (_BoundedLinear(size, inner, clips) for _ in range(2))
         self.mlp.down_proj = _BoundedLinear(inner, size, clips)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        hidden = state.hidden + self.post_attention_layernorm(self._attend(self.input_layernorm(state.hidden), state))
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
         normed = self.pre_feedforward_layernorm(hidden)
         inside = self.mlp.down_proj(nn.gelu_approx(self.mlp.gate_proj(normed)) * self.mlp.up_proj(normed))
         output: mx.array = hidden + self.post_feedforward_layernorm(inside)
         return output
 
-    def _attend(self, hidden: mx.array, state: TowerState) -> mx.array:
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        hidden = self.input_layernorm(state.hidden)
         own, shape = self.self_attn, (len(hidden), self._heads, self._dim)
         queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), state)
         keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), state)
         values = mx.fast.rms_norm(own.v_proj(hidden).reshape(shape), None, self._eps)
-        projected: mx.array = own.o_proj(attend(queries, keys, values, scale=1.0))
-        return projected
+        return queries, keys, values
 
 
 class _BoundedLinear(nn.Module):  # type: ignore[misc]
@@ -275,9 +277,9 @@ class Gemma3Tower(Tower):
         positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
         return TowerState(hidden + positions, nothing, nothing, grid)
 
-    def step(self, state: TowerState) -> None:
-        state.hidden = self.encoder.layers[state.next_block](state.hidden)
-        state.next_block += 1
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
         self.check_finished(state)
@@ -288,7 +290,7 @@ class Gemma3Tower(Tower):
         return seen / self._scale.astype(weight.dtype), []
 
 
-class _Block3(nn.Module):  # type: ignore[misc]
+class _Block3(Block):
     """Attention among all patches, and a perceptron, each behind a norm."""
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
@@ -301,12 +303,22 @@ class _Block3(nn.Module):  # type: ignore[misc]
             self.self_attn[name] = nn.Linear(size, size)
         self.mlp.fc1, self.mlp.fc2 = nn.Linear(size, inner), nn.Linear(inner, size)
 
-    def __call__(self, hidden: mx.array) -> mx.array:
-        own, normed = self.self_attn, self.layer_norm1(hidden)
-        heads = (part(normed).reshape(len(hidden), self._heads, -1) for part in (own.q_proj, own.k_proj, own.v_proj))
-        hidden = hidden + own.out_proj(attend(*heads))
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        own, normed = self.self_attn, self.layer_norm1(state.hidden)
+        parts = own.q_proj, own.k_proj, own.v_proj
+        queries, keys, values = (part(normed).reshape(len(normed), self._heads, -1) for part in parts)
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.self_attn.out_proj(attended)
         output: mx.array = hidden + self.mlp.fc2(nn.gelu_approx(self.mlp.fc1(self.layer_norm2(hidden))))
         return output
+
+
+def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> mx.array:
+    """Return what the language model, which multiplies it by `scale`, takes for the states of an image's tokens."""
+    features: mx.array = part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale
+    return features
 
 
 TOWERS: dict[str, Callable[[Mapping[str, Any]], Tower]] = {

@@ -171,7 +171,7 @@ def _open_picture(source: ImageSource) -> tuple[str, Any]:
     if isinstance(source, _import_pillow().Image):
         name, picture = "the PIL image", source
     else:
-        name, data = _read_file(source)
+        name, data = read_file(source)
         kind = _format_of(name, data)
         module = importlib.import_module(f"PIL.{_FORMATS[kind][0]}ImagePlugin")
         with _refuse_damaged(name, kind):
@@ -204,13 +204,13 @@ def _import_pillow() -> Any:
         import PIL
         import PIL.Image
     except ModuleNotFoundError:
-        raise CortexError("images need Pillow, which is not installed: pip install 'cortexmlx[vision]'") from None
+        raise CortexError("images need Pillow, which is not installed: pip install -e '.[vision]'") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
-        raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install 'cortexmlx[vision]'")
+        raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install -e '.[vision]'")
     return PIL.Image
 
 
-def _read_file(source: ImageSource) -> tuple[str, bytes]:
+def read_file(source: ImageSource) -> tuple[str, bytes]:
     """Return a name for errors, and the bytes of a file."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         name, size = "the image", memoryview(source).nbytes
@@ -551,6 +551,11 @@ class ImageProcessor:
         for sides that the model does not take, such as 20,000 x 10 for Qwen, or that need more than `max_tokens`.
         """
         return self._family.count_tokens(self._grid(width, height))
+
+    @property
+    def largest_grid(self) -> tuple[int, int, int]:
+        """The grid of the images with the most patches: large squares."""
+        return self._family.grid(math.isqrt(MAX_PIXELS), math.isqrt(MAX_PIXELS))
 
     def make_patches(self, image: Image) -> ImagePatches:
         """Return an image's patches, grid and tokens. Raises InvalidRequest as `count_tokens` does."""

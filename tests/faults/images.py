@@ -6,8 +6,18 @@ from tests.faults.planted import Fault
 
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
 PIXTRAL = "cortexmlx/vision/pixtral.py"
+ADMISSION = "cortexmlx/scheduling/admission.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
-TESTS = ("vision/test_engine_images.py", "vision/test_qwen.py", "vision/test_images.py", "vision/test_pixtral.py")
+ELSEWHERE = "cortexmlx/vision/elsewhere.py"
+TESTS = (
+    "vision/test_engine_images.py",
+    "vision/test_qwen.py",
+    "vision/test_images.py",
+    "vision/test_pixtral.py",
+    "vision/test_trials.py",
+    "vision/test_elsewhere.py",
+    "cli/plan/test_run.py",
+)
 
 FAULTS = (
     Fault(
@@ -36,12 +46,12 @@ FAULTS = (
     Fault(
         "an image's key leaves out the processor", IMAGES, "sha256(image.digest + self.digest)", "sha256(image.digest)"
     ),
+    Fault("a request does not wait for its images", ADMISSION, "return self.want_images(", "return None and ("),
+    Fault("what is cached of an image is looked at again", ADMISSION, "if span.end > cached]", "]"),
     Fault(
-        "a request does not wait for its images",
-        "cortexmlx/core/core.py",
-        "if sight.awaits(request.images.images):",
-        "if False:",
+        "images that are dropped meanwhile are looked at twice", SIGHT, "if wanted and size > FEATURE_BYTES", "if False"
     ),
+    Fault("who waits for an image is not told", ADMISSION, "self._wake([image])", "pass"),
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
     ),
@@ -53,4 +63,27 @@ FAULTS = (
     Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
     Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
     Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
+    Fault("a link leads out of the folder", ELSEWHERE, "path.is_relative_to(os.path.realpath(root))", "True"),
+    Fault(
+        "a name is looked up a second time",
+        ELSEWHERE,
+        "create_connection((address, port)",
+        "create_connection((host, port)",
+    ),
+    Fault("hosts of private networks are asked", ELSEWHERE, "if address.is_global and", "if"),
+    Fault("every host is asked", ELSEWHERE, "if origin not in self._hosts:", "if False:"),
+    Fault("a host may take its time", ELSEWHERE, "    cut.start()\n", ""),
+    Fault(
+        "the largest image takes nothing",
+        "cortexmlx/execution/sight_memory.py",
+        "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
+        "image = 0",
+    ),
+    Fault("a tower takes all the time it needs", SIGHT, "time.perf_counter() - begin >= seconds:", "False:"),
+    Fault(
+        "a piece sees the first patches only",
+        "cortexmlx/vision/towers.py",
+        "heads[first : first + frame]",
+        "heads[:end]",
+    ),
 )

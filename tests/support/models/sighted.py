@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +59,26 @@ TEMPLATE = (
 )
 
 
-def write_sighted(folder: Path, name: str = "qwen3_5", **changes: Any) -> Path:
-    """Write the tiny model `name` with a vision tower, and what says how images are prepared."""
+def write_sighted(
+    folder: Path,
+    name: str = "qwen3_5",
+    vision: dict[str, Any] | None = None,
+    most_pixels: int = 64 * 40,
+    **changes: Any,
+) -> Path:
+    """Write the tiny model `name` with a vision tower, whose sizes `vision` changes, and what says how images are
+    prepared.
+    """
     if name in PIXTRALS:
         return write_pixtral(folder, name)
-    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if "qwen3_vl" in name else {})
+    vision = VISION | ({"deepstack_visual_indexes": [0, 1]} if "qwen3_vl" in name else {}) | (vision or {})
     settings = {"vision_config": vision, "image_token_id": PLACEHOLDER, "model_type": name}
     settings |= {"rope_scaling": ROPE, "rope_theta": 100.0} if "qwen3_vl" in name else {"rope_parameters": ROPE}
     if name == "qwen3_vl_moe":
         text = BASE | EXPERTS | settings | {"model_type": "qwen3_moe", "tie_word_embeddings": False}
         settings["text_config"] = {key: value for key, value in text.items() if key != "vision_config"} | changes
     write_tiny(folder, {"qwen3_vl": "qwen3", "qwen3_vl_moe": "llama"}.get(name, name), **settings | changes)
-    return add_sight(folder, name, vision)
+    return add_sight(folder, name, vision, most_pixels)
 
 
 def write_pixtral(folder: Path, name: str) -> Path:
@@ -94,7 +104,7 @@ def write_pixtral(folder: Path, name: str) -> Path:
     return folder
 
 
-def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None) -> Path:
+def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None, most_pixels: int = 64 * 40) -> Path:
     """Add a vision tower to the model in a folder, and what says how images are prepared."""
     from cortexmlx.vision.qwen import TowerConfig, VisionTower
 
@@ -110,10 +120,74 @@ def add_sight(folder: Path, name: str, vision: dict[str, Any] | None = None) -> 
         tensors[f"vision_tower.{path}"] = mx.array(tower_tensor(path, array.shape))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
     settings = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 4, "merge_size": 2}
-    settings |= {"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 40}}
+    settings |= {"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": most_pixels}}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+class SightedJudge:
+    """mlx-lm's own model in one pass over a whole text, whose negative tokens are those of the images in `images`."""
+
+    images: dict[int, Any] = {}  # noqa: RUF012
+    """Prepared images, by their first token, of all judges."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        from cortexmlx.vision.qwen import read_tower
+
+        self._model, self._axes, self._deep = model, None, []
+        config = json.loads((folder / "config.json").read_text())
+        self._tower = read_tower(folder, config, mx.float32)
+        for index, layer in enumerate(model.layers):
+            layer.__class__ = self._deeper(type(layer), index)
+            if (rope := getattr(getattr(layer, "self_attn", None), "rope", None)) is not None:
+                rope.__class__ = self._turned(type(rope))
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        from cortexmlx.vision.qwen import ImageSpan, rope_positions
+
+        text = tokens[0].tolist()
+        embeddings = self._model.language_model.model.embed_tokens(mx.maximum(tokens, 0))
+        spans, self._deep, at = [], [], 0
+        while at < len(text):
+            if text[at] >= 0:
+                at += 1
+                continue
+            image = self.images[text[at]]
+            end = at + len(image.tokens)
+            assert tuple(text[at:end]) == image.tokens
+            state = self._tower.begin(mx.array(image.patches), image.grid)
+            for _ in range(self._tower.config.depth):
+                self._tower.step(state)
+            features, deep = self._tower.finish(state)
+            embeddings[0, at:end] = features
+            self._deep = self._deep or [mx.zeros_like(embeddings) for _ in deep]
+            for whole, own in zip(self._deep, deep, strict=True):
+                whole[0, at:end] = own
+            spans.append(ImageSpan(at, *image.merged_grid))
+            at = end
+        self._axes = rope_positions(len(text), spans)[0]
+        logits: mx.array = self._model(tokens, cache=cache, input_embeddings=embeddings)
+        return logits
+
+    def _deeper(self, kind: Any, index: int) -> Any:
+        class Deeper(kind):  # type: ignore[misc]
+            def __call__(module, *inputs: Any, **options: Any) -> Any:
+                out = super().__call__(*inputs, **options)
+                return out + self._deep[index] if index < len(self._deep) else out
+
+        return Deeper
+
+    def _turned(self, kind: Any) -> Any:
+        from cortexmlx.vision.qwen import rotate
+
+        class Turned(kind):  # type: ignore[misc]
+            def __call__(module, x: mx.array, offset: int = 0) -> Any:
+                flat = x[0].swapaxes(0, 1)[:, :, None]  # as `rotate` has it: each token is a row of its own
+                turned = rotate(flat, mx.array(self._axes), ROPE["mrope_section"], module.dims, super().__call__)
+                return turned[:, :, 0].swapaxes(0, 1)[None]
+
+        return Turned
 
 
 def picture(width: int, height: int, seed: int = 0) -> Any:
@@ -139,3 +213,30 @@ def prompts() -> list[list[dict[str, Any]]]:
         [shown("a", first, wide), {"role": "assistant", "content": "then"}, shown("b?", square)],
         [shown("x " * 40, wide), {"role": "assistant", "content": "so"}, shown("tell", wide)],
     ]
+
+
+SIZES = ((8, 8), (16, 16), (16, 16), (16, 16), (24, 16), (32, 8), (16, 40), (32, 32))
+"""Of the pictures in prompts. Three are of one size. They have 1 to 16 tokens, or as many as the processor makes."""
+
+
+@cache
+def pictures() -> tuple[bytes, ...]:
+    """The files."""
+    files = []
+    for number, (width, height) in enumerate(SIZES):
+        picture(width, height, number).save(file := io.BytesIO(), "PNG")
+        files.append(file.getvalue())
+    return tuple(files)
+
+
+def show(driver: Any) -> list[tuple[int, ...]]:
+    """Have the reader of a driver's engine know all pictures. Return their tokens."""
+    reader = driver.core.model.images
+    assert reader is not None
+    reader.begin()
+    images: list[Any] = []
+    for file in pictures():
+        reader.write({"type": "image", "image": file})
+        images.append(reader._thread.written[-1])
+    SightedJudge.images |= {image.tokens[0]: image for image in images}
+    return [image.tokens for image in images]
