@@ -21,6 +21,7 @@ from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.kv.sizing import format_bytes
@@ -222,6 +223,10 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
         f"{run.done_count - run.failed_count} answered, {run.failed_count} failed, {run.tokens} tokens in "
         f"{seconds:.1f} s{rate}{cached}"
     )
+    for line, message in run.first_failures:
+        console.print_note(f"line {line}: {to_single_line(message)}")
+    if run.failed_count > len(run.first_failures):
+        console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
         console.print_note(f"{subject} before the form is whole: `notes` in OUT says which, and -n allows more tokens")

@@ -121,6 +121,10 @@ class ImageLayout:
         """The images, one that is shown twice as well."""
         return tuple(span.image for span in self.spans)
 
+    def shows(self, image: PreparedImage) -> bool:
+        """Return whether an image is one of them."""
+        return any(span.image.key == image.key for span in self.spans)
+
     @cached_property
     def shift(self) -> int:
         """By how much the positions of tokens after the prompt differ from their indices."""

@@ -206,9 +206,9 @@ def _import_pillow() -> Any:
         import PIL
         import PIL.Image
     except ModuleNotFoundError:
-        raise CortexError("images need Pillow, which is not installed: pip install 'cortexmlx[vision]'") from None
+        raise CortexError("images need Pillow, which is not installed: pip install -e '.[vision]'") from None
     if int(PIL.__version__.partition(".")[0]) < 13:
-        raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install 'cortexmlx[vision]'")
+        raise CortexError(f"images need Pillow 13, and this is {PIL.__version__}: pip install -e '.[vision]'")
     _silence_libtiff(Path(PIL.__file__).parent)
     return PIL.Image
 

@@ -51,6 +51,8 @@ class Sight:
         self._state: TowerState | None = None
         self._model = model
         self._step = StepImages()
+        norm = self._text.layers[0].input_layernorm.weight
+        self._token_bytes = norm.nbytes * (1 + tower.deep_layers)
 
     def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
         """Have the text part look here in each step, and `more_layers`, such as a draft head's: see `StepImages`. Call
@@ -60,15 +62,21 @@ class Sight:
 
     # -- features -----------------------------------------------------------------------------------------------------
 
-    def want(self, images: Sequence[PreparedImage]) -> None:
-        """Have the features of images computed by the next calls of `advance`."""
+    def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
+        """Have the features of images computed by the next calls of `advance`, of as many as are kept together: a step
+        that needs others computes them, once. Return the last of these images to wait for; None if all are there.
+        """
+        wanted, size = dict[bytes, PreparedImage](), 0
+        for image in images:
+            size += len(image.tokens) * self._token_bytes if image.key not in wanted else 0
+            if wanted and size > FEATURE_BYTES:
+                break
+            wanted[image.key] = image
+        for key in wanted.keys() & self._features.keys():
+            self._features.move_to_end(key)
         known = {image.key for image in self._waiting} | self._features.keys()
-        self._waiting += [image for image in images if image.key not in known]
-
-    def awaits(self, images: Sequence[PreparedImage]) -> bool:
-        """Return whether one of the images waits for its features. Those of another may have been dropped since."""
-        waiting = {image.key for image in self._waiting}
-        return any(image.key in waiting for image in images)
+        self._waiting += [image for key, image in wanted.items() if key not in known]
+        return next((image for image in reversed(self._waiting) if image.key in wanted), None)
 
     @property
     def looked_at(self) -> PreparedImage | None:

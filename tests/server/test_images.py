@@ -95,6 +95,11 @@ def test_an_image_in_each_protocol_is_seen_as_from_the_engine(http: httpx.Client
         parts = [{"type": "input_image", "image_url": data_url(data)}, {"type": "input_text", "text": "what?"}]
         text = responses(http, {"role": "user", "content": parts}).json()["output"][0]["content"][0]
         assert [each["logprob"] for each in text["logprobs"]] == pytest.approx(want, abs=1e-4)
+        said = {"role": "user", "content": "what?", "images": [text64(data)]}
+        body = {"messages": [said], "logprobs": True, "options": {"num_predict": 3, "temperature": 0}, "stream": False}
+        told = http.post("/api/chat", json=body).json()["logprobs"]
+        assert [each["logprob"] for each in told] == pytest.approx(want, abs=1e-4)
+    assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"] == ["completion", "vision"]
     usage = messages(http, {"role": "user", "content": [block(PNG), TEXT]}).json()["usage"]
     prompt = engine.count_tokens([shown("what?", PNG)])
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt

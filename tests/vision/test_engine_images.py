@@ -17,6 +17,7 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.types.request import FinishReason
 from cortexmlx.vision import reader, sight, towers
+from cortexmlx.vision.pixtral import PixtralTower
 from cortexmlx.vision.qwen import VisionTower
 from cortexmlx.vision.sight import Sight
 from support.models.draft_heads import write_draft_head
@@ -252,6 +253,40 @@ def test_small_files_with_large_images_take_bounded_memory(
             engine.generate([shown("x", image)], **ASKED)
         assert sum(each.patches.nbytes for each in engine._tokenizer.images._by_key.values()) <= 200_000
         assert_recorded("qwen3_vl", [engine.generate(prompt, **ASKED) for prompt in prompts()])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "mistral3"])
+def test_a_tower_runs_once_for_an_image_and_not_for_what_is_cached(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    runs: list[Any] = []
+    for kind in (VisionTower, PixtralTower):
+        own = kind.begin
+        monkeypatch.setattr(kind, "begin", lambda tower, *given, own=own: runs.append(1) or own(tower, *given))
+
+    def count(engine: Engine, prompt: list[dict[str, Any]], *clients: str) -> int:
+        runs.clear()
+        handles = [engine.submit(prompt, client=client, **ASKED) for client in clients or ("a", "b")]
+        assert len({handle.result(timeout=60).token_ids for handle in handles}) == 1
+        return len(runs)
+
+    options: dict[str, Any] = {"speculate": False, "block_size": 8, "prefill_budget": 16}
+    first = [shown("x " * 30, *[picture(32, 32, seed) for seed in range(3)])]
+    with Engine(folders[name], kv_store=tmp_path / "store", **options) as engine:
+        assert count(engine, first) == 3
+        text = engine.generate(first, **ASKED).text
+        second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "and now?"}]
+        assert count(engine, second) == 0
+        engine._worker.core.model.sight._features.clear()
+        assert count(engine, second) == 0
+        deadline = time.monotonic() + 60
+        while engine.stats().kv_store.stored_blocks < 15 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    with Engine(folders[name], kv_store=tmp_path / "store", **options) as engine:
+        assert count(engine, second) == 0, "also after a restart, from disk"
+    monkeypatch.setattr(sight, "FEATURE_BYTES", 1)
+    with Engine(folders[name], max_rows=1, **options) as engine:
+        assert count(engine, first, "a") == 3, "what is dropped before the step that needs it is not computed before"
 
 
 def test_images_whose_features_are_not_all_kept_are_answered_about(
