@@ -27,6 +27,7 @@ from cortexmlx.core.embedding import Embedder
 from cortexmlx.core.event_loop import make_async_open, run_on_thread
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
+from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.core.streams import AsyncTokenStream, TokenStream, wait_for_completion
 from cortexmlx.core.submitter import RequestOptions, Submitter
 from cortexmlx.core.threads import require_mlx_threads
@@ -40,6 +41,7 @@ from cortexmlx.perplexity import Perplexity, TokenizedText, choose_window_size, 
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, pin_prompt, prefix_tokens
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.types.cache_report import CacheReport
 from cortexmlx.types.embeddings import Embeddings, Reranking
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
@@ -82,7 +84,9 @@ class Engine(NotCopyable):
             self._worker.start()
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer, self._worker.core.model.images)
-            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
+            history = PromptHistory() if config.prefix_cache else None
+            is_hosted = config.hosts is not None
+            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, history, is_hosted)
             self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
             self._image_lock = threading.Lock()
             for name, path in (config.adapters or {}).items():
@@ -362,6 +366,21 @@ class Engine(NotCopyable):
         tokens, params = prefix_tokens(self._tokenizer, prefix), SamplingParams(max_tokens=1)
         submission = self._submitter.prepare(self, tokens, params, client=client, adapter=adapter)
         return pin_prompt(self._worker, submission)
+
+    def cache_reports(self, client: str | None = None) -> list[CacheReport]:
+        """Return how much of each of a client's last 20 prompts was found in the cache, and why the rest was computed
+        again, the newest first. Those of other clients tell nothing of this client's prompts.
+        """
+        history = self._submitter.history
+        return [] if history is None else history.reports(client)
+
+    def share_history(self, history: PromptHistory | Engine) -> None:
+        """Compare prompts with those in `history` from now on, that of another engine or of a server: so a report can
+        say that another model has read a conversation. Does nothing with `prefix_cache=False`.
+        """
+        shared = history._submitter.history if isinstance(history, Engine) else history
+        if self._submitter.history is not None and shared is not None:
+            self._submitter.history = shared
 
     # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
 

@@ -603,6 +603,7 @@ def engine_stats(core: EngineCore) -> EngineStats:
         choices=core.model.choices,
         hosts=core.model.hosts,
         host_losses=core.recovery.losses,
+        recomputed_tokens=dict(measurements.recomputed_tokens),
         draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 

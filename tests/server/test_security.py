@@ -27,6 +27,7 @@ PATHS = (
     "/v1/models/tiny",
     "/live",
     "/metrics",
+    "/cache/why",
     "/v1/responses/resp_1",
     "/nothing",
     "/health/",

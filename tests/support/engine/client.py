@@ -18,6 +18,7 @@ from cortexmlx import (
     AsCompleted,
     AsyncReply,
     AsyncTokenStream,
+    CacheReport,
     CallDelta,
     ChatPrompt,
     Completion,
@@ -39,6 +40,7 @@ from cortexmlx import (
     Prompt,
     PromptLogprobs,
     Question,
+    RecomputeReason,
     Reply,
     RequestHandle,
     RequestState,
@@ -270,6 +272,10 @@ def looks(engine: Engine) -> None:
     tokens: list[int] = engine.encode("the cat")
     assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
     assert b"".join(map(engine.token_bytes, tokens)).endswith(b"the cat")
+    reports: list[CacheReport] = engine.cache_reports("one")
+    reasons = {report.reason for report in reports}
+    assert reasons <= {None, *RecomputeReason}
+    engine.share_history(engine)
     with engine.pin(list(range(1, 40)), client="one", adapter=None) as pin:
         assert_type(pin, Pin)
         print(pin.tokens)

@@ -18,6 +18,7 @@ from cortexmlx.kv.sizing import format_bytes
 
 
 def cache(
+    context: typer.Context,
     kv_store: options.KVStore = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
@@ -29,6 +30,8 @@ def cache(
     """
     from cortexmlx.disk.segment_store import SegmentStore
 
+    if context.invoked_subcommand is not None:
+        return
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
         print_store(folder, {}, as_json)
