@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from cortexmlx import __version__
 from cortexmlx.cli.batch.command import batch
 from cortexmlx.cli.bench.command import bench
+from cortexmlx.cli.cache.carry import export, import_file
 from cortexmlx.cli.cache.command import cache
 from cortexmlx.cli.cache.why import why
 from cortexmlx.cli.chat.command import chat
@@ -196,6 +197,8 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
 )
 SUBCOMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("cache", "why", why, "Ask a server why it computed prompts again."),
+    ("cache", "export", export, "Write a beginning of prompts to a file."),
+    ("cache", "import", import_file, "Put such a file into the folder."),
 )
 """The subcommands of commands: of which command, name, function and summary."""
 

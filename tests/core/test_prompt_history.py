@@ -39,10 +39,12 @@ def text(seed: int, length: int = 400) -> Any:
 
 def test_a_path_that_goes_on_takes_the_place_of_its_beginning_and_the_oldest_go() -> None:
     history, long = PromptHistory(), text(0)
+    tell(history, text(99))
     for end in range(40, 400, 40):
         assert tell(history, long[:end], answer=long[end : end + 20].tolist()).reason is None
     assert tell(history, long).known_tokens == 380
-    for seed in range(1, MAX_PATHS):
+    assert tell(history, text(99)).known_tokens == 400
+    for seed in range(1, MAX_PATHS - 1):
         tell(history, text(seed))
     assert tell(history, long, cached=0).reason is RecomputeReason.EVICTED
     for seed in range(20, 20 + MAX_PATHS):
@@ -55,6 +57,7 @@ def test_the_nearest_of_several_conversations_is_compared() -> None:
     """Two that begin alike: not the newest, but the one of which most is repeated."""
     history, first, second = PromptHistory(), text(1), text(2)
     first[:30] = second[:30]
+    second[100:150] = first[100:150]
     tell(history, first)
     tell(history, second)
     changed = first.copy()

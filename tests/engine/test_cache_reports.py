@@ -185,6 +185,16 @@ def test_tools_in_another_order(engine: Engine) -> None:
     assert common(known[::-1], prompt[::-1]) <= report.recomputed_tokens <= len(prompt) - common(known, prompt)
 
 
+def test_an_edit_before_other_tools_is_an_edit(tmp_path: Path) -> None:
+    """Where the template writes the tools last, the message is what differs first."""
+    body, tools_last = HERMES.partition("{% endif %}{% for m in messages %}")[::2]
+    template = "{% for m in messages %}" + tools_last.replace("<|im_start|>assistant\n", "") + body + "{% endif %}"
+    with Engine(str(write_thinking(tmp_path / "m", template, max_position_embeddings=8192)), kv_memory="8MB") as engine:
+        ask(engine)
+        report = ask(engine, edited(1, "never ends", "ends late"), tools=TOOLS[:1])
+        assert (report.reason, report.message) == (RecomputeReason.TEXT, 2)
+
+
 def test_template_variables(engine: Engine) -> None:
     ask(engine)
     report = ask(engine, variables={"reasoning_effort": "high"})
@@ -208,6 +218,8 @@ def test_what_was_evicted_or_kept_out_of_the_cache(engine: Engine) -> None:
     count = len(tokens_of_prompt(engine))
     off = ask(engine, cache=False)
     assert (off.reason, off.recomputed_tokens, off.memory_tokens) == (RecomputeReason.CACHE_OFF, count - 1, 0)
+    ask(engine, cache=False, client="secretive")
+    assert ask(engine, client="secretive").known_tokens == 0
     engine.on_memory_pressure("critical")
     report = ask(engine)
     assert (report.reason, report.recomputed_tokens, report.known_tokens) == (RecomputeReason.EVICTED, count - 1, count)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import assert_type
@@ -79,6 +80,7 @@ from cortexmlx.errors import (
     NoTokenToChoose,
     OutOfMemory,
     PinRefused,
+    PrefixRefused,
     PromptTooLong,
     RequestTimeout,
     StructuredOutputError,
@@ -276,8 +278,12 @@ def looks(engine: Engine) -> None:
     reasons = {report.reason for report in reports}
     assert reasons <= {None, *RecomputeReason}
     engine.share_history(engine)
-    with engine.pin(list(range(1, 40)), client="one", adapter=None) as pin:
+    with engine.pin(list(range(1, 40)), name="rules", lifetime=60.0, tools=(), client="one", adapter=None) as pin:
         assert_type(pin, Pin)
+        with suppress(PrefixRefused):
+            print(
+                pin.name, pin.export("rules.kv"), engine.import_pin("rules.kv", name=None, lifetime=None, client=None)
+            )
         print(pin.tokens)
     pin.unpin()
     try:
