@@ -12,13 +12,9 @@ from cortexmlx.bench.measure.machine import BenchMachine
 from cortexmlx.bench.measure.pairs import Comparison, ComparisonCase, compare_case
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.measure.trace import BenchRequest
-from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import ratios, speed
-from cortexmlx.bench.report import traffic as traffic_report
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.suites.against import ROWS, CaseSection, ComparisonSizes, Contest, basic_sections
-from cortexmlx.bench.suites.arrivals import ROWS as ARRIVING
-from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic, TrafficResult, run_traffic
 from cortexmlx.bench.suites.rows import SpeedTest, TestRuns
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
 from cortexmlx.engine import Engine
@@ -48,13 +44,11 @@ def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Seque
     runs: TestRuns | None = None
     interrupted = False
     try:
-        for number, turns in enumerate(plan.split_rounds()):
-            with ExitStack() as stack:
-                engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
-                if runs is None:
-                    info = next(iter(engines.values())).info
-                    runs = TestRuns(block_sizes, tests, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
-                runs.run_tests(engines, turns, number, plan.on_run)
+        with ExitStack() as stack:
+            engines = open_engines(plan, stack, sizes, batch, check, token_target=None, prefix_cache=False)
+            info = next(iter(engines.values())).info
+            runs = TestRuns(block_sizes, tests, PromptStream(info.vocab_size, plan.seed), plan.repetitions)
+            runs.run_tests(engines, plan.on_run)
     except KeyboardInterrupt:
         if runs is None or not runs.results():
             raise
@@ -64,10 +58,9 @@ def measure_rows(plan: BenchPlan, tests: Sequence[SpeedTest], block_sizes: Seque
     return Report(
         machine,
         info,
-        (speed.speed_section(runs.results(), info, backend),),
+        speed.speed_section(runs.results(), info, backend),
         (*plan.notes, *_interrupted_notes(interrupted)),
         plan.settings,
-        runs.yardstick_seconds(),
         interrupted,
     )
 
@@ -80,54 +73,11 @@ def _check_context(tokens: int, subject: str, next_step: str, info: ModelInfo) -
         )
 
 
-def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, against: bool, block_size: int) -> Report:
-    """Measure requests that arrive at random, alone or beside mlx-lm's batch generator. Return the report.
-
-    An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
-    short.
-    """
-    machine, results, yardstick = BenchMachine.detect(), list[TrafficResult](), Yardstick()
-    interrupted = False
-    with ExitStack() as stack:
-        tokens = ARRIVING * (traffic.longest + 2 * block_size)
-        check = partial(_check_context, traffic.longest, "the trace", "")
-        engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING, check)[block_size]
-        info = engine.info
-        try:
-            run_traffic(
-                engine,
-                traffic,
-                promise,
-                plan.repetitions,
-                plan.seed,
-                against,
-                results,
-                plan.report_progress,
-                yardstick.add_sample,
-            )
-        except KeyboardInterrupt:
-            if not (results and results[-1].traces):
-                raise
-            interrupted = True
-    notes = (*plan.notes, "the trace has shared system prompts: cortexmlx finds them in its prefix cache")
-    part = traffic_report.traffic_section(results, traffic)
-    return Report(
-        machine,
-        info,
-        (part,),
-        (*notes, *_interrupted_notes(interrupted)),
-        plan.settings,
-        yardstick.all_seconds(),
-        interrupted,
-    )
-
-
 def compare_with_mlx_lm(
-    plan: BenchPlan, suites: Sequence[str], only: Sequence[str], shape: ComparisonSizes, block_size: int
+    plan: BenchPlan, suite: str, only: Sequence[str], shape: ComparisonSizes, block_size: int
 ) -> Report:
-    """Compare with mlx-lm in the suites "basic" and "serving", and return the report: see `compare_sections`."""
-    sections = basic_sections(shape) if "basic" in suites else []
-    sections += serving_sections() if "serving" in suites else []
+    """Compare with mlx-lm in the suite "basic" or "serving", and return the report: see `compare_sections`."""
+    sections = basic_sections(shape) if suite == "basic" else serving_sections()
     return compare_sections(plan, sections, shape, only, block_size)
 
 
@@ -166,7 +116,7 @@ def compare_sections(
             raise
         interrupted = True
     notes = (*plan.notes, *_interrupted_notes(interrupted))
-    return Report(machine, info, (ratios.ratios_section(comparisons),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, ratios.ratios_section(comparisons), notes, plan.settings, interrupted=interrupted)
 
 
 def _interrupted_notes(interrupted: bool) -> tuple[str, ...]:
@@ -196,24 +146,6 @@ def _select_cases(cases: Sequence[ComparisonCase], only: Sequence[str]) -> list[
             raise InvalidRequest(f"no case has {text!r} in its name; there are: {names}")
         selected_cases += matches
     return selected_cases
-
-
-def combine_reports(reports: Sequence[Report]) -> Report:
-    """Return several reports of one command as one."""
-    first = reports[0]
-    models = [report.model for report in reports if report.model is not None]
-    return Report(
-        first.machine,
-        models[0] if models else None,
-        tuple(part for report in reports for part in report.parts),
-        tuple(dict.fromkeys(note for report in reports for note in report.notes)),
-        {name: value for report in reports for name, value in report.settings.items()},
-        {
-            name: tuple(value for report in reports for value in report.yardstick.get(name, ()))
-            for name in dict.fromkeys(name for report in reports for name in report.yardstick)
-        },
-        any(report.interrupted for report in reports),
-    )
 
 
 def _warm_up(contest: Contest, on_run: Callable[[str], None]) -> None:

@@ -96,8 +96,9 @@ def drop_oldest_turns(conversation: Conversation, question: Question, engine: En
     )
 
 
-def room_advice(engine: Engine) -> str:
-    """Return which option makes room for longer texts."""
-    if is_limited_by_memory(engine):
+def room_advice(engine: Engine, tokens: int = 0) -> str:
+    """Return which option makes room for longer texts, or for a text of so many `tokens`."""
+    if is_limited_by_memory(engine) and tokens < engine.info.context_length:
         return f"/set kv_memory SIZE gives it more ({format_bytes(engine.stats().kv_bytes_limit)} now)."
-    return f"/set keep_last {engine.info.context_length // 4} lets a text outgrow the context."
+    without_images = ", but shows no images" * engine.sees_images
+    return f"/set keep_last {engine.info.context_length // 4} lets a text outgrow the context{without_images}."

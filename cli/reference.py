@@ -15,7 +15,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from cortexmlx.cli.app import COMMANDS, EXAMPLES, SUBCOMMANDS, global_options
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, SLOWER
+from cortexmlx.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED
 
 HEAD = """\
 # The command line
@@ -45,7 +45,6 @@ EXIT_CODES = f"""\
 | 0 | all is well |
 | {FAILED} | it failed: one line on stderr says why and what to do; `--debug` shows where |
 | 2 | wrong usage |
-| {SLOWER} | `bench --compare`: something is slower than in the saved run |
 | {INTERRUPTED} | Ctrl-C |
 | {BROKEN_PIPE} | nobody reads the output any more |"""
 

@@ -24,7 +24,7 @@ from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.core.embedding import Embedder
-from cortexmlx.core.event_loop import make_async_open, run_on_thread
+from cortexmlx.core.event_loop import make_async_open, run_on_thread, warn_if_blocking
 from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
 from cortexmlx.core.prompt_history import PromptHistory
@@ -68,6 +68,8 @@ class Engine(NotCopyable):
     """
 
     info: ModelInfo
+    _has_warned = False
+    """Whether `generate` was called on a thread that runs an event loop, which is said once."""
 
     @takes_options_of(EngineConfig)
     def __init__(self, *model: Any, **options: Any) -> None:
@@ -152,6 +154,8 @@ class Engine(NotCopyable):
         """
         arguments.checked_function("on_progress", on_progress)
         merged_params = with_keywords(params, **sampling)
+        if not self._has_warned:
+            self._has_warned = warn_if_blocking("engine.generate", "engine.agenerate")
         handle = self._submitter.submit(self, prompt, merged_params, cache=cache, timeout=timeout, adapter=adapter)
         try:
             for event in handle if on_progress is not None else ():
@@ -502,6 +506,16 @@ class Engine(NotCopyable):
     def sees_images(self) -> bool:
         """Whether the model sees images in messages. `info.notes` say why not."""
         return self._tokenizer.images is not None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether requests may have `tools`: the model's chat template shows them, and the format of calls is known."""
+        return self._tokenizer.call_format is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model marks thoughts before its answers."""
+        return self._tokenizer.thoughts is not None
 
     def check_image(self, image: ImageSource) -> int:
         """Prepare an image as a request with it does, and return how many tokens stand for it. A request prepares it

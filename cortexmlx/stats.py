@@ -72,6 +72,13 @@ class ModelInfo:
     """How it makes embeddings; None: its files say nothing of them."""
 
     @property
+    def why_no_chat(self) -> str:
+        """Why the model answers no messages; empty if it may."""
+        if self.embedding is None:
+            return ""
+        return f"{self.name} is an embedding model: it turns texts into vectors, and answers nothing. Take a chat model"
+
+    @property
     def known_vars(self) -> frozenset[str] | None:
         """The variables that the chat template reads, by name; None: they are not known."""
         return None if self.template_code else frozenset(self.template_vars)

@@ -161,7 +161,7 @@ class KernelGeometry(ABC):
     def cycles(self) -> float:
         """Estimated cycles in which a core's scheduler issues the instructions for one token of a KV head. `rules.py`
         chooses the kernel with the fewest. For plain keys it is within a tenth of the compiled kernel's figure
-        (tests/lab/cost/test_choice.py).
+        (metal/lab/README.md, "Which kernel").
         """
 
     @property

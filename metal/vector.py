@@ -11,8 +11,7 @@ from cortexmlx.metal.work import STRUCTS
 
 REGISTERS = 64
 """The most floats that a thread may hold for a tile of query heads and the tokens loaded ahead. With addresses and
-sums, that is at most 116 of a thread's 128 registers, and a core holds 448 threads
-(`python -m cortexmlx.metal.lab.agx`).
+sums, that is at most 116 of a thread's 128 registers, and a core holds 448 threads (metal/lab/README.md).
 """
 
 

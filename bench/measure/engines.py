@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -44,14 +43,6 @@ class BenchPlan:
     """The draft model."""
     hosts: str | None = None
     """The hosts that the model is spread over; None: it is in this process."""
-    rounds: int = 1
-    """Rounds in which rows are measured, each with engines that were opened for it."""
-
-    def split_rounds(self) -> list[range]:
-        """Return the numbers of each round's repetitions, divided as evenly as possible."""
-        rounds = min(self.rounds, self.repetitions)
-        bounds = [self.repetitions * n // rounds for n in range(rounds + 1)]
-        return [range(*pair) for pair in pairwise(bounds)]
 
     def report_progress(self, message: str) -> None:
         """Pass the line `message` to `on_run`, if it is set."""

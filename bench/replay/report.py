@@ -10,11 +10,10 @@ from typing import Any
 
 from cortexmlx.bench.measure.engines import BenchPlan, open_engines, share_weights
 from cortexmlx.bench.measure.machine import BenchMachine
-from cortexmlx.bench.measure.pairs import BetterDirection
 from cortexmlx.bench.replay.runs import WorkloadResult, make_workload, measure_workloads
 from cortexmlx.bench.replay.texts import AnswerKind
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 from cortexmlx.stats import ModelInfo
 
@@ -57,7 +56,7 @@ def measure_speculation(plan: BenchPlan, rows: Sequence[int], block_size: int, t
                 raise
             interrupted = True
     notes = (*plan.notes, *(("interrupted: what was measured so far",) if interrupted else ()))
-    return Report(machine, info, (speculation_section(results),), notes, plan.settings, interrupted=interrupted)
+    return Report(machine, info, speculation_section(results), notes, plan.settings, interrupted=interrupted)
 
 
 def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
@@ -65,22 +64,17 @@ def speculation_section(results: Sequence[WorkloadResult]) -> ReportSection:
     table = ReportTable(
         HEADINGS, tuple(map(_table_row, results)), 1, ("most", "least", "drafted", "accepted", "without")
     )
-    series = tuple(
-        FigureSeries(_workload_name(each), "of without drafts", BetterDirection.HIGHER, each.ratios) for each in results
-    )
     bars = tuple(
         ChartBar(
             "ratio to no drafts",
             _workload_name(each),
             "with drafts over without",
             each.ratio,
-            min(each.ratios),
-            max(each.ratios),
         )
         for each in results
     )
     return ReportSection(
-        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)), bars, series
+        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_json_record, results)), bars
     )
 
 

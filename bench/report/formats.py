@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +12,10 @@ from cortexmlx.bench.report.report import Report
 
 
 def as_object(report: Report) -> dict[str, Any]:
-    """Return a report as a JSON object: machine, model, notes, and the records of each section under its key."""
+    """Return a report as a JSON object: machine, model, notes, and the section's records under its key."""
     model = None if report.model is None else asdict(report.model)
     shell = {"machine": asdict(report.machine), "model": model, "notes": report.notes, "settings": report.settings}
-    return {**shell, "interrupted": report.interrupted, **{part.key: part.records for part in report.parts}}
+    return {**shell, "interrupted": report.interrupted, report.section.key: report.section.records}
 
 
 def as_json(report: Report) -> str:
@@ -27,13 +26,13 @@ def as_json(report: Report) -> str:
 def as_json_lines(report: Report) -> str:
     """Return a JSON object per record, one a line, each with machine and model."""
     around = {"machine": asdict(report.machine), "model": _model_name(report), "notes": report.notes}
-    return "\n".join(json.dumps({**record, **around}) for record in _all_records(report))
+    return "\n".join(json.dumps({**record, **around}) for record in report.section.records)
 
 
 def as_csv(report: Report) -> str:
     """Return a report as CSV, a line per record. Lists are joined by spaces."""
     around = {"model": _model_name(report), "chip": report.machine.chip, "blas": report.machine.blas}
-    records = [{**record, **around} for record in _all_records(report)]
+    records = [{**record, **around} for record in report.section.records]
     buffer = io.StringIO()
     writer = csv.DictWriter(
         buffer, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n"
@@ -47,9 +46,3 @@ def as_csv(report: Report) -> str:
 
 def _model_name(report: Report) -> str | None:
     return None if report.model is None else report.model.name
-
-
-def _all_records(report: Report) -> list[Mapping[str, Any]]:
-    """Return the records of all sections. With several sections, each record has the key of its section."""
-    several = len(report.parts) > 1
-    return [{"part": part.key, **record} if several else record for part in report.parts for record in part.records]

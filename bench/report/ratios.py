@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cortexmlx.bench.measure.pairs import Comparison
-from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
 from cortexmlx.bench.report.text import format_number
 
 HEADINGS = ("case", "measure", "cortexmlx", "mlx-lm", "ratio", "least", "most", "target", "met")
@@ -27,14 +27,11 @@ def ratios_section(comparisons: Sequence[Comparison]) -> ReportSection:
             f"{c.case}: {c.measure}"[:28],
             "cortexmlx over mlx-lm",
             c.ratio,
-            min(c.ratios),
-            max(c.ratios),
         )
         for c in comparisons
     )
-    series = tuple(FigureSeries(f"{c.case}, {c.measure}", "of mlx-lm's", c.better, c.ratios) for c in comparisons)
     return ReportSection(
-        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons)), bars, series
+        "comparisons", "Beside mlx-lm", (table,), (*BELOW, *raw), tuple(map(_json_record, comparisons)), bars
     )
 
 

@@ -18,13 +18,11 @@ class Report:
 
     machine: BenchMachine
     model: ModelInfo | None
-    parts: tuple[ReportSection, ...] = ()
+    section: ReportSection
     notes: tuple[str, ...] = ()
     """Lines that a reader must know."""
     settings: dict[str, str] = field(default_factory=dict)
     """Options of the engine that change its figures."""
-    yardstick: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Seconds of the fixed pieces of work that ran between the repetitions, by part of the machine and clock."""
     interrupted: bool = False
     """Whether something that was asked for is missing."""
 

@@ -1,14 +1,10 @@
-"""One section of a report as plain data: tables, records, bars, and the figures that a later run can be compared
-with.
-"""
+"""One section of a report as plain data: tables, records and bars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from cortexmlx.bench.measure.pairs import BetterDirection
 
 
 @dataclass(frozen=True)
@@ -25,35 +21,13 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class ChartBar:
-    """A figure to draw as a bar, with the lowest and the highest of its repetitions."""
+    """A figure to draw as a bar."""
 
     group: str
     """Bars of one group share a scale."""
     label: str
     unit: str
     value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class FigureSeries:
-    """The repetitions of one figure, for comparison with those of another run."""
-
-    name: str
-    unit: str
-    better: BetterDirection
-    values: tuple[float, ...]
-    machine: str = ""
-    """The part of the machine that limits the figure, as `measure.yardstick` names it. "" if the machine's speed does
-    not matter, as for a ratio of two contestants that took turns.
-    """
-    clock: str = "wall"
-    """"wall" or "CPU"."""
-    beside: tuple[float, ...] = ()
-    """Seconds of that part of the yardstick around each repetition; empty if they were not measured."""
-    rounds: tuple[int, ...] = ()
-    """The round of each repetition, whose engine was opened for it. Empty: each repetition is a round."""
 
 
 @dataclass(frozen=True)
@@ -69,4 +43,3 @@ class ReportSection:
     records: tuple[Mapping[str, Any], ...] = ()
     """The figures for programs."""
     bars: tuple[ChartBar, ...] = ()
-    series: tuple[FigureSeries, ...] = field(default=())

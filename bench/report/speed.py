@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cortexmlx.bench.measure.pairs import BetterDirection
-from cortexmlx.bench.measure.yardstick import COMPUTE, MEMORY
 from cortexmlx.bench.report.report import GIB
-from cortexmlx.bench.report.section import ChartBar, FigureSeries, ReportSection, ReportTable
+from cortexmlx.bench.report.section import ChartBar, ReportSection, ReportTable
 from cortexmlx.bench.suites.rows import TestResult
 from cortexmlx.stats import ModelInfo
 
@@ -59,7 +57,6 @@ def speed_section(rows: Sequence[TestResult], model: ModelInfo, backend: str) ->
         BELOW,
         tuple(map(_json_record, rows)),
         _make_bars(rows),
-        _make_series(rows, backend),
     )
 
 
@@ -95,25 +92,6 @@ def _make_bars(rows: Sequence[TestResult]) -> tuple[ChartBar, ...]:
             f"{row.test.label}, block {row.block_size}" if sizes else row.test.label,
             "tokens per second",
             row.mean,
-            min(row.rates),
-            max(row.rates),
         )
         for row in rows
     )
-
-
-def _make_series(rows: Sequence[TestResult], backend: str) -> tuple[FigureSeries, ...]:
-    """Return the repetitions of each test by wall time and, on a CPU, by CPU time."""
-    series = []
-    for row in rows:
-        name, unit = f"{row.test.label}, block {row.block_size}", "t/s"
-        machine = COMPUTE if row.test.prompt else MEMORY
-        clocks = {"wall": row.rates}
-        if backend == "CPU" and len(row.cpu_rates) == len(row.rates):
-            clocks["CPU"] = row.cpu_rates
-        for clock, rates in clocks.items():
-            yardstick_seconds = row.yardstick_seconds.get(f"{machine}, {clock}", ())
-            series.append(
-                FigureSeries(name, unit, BetterDirection.HIGHER, rates, machine, clock, yardstick_seconds, row.rounds)
-            )
-    return tuple(series)

@@ -12,10 +12,8 @@ WIDTH = 80
 
 
 def as_markdown(report: Report, width: int = WIDTH) -> str:
-    """Return a report as Markdown: the header's lines, and the title, tables and notes of each section."""
-    return "\n\n".join(
-        [list_markdown(report.header(), width), *(section_markdown(part, width) for part in report.parts)]
-    )
+    """Return a report as Markdown: the header's lines, and the title, tables and notes of its section."""
+    return f"{list_markdown(report.header(), width)}\n\n{section_markdown(report.section, width)}"
 
 
 def section_markdown(part: ReportSection, width: int = WIDTH) -> str:

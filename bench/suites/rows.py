@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -15,7 +15,6 @@ import mlx.core as mx
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.measure.subject import CortexContestant
 from cortexmlx.bench.measure.trace import BenchRequest, Figure, Timestamp, per_second
-from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import StopConditions
 from cortexmlx.engine import Engine
@@ -94,10 +93,6 @@ class TestResult:
     split: StepSplit
     tokens: int = 0
     """Tokens counted in all timed parts."""
-    rounds: tuple[int, ...] = ()
-    """The round of each repetition."""
-    yardstick_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The yardstick's seconds around each repetition, by part and clock."""
 
     @property
     def mean(self) -> float:
@@ -133,45 +128,33 @@ class TestRuns:
         self, sizes: Sequence[int], tests: Sequence[SpeedTest], prompts: PromptStream, repetitions: int
     ) -> None:
         self._prompts = prompts
-        self._yardstick = Yardstick()
         self._repetitions = repetitions
         self._runs: dict[tuple[int, SpeedTest], list[_TestRun]] = {(size, test): [] for size in sizes for test in tests}
 
-    def run_tests(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
-        """Run each test once in each of these `turns`, after a run that is not counted.
+    def run_tests(self, engines: Mapping[int, Engine], on_run: OnRun = None) -> None:
+        """Run each test `repetitions` times, after a run that is not counted.
 
         Tests and block sizes run in one order and then in the reverse order, so that the machine's other work affects
-        all of them. The yardstick is measured before each run, and after the last.
+        all of them.
         """
         subjects = {size: CortexContestant(engine, watch_kv=True) for size, engine in engines.items()}
         report_run = on_run or (lambda what: None)
         for number, (size, test) in enumerate(self._runs, 1):
             report_run(f"warming up {number} of {len(self._runs)}: {test.label}, block size {size}")
             _run_test(subjects[size], test.warm_up_test, self._prompts)
-        for turn in turns:
+        for turn in range(self._repetitions):
             order = list(self._runs.items())
             for (size, test), runs in order if turn % 2 == 0 else reversed(order):
                 report_run(f"run {turn + 1} of {self._repetitions}: {test.label}, block size {size}")
-                self._yardstick.add_sample()
-                sample_index = self._yardstick.sample_count - 1
                 other_bytes = sum(e.stats().kv_bytes for other_size, e in engines.items() if other_size != size)
-                run = _run_test(subjects[size], test, self._prompts, other_bytes + self._yardstick.bytes)
-                runs.append(replace(run, round=round_, sample=sample_index))
-        self._yardstick.add_sample()
+                runs.append(_run_test(subjects[size], test, self._prompts, other_bytes))
 
     def results(self) -> tuple[TestResult, ...]:
         """Return the results of the tests that ran at least once."""
-        return tuple(
-            _make_result(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs
-        )
-
-    def yardstick_seconds(self) -> dict[str, tuple[float, ...]]:
-        """Return the seconds of the yardstick's samples so far, by part and clock."""
-        return self._yardstick.all_seconds()
+        return tuple(_make_result(test, size, runs) for (size, test), runs in self._runs.items() if runs)
 
 
-def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun], yardstick: Yardstick) -> TestResult:
-    around = [yardstick.seconds_around(run.sample) for run in runs]
+def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun]) -> TestResult:
     return TestResult(
         test=test,
         block_size=block_size,
@@ -181,8 +164,6 @@ def _make_result(test: SpeedTest, block_size: int, runs: Sequence[_TestRun], yar
         peak_bytes=max(run.peak_bytes for run in runs),
         split=_mean_step_split(runs),
         tokens=sum(run.tokens for run in runs),
-        rounds=tuple(run.round for run in runs),
-        yardstick_seconds={name: tuple(each[name] for each in around) for name in around[0]},
     )
 
 
@@ -196,8 +177,6 @@ class _TestRun:
     peak_bytes: int
     stats_before: EngineStats
     stats_after: EngineStats
-    round: int = 0
-    sample: int = 0
 
 
 def _run_test(subject: CortexContestant, test: SpeedTest, prompts: PromptStream, other_bytes: int = 0) -> _TestRun:

@@ -21,6 +21,7 @@ from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.prompts import check_variables, parse_template_vars, prepare_prompt
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.cli.terminal.text import format_duration
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.kv.sizing import format_bytes
@@ -99,6 +100,13 @@ def batch(
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     system: options.System = None,
+    fetch_images: options.FetchImages = None,
+    images_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--images-from", metavar="DIR", help="Read the images that lines name in DIR.", show_default=False
+        ),
+    ] = None,
     template_var: options.TemplateVar = None,
     think: options.Think = None,
     *,
@@ -123,6 +131,7 @@ def batch(
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = parse_template_vars(template_var, think, raw=raw)
     out_path = output_path(output)
+    read_elsewhere = options.read_elsewhere(fetch_images, images_from)
     errors = None if errors is None or output_path(errors) == out_path == STDOUT else output_path(errors)
     mode = choose_mode(out_path, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
@@ -149,7 +158,7 @@ def batch(
             engines.print_notes(engine)
             check_variables(engine, variables)
             reader.restrict_variables(engine.info.known_vars)
-            reader.show_images(engine.check_image if engine.sees_images else None)
+            reader.show_images(engine.check_image if engine.sees_images else None, read_elsewhere)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)
@@ -214,6 +223,10 @@ def print_summary(engine: Engine, run: BatchRun, reader: BatchReader, files: Bat
         f"{run.done_count - run.failed_count} answered, {run.failed_count} failed, {run.tokens} tokens in "
         f"{seconds:.1f} s{rate}{cached}"
     )
+    for line, message in run.first_failures:
+        console.print_note(f"line {line}: {to_single_line(message)}")
+    if run.failed_count > len(run.first_failures):
+        console.print_note(f"and {run.failed_count - len(run.first_failures)} more: each record has its error")
     if run.cut_count:
         subject = "1 answer ends" if run.cut_count == 1 else f"{run.cut_count} answers end"
         console.print_note(f"{subject} before the form is whole: `notes` in OUT says which, and -n allows more tokens")

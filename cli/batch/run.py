@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MAX_HELD_PER_ROW = 64
 """Prompts per row in memory, at most, while finished ones wait for slower ones before them."""
 
+NAMED_FAILURES = 3
+"""Failed lines that the summary names."""
+
 EMPTY_PROMPT: Prompt = ()
 """The prompt of a bad line: no tokens. The engine ends it at once, and it keeps its place among the others."""
 
@@ -70,6 +73,7 @@ class BatchRun:
     - `prepare`: makes the engine's input of one prompt of a request, or raises InvalidRequest.
     - `in_order`: holds records back until those before them are written.
     - `done_count`, `failed_count`: how many items have finished, and how many of them are errors.
+    - `first_failures`: line and message of the first of these errors.
     - `tokens`, `cached_tokens`: generated tokens, and prompt tokens from the cache.
     - `cut_count`: how many answers end before their form is whole. They have a note.
     - `last_answer_seconds`: seconds from the start to the last answer.
@@ -89,6 +93,7 @@ class BatchRun:
     ) -> None:
         self.done_count = 0
         self.failed_count = 0
+        self.first_failures: list[tuple[int, str]] = []
         self.last_answer_seconds = 0.0
         self.tokens = 0
         self.cached_tokens = 0
@@ -195,8 +200,10 @@ class BatchRun:
         if not pending_item.unfinished_count:
             self._records[pending_item.position] = self._make_record(pending_item)
             self.done_count += 1
-            if self._records[pending_item.position].get("error"):
+            if error := self._records[pending_item.position].get("error"):
                 self.failed_count += 1
+                failures = [*self.first_failures, (pending_item.item.line, error["message"])]
+                self.first_failures = sorted(failures)[:NAMED_FAILURES]
             else:
                 self.last_answer_seconds = self.seconds
 

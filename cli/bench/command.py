@@ -1,4 +1,4 @@
-"""`cortexmlx bench`: how fast this machine runs a model, compared with mlx-lm and with earlier runs."""
+"""`cortexmlx bench`: how fast this machine runs a model, compared with mlx-lm."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,17 +16,13 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
-from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.cli.terminal.exits import INTERRUPTED
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
-from cortexmlx.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from cortexmlx.bench.changes.saved import SavedRun
-    from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.report.report import Report
 
 
@@ -60,24 +55,6 @@ def single_number(option: str, numbers: list[int], reason: str) -> int:
     if len(numbers) > 1:
         raise typer.BadParameter(f"takes one number {reason}, and here are {len(numbers)}", param_hint=option)
     return numbers[0]
-
-
-def parse_goodput(text: str) -> tuple[float, float]:
-    """Parse latency limits like `ttft:2000,tpot:200` (milliseconds): return the seconds to the first token and per
-    token. A missing one is infinite. Raises typer.BadParameter.
-    """
-    limits = {"ttft": float("inf"), "tpot": float("inf")}
-    for part in text.split(","):
-        name, _, value = part.partition(":")
-        try:
-            seconds = float(value) / 1_000
-        except ValueError:
-            seconds = 0.0
-        if name not in limits or not seconds > 0:
-            message = f"{part!r} is not like ttft:2000 or tpot:200, in milliseconds"
-            raise typer.BadParameter(message, param_hint="--goodput")
-        limits[name] = seconds
-    return limits["ttft"], limits["tpot"]
 
 
 # Show on stderr what is being measured: a live line for a person, a line now and then for a log.
@@ -122,10 +99,7 @@ class Suite(str, Enum):
 
     basic = "basic"
     serving = "serving"
-    trace = "trace"
-    pool = "pool"
-    kernel = "kernel"
-    all = "all"
+    images = "images"
 
 
 class BenchSection(Enum):
@@ -133,86 +107,57 @@ class BenchSection(Enum):
 
     ROWS = "basic"
     RATIOS = "basic or serving"
-    TRACE = "trace"
-    POOL = "pool"
-    KERNEL = "kernel"
+    IMAGES = "images"
     SPECULATION = "speculate"
 
 
-_ENGINE_SECTIONS = {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION}
-
-SECTIONS_BY_OPTION: dict[str, Collection[BenchSection]] = {
-    "model": _ENGINE_SECTIONS,
-    "model_option": _ENGINE_SECTIONS,
-    "adapter": _ENGINE_SECTIONS,
-    "draft": _ENGINE_SECTIONS,
-    "hosts": {BenchSection.ROWS, BenchSection.TRACE},
+SECTIONS_BY_OPTION: dict[str, set[BenchSection]] = {
+    "hosts": {BenchSection.ROWS},
     "prompt": {BenchSection.ROWS, BenchSection.RATIOS},
     "generate": {BenchSection.ROWS, BenchSection.RATIOS},
     "batch": {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.SPECULATION},
     "depth": {BenchSection.ROWS, BenchSection.RATIOS},
-    "block_size": set(BenchSection),
-    "repetitions": set(BenchSection),
     "case": {BenchSection.RATIOS},
-    "requests": {BenchSection.TRACE},
-    "request_rate": {BenchSection.TRACE},
-    "goodput": {BenchSection.TRACE},
-    "kv_memory": _ENGINE_SECTIONS,
-    "kv_bits": _ENGINE_SECTIONS,
-    "kv_group_size": _ENGINE_SECTIONS,
-    "attention": {*_ENGINE_SECTIONS, BenchSection.KERNEL},
-    "seed": _ENGINE_SECTIONS,
 }
 """The sections to which an option applies. An option that is not listed applies to all."""
 
 
-def sections_of(suite: Suite, against: bool, speculate: bool = False) -> list[BenchSection]:
-    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if no section fits the options."""
+def choose_section(suite: Suite, against: bool, speculate: bool = False) -> BenchSection:
+    """Return the section of a suite, or of `speculate`. Raises typer.BadParameter if no section fits the options."""
     if speculate:
         if against or suite is not Suite.basic:
             conflicting_option = "--against" if against else f"--suite {suite.value}"
             raise typer.BadParameter(f"is measured alone: leave {conflicting_option} out", param_hint="--speculate")
-        return [BenchSection.SPECULATION]
-    speed = BenchSection.RATIOS if against else BenchSection.ROWS
-    if suite is Suite.all:
-        return [speed, BenchSection.TRACE, BenchSection.POOL, BenchSection.KERNEL]
+        return BenchSection.SPECULATION
+    if suite is Suite.images:
+        if against:
+            raise typer.BadParameter("--suite images has no peer to run: leave it out", param_hint="--against")
+        return BenchSection.IMAGES
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
-    speed_section = {Suite.basic: speed, Suite.serving: speed}.get(suite)
-    section = BenchSection[suite.value.upper()] if speed_section is None else speed_section
-    if against and section not in (BenchSection.RATIOS, BenchSection.TRACE):
-        raise typer.BadParameter(f"--suite {suite.value} has no peer to run: leave it out", param_hint="--against")
-    return [section]
+    return BenchSection.RATIOS if against else BenchSection.ROWS
 
 
-def check_options(names: Iterable[str], sections: Collection[BenchSection], suite: Suite, against: bool) -> None:
-    """Raise typer.BadParameter for an option that none of the chosen sections uses."""
+def check_options(names: Iterable[str], section: BenchSection, suite: Suite, against: bool) -> None:
+    """Raise typer.BadParameter for an option that the chosen section does not use."""
     names = list(names)
     if against and "hosts" in names:
         raise typer.BadParameter("no peer shares weights that are in other processes", param_hint="--hosts")
     for name in names:
-        if name not in SECTIONS_BY_OPTION or set(SECTIONS_BY_OPTION[name]) & set(sections):
+        if section in SECTIONS_BY_OPTION.get(name, set(BenchSection)):
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
                 raise typer.BadParameter(
                     "the cases of --suite serving have sizes of their own", param_hint=_option_name(name)
                 )
             continue
         suite_option = f"--suite {suite.value}" + (" with --against" if against else "")
-        selected_option = "--speculate" if BenchSection.SPECULATION in sections else suite_option
+        selected_option = "--speculate" if section is BenchSection.SPECULATION else suite_option
         raise typer.BadParameter(f"says nothing to {selected_option}: leave it out", param_hint=_option_name(name))
 
 
 def _option_name(name: str) -> str:
-    """Return a parameter's option as typed, such as `--block-size` or MODEL."""
-    return "MODEL" if name == "model" else "--model" if name == "model_option" else f"--{name.replace('_', '-')}"
-
-
-REPETITIONS = 5
-COMPARED = 20
-"""Repetitions if rows are saved or compared. They are measured in half as many rounds."""
-
-MIN_ROUNDS = 5
-"""Rounds, at least, if there are enough repetitions. With fewer rounds, nobody knows how much rounds differ."""
+    """Return a parameter's option as typed, such as `--block-size`."""
+    return f"--{name.replace('_', '-')}"
 
 
 class OutputFormat(str, Enum):
@@ -247,23 +192,9 @@ def bench(
         DEFAULT_BLOCK_SIZE
     ),
     repetitions: Annotated[
-        int | None,
-        typer.Option(
-            "--repetitions",
-            "-r",
-            metavar="N",
-            min=1,
-            help=f"Runs, or pairs of runs: {REPETITIONS}, or {COMPARED} of what --save or --compare keep.",
-            show_default=False,
-        ),
-    ] = None,
+        int, typer.Option("--repetitions", "-r", metavar="N", min=1, help="Runs, or pairs of runs.")
+    ] = 5,
     output: Annotated[OutputFormat, typer.Option("--output", "-o", help="Format.")] = OutputFormat.md,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep this run.", show_default=False)] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Say what changed since; exit code 3: slower.", show_default=False),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it.", show_default=False)] = None,
     against: Annotated[
         Peer | None, typer.Option(help="Compare on the same weights, in turns.", show_default=False)
     ] = None,
@@ -275,11 +206,6 @@ def bench(
             metavar="TEXT", help="With --against: cases with TEXT in their name; may be repeated.", show_default=False
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=2, help="Of a trace.")] = 32,
-    request_rate: Annotated[float, typer.Option(metavar="X", help="Requests a second, on average.")] = 1.0,
-    goodput: Annotated[
-        str, typer.Option(metavar="LIMITS", help="Milliseconds that a good request of a trace keeps.")
-    ] = "ttft:2000,tpot:200",
     kv_memory: options.KVMemory = None,
     kv_bits: options.KVBits = None,
     kv_group_size: options.KVGroupSize = None,
@@ -290,158 +216,61 @@ def bench(
 
     With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
     --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
-    nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
-    paged engine is for, beside mlx-lm), trace (requests at random times), pool and kernel (KV memory).
+    nothing is cached. Suites: basic (tokens per second), serving (what a paged engine is for, beside mlx-lm), images
+    (of a model that sees).
     """
-    sections, given_names = sections_of(suite, against is not None, speculate), options.given_parameters(ctx)
-    check_options(given_names, sections, suite, against is not None)
-    if not 0 < request_rate < float("inf"):
-        raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
+    section, given_names = choose_section(suite, against is not None, speculate), options.given_parameters(ctx)
+    check_options(given_names, section, suite, against is not None)
     sizes, prompts = parse_block_sizes(block_size), parse_numbers("--prompt", prompt, 0)
     generates, batches = parse_numbers("--generate", generate, 0), parse_numbers("--batch", batch, 1)
     depths = parse_numbers("--depth", depth, 0)
-    if sections != [BenchSection.ROWS]:
+    if section is not BenchSection.ROWS:
         single_number("--block-size", sizes, "here")
-    ttft, tpot = parse_goodput(goodput)
     memory = options.parse_memory_size(kv_memory)
 
     from cortexmlx.cpu import blas
 
     blas.preload()  # before the session imports mlx
-    from cortexmlx.bench import parts, session
+    from cortexmlx.bench import session
     from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.replay import report as replay
     from cortexmlx.bench.suites.against import ComparisonSizes
-    from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
+    from cortexmlx.bench.suites.images import measure_images
     from cortexmlx.bench.suites.rows import make_tests
 
-    saved_run = _load_baseline(save, compare, plot)
-    needs_model = bool(
-        {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.TRACE, BenchSection.SPECULATION} & set(sections)
-    )
-    with _bench_model(model, model_option, needs_model) as (path, notes), progress_display() as on_run:
+    with _bench_model(model, model_option) as (path, notes), progress_display() as on_run:
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
-        count = repetitions or REPETITIONS
         plan = BenchPlan(
-            path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
+            path, notes, memory, attention, repetitions, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts
         )
-        rows = _split_into_rounds(plan, repetitions) if save is not None or compare is not None else plan
         tests = make_tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given_names))
         shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(tests) if same_rows else ())
-        suites = [s.value for s in (Suite.basic, Suite.serving) if suite in (s, Suite.all)]
-        traffic, peer = Traffic(requests, request_rate), against is not None
-        steps: dict[BenchSection, Callable[[], Report]] = {
-            BenchSection.ROWS: lambda: session.measure_rows(rows, tests, sizes),
-            BenchSection.RATIOS: lambda: session.compare_with_mlx_lm(plan, suites, case or (), shape, sizes[0]),
-            BenchSection.TRACE: lambda: session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0]),
-            BenchSection.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
-            BenchSection.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
-            BenchSection.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
-        }
-        report = _measure_sections([steps[section] for section in sections])
-    _output_report(report, output, save, compare, plot, saved_run)
-
-
-def _split_into_rounds(plan: BenchPlan, repetitions: int | None) -> BenchPlan:
-    """Return the plan with a new engine for every other repetition: a comparison must know how much engines differ."""
-    count = repetitions or COMPARED
-    return replace(plan, repetitions=count, rounds=min(count, max(MIN_ROUNDS, count // 2)))
-
-
-def _measure_sections(steps: Sequence[Callable[[], Report]]) -> Report:
-    """Run the sections in turn and report them. An interrupt reports those so far; before the first, it is raised."""
-    from cortexmlx.bench.session import INTERRUPTED as INTERRUPTED_NOTE
-    from cortexmlx.bench.session import combine_reports
-
-    reports: list[Report] = []
-    try:
-        for step in steps:
-            reports.append(step())
-            if reports[-1].interrupted:
-                break
-    except KeyboardInterrupt:
-        if not reports:
+        try:
+            if section is BenchSection.ROWS:
+                report = session.measure_rows(plan, tests, sizes)
+            elif section is BenchSection.RATIOS:
+                report = session.compare_with_mlx_lm(plan, suite.value, case or (), shape, sizes[0])
+            elif section is BenchSection.IMAGES:
+                report = measure_images(plan, sizes[0])
+            else:
+                report = replay.measure_speculation(plan, batches, sizes[0])
+        except KeyboardInterrupt:
             console.print_note("interrupted before anything was measured")
             raise
-        notes = (*reports[-1].notes, INTERRUPTED_NOTE)
-        reports[-1] = replace(reports[-1], interrupted=True, notes=notes)
-    return combine_reports(reports)
+    _output_report(report, output)
 
 
-def _load_baseline(save: Path | None, compare: Path | None, plot: Path | None) -> SavedRun | None:
-    """Load the saved run to compare with, and check the files to write, so that errors come before the measurements."""
-    from cortexmlx.bench.changes import compared, saved
-    from cortexmlx.bench.measure.machine import BenchMachine
+def _output_report(report: Report, output: OutputFormat) -> None:
+    """Print the report. Raises typer.Exit if it was interrupted."""
+    from cortexmlx.bench.report import chart, formats, text
 
-    if save is not None:
-        saved.check_save_path(save)
-    if plot is not None:
-        _check_plot(plot)
-        if save is not None and save.absolute() == plot.absolute():
-            raise typer.BadParameter(f"{plot} is where --save keeps the run", param_hint="--plot")
-    if compare is None:
-        return None
-    saved_run = saved.read_run(compare)
-    compared.check_machine(saved_run, BenchMachine.detect(), compare)
-    return saved_run
-
-
-def _check_plot(plot: Path) -> None:
-    """Raise typer.BadParameter unless a plot can be written to that file. An older plot may be replaced."""
-    from cortexmlx.bench.changes import saved
-
-    if plot.suffix != ".svg":
-        raise typer.BadParameter(f"{plot} does not end with .svg", param_hint="--plot")
-    if not plot.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
-    if plot.exists() and not (plot.is_file() and plot.read_bytes().startswith(b"<svg")):
-        raise typer.BadParameter(f"{plot} exists and is no picture of this kind", param_hint="--plot")
-    saved.check_writable(plot)
-
-
-def _output_report(
-    report: Report,
-    output: OutputFormat,
-    save: Path | None,
-    compare: Path | None,
-    plot: Path | None,
-    saved_run: SavedRun | None,
-) -> None:
-    """Compare, save, plot and print the report. Raises typer.Exit if it was interrupted or a figure is slower, and the
-    errors of comparing and saving at the end. Measurements are saved even if nobody reads the output, and printed
-    if they cannot be saved.
-    """
-    from cortexmlx.bench.changes import compared, saved
-    from cortexmlx.bench.report import chart, formats, svg, text
-
-    current_run, measured_report, is_slower = saved.snapshot(report), report, False
-    comparison_error: InvalidRequest | None = None
-    if saved_run is not None and compare is not None:
-        try:
-            compared.check_model(saved_run, current_run, compare)
-            outcomes = compared.compare_figures(saved_run, current_run)
-            is_slower = compared.has_slower_figure(outcomes)
-            report = replace(
-                report, parts=(*report.parts, compared.changes_section(saved_run, current_run, outcomes, compare))
-            )
-        except InvalidRequest as error:
-            comparison_error = error  # measurements are shown and kept anyway
-    write_errors: list[OSError] = []
-    try:
-        if save is not None and not report.interrupted:
-            saved.save_run(measured_report, save)
-        if plot is not None:
-            with write_atomically(plot) as file:
-                file.write(svg.as_svg(report).encode())
-    except OSError as error:
-        write_errors.append(error)
     if output is OutputFormat.md:
         on_terminal = console.is_terminal(sys.stdout)
         width = min(text.WIDTH, max(20, shutil.get_terminal_size().columns)) if on_terminal else text.WIDTH
         console.print_result(text.as_markdown(report, width))
-        if on_terminal and (chart_text := chart.bar_chart([bar for part in report.parts for bar in part.bars], width)):
+        if on_terminal and (chart_text := chart.bar_chart(report.section.bars, width)):
             console.print_result(f"\n{chart_text}")
     else:
         console.print_result(
@@ -449,23 +278,15 @@ def _output_report(
                 report
             )
         )
-    if write_errors:
-        raise write_errors[0]
     if report.interrupted:
-        if save is not None:
-            console.print_note(f"interrupted: {save} was not written")
         raise typer.Exit(INTERRUPTED)
-    if comparison_error is not None:
-        raise comparison_error
-    if is_slower:
-        raise typer.Exit(SLOWER)
 
 
 @contextmanager
-def _bench_model(argument: str | None, option: str | None, needs_model: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _bench_model(argument: str | None, option: str | None) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the chosen model and notes on it: the given one, else the starter model, else one with random weights."""
     name = options.model_name(argument, option)
-    if argument or option or not needs_model:
+    if argument or option:
         yield name, ()
     elif starter_path() is not None:
         yield STARTER, (f"no model was named: {STARTER}",)

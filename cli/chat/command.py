@@ -16,6 +16,7 @@ from cortexmlx.cli.chat.tools.functions_file import load_tools
 from cortexmlx.cli.chats.saved_chats import ChatSaver, describe_storage, find_chat, remove_leftovers, resume_command
 from cortexmlx.cli.limits import incomplete_form_note
 from cortexmlx.cli.prompts import check_variables, parse_template_vars
+from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import to_single_line
@@ -23,6 +24,7 @@ from cortexmlx.cli.terminal.signals import InterruptHandler, handle_signals
 from cortexmlx.cli.terminal.text import clean_argument, gather_prompt
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation, parse_foreign_messages, read_text
 from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import FinishReason
@@ -60,7 +62,7 @@ def chat(
         typer.Option(
             "--resume",
             metavar="[NAME]",
-            help="Go on with a chat that was kept: the last, or NAME or its beginning.",
+            help="Go on with a chat that was kept: the last, or NAME, its beginning, or words in it.",
             show_default=False,
         ),
     ] = None,
@@ -78,8 +80,9 @@ def chat(
     """Talk to a model. /help in the chat lists its commands.
 
     With a file or a pipe as input, that is the one question, after -p if given. With a file or a pipe as output,
-    the answer is its plain text. Answers are sampled as the model's makers recommend (generation_config.json); the
-    defaults below are for models without such a recommendation. --temp 0 --repetition-penalty 1 is greedy.
+    the answer is its plain text. Answers are sampled as the model's makers recommend (generation_config.json; the
+    starter model with a light repetition penalty); the defaults below are for other models. --temp 0
+    --repetition-penalty 1 is greedy.
 
     A chat in a terminal is kept after every turn, in a file of the state folder that only you can read. --resume goes
     on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The
@@ -114,7 +117,11 @@ def chat(
     remember = not (no_history or no_save)
     if saver is not None:
         remove_leftovers()
+    if line := shortage_line(config):
+        console.print_note(line)
     with engines.ReplaceableEngine(config) as host, handle_signals() as interrupts:
+        if reason := host.engine.info.why_no_chat:
+            raise InvalidRequest(reason)
         host.ignore_interrupt = lambda: interrupts.call_on_interrupt(lambda: None)
         conversation = open_conversation(host.engine, options.given_sampling(context, params), system, resumed_path)
         if variables := parse_template_vars(template_var, think):
@@ -122,6 +129,10 @@ def chat(
         if pretty and not (is_piped or once):
             on_disk = describe_storage(saver, kv_folder(host.engine))
             print_banner(host.engine, console.stdout(), on_disk, resume_note(conversation, saver))
+            if resumed_path is not None:
+                from cortexmlx.cli.chat.slash.models import print_last_turns
+
+                print_last_turns(conversation.messages, console.stdout())
         source = question_source(pretty and not is_piped, remember)
         interrupts.at_leave.append(source.close)
         if saver is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortexmlx.cli.chat.quotes import TypedQuotes, is_open_block
+from cortexmlx.cli.chat.quotes import QUOTES, TypedQuotes, add_quotes, is_open_block
 from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import make_prompt_output
@@ -240,6 +240,34 @@ class PlainInput:
         return line.removesuffix("\n") if line else None
 
 
+SHOWN_LINES = 40
+"""Lines of a paste that are shown, at most."""
+
+_LABEL = re.compile(r"\[paste \d+: [\d,]+ lines\]")
+
+
+class LongPastes:
+    """Long pastes, each shown as a label of one line, such as `[paste 1: 57 lines]`."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def shorten(self, pasted_text: str) -> str:
+        """Return the label that is shown for a paste, or the paste if it is short."""
+        line_count = len(pasted_text.splitlines())
+        if line_count <= SHOWN_LINES:
+            return pasted_text
+        label = f"[paste {len(self._texts) + 1}: {line_count:,} lines]"
+        self._texts[label] = pasted_text
+        return label
+
+    def expand(self, text: str) -> str:
+        """Return the text with every label replaced by its paste. Quotes that then begin it are part of the message."""
+        whole_text = _LABEL.sub(lambda label: self._texts.get(label[0], label[0]), text)
+        begins_with_paste = whole_text.lstrip().startswith(QUOTES) and not text.lstrip().startswith(QUOTES)
+        return add_quotes(whole_text) if begins_with_paste else whole_text
+
+
 class TerminalInput:
     """Reads messages with prompt_toolkit: history, editing, several lines, bracketed paste, completion with Tab.
 
@@ -263,7 +291,7 @@ class TerminalInput:
             """A history that holds messages as they can be typed."""
 
             def append_string(self, string: str) -> None:
-                super().append_string(quotes.protect_quotes(string))
+                super().append_string(pastes.expand(quotes.protect_quotes(string)))
 
             def load_history_strings(self) -> Iterable[str]:
                 return stored_history.load_history_strings()
@@ -271,13 +299,18 @@ class TerminalInput:
             def store_string(self, string: str) -> None:
                 stored_history.store_string(string)
 
-        quotes = TypedQuotes()
+        quotes, pastes = TypedQuotes(), LongPastes()
         keys = KeyBindings()
 
         @keys.add("escape", "enter")
         @keys.add("c-j")
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
+
+        @keys.add("<bracketed-paste>")
+        def _(event: KeyPressEvent) -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            event.current_buffer.insert_text(pastes.shorten(text))
 
         # Nothing is drawn around the line, so the cursor position is not needed. Not every terminal reports it.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
@@ -303,7 +336,7 @@ class TerminalInput:
         session.default_buffer.on_text_changed += lambda buffer: quotes.update(
             buffer.text, len(buffer._working_lines) - buffer.working_index - 1
         )
-        self._quotes = quotes
+        self._quotes, self._pastes = quotes, pastes
         self._session = session
         self._asides: PromptSession[str] = PromptSession(
             output=output, enable_suspend=True, interrupt_exception=LineCleared
@@ -319,7 +352,7 @@ class TerminalInput:
                     return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:
-                return self._quotes.protect_quotes(self._session.prompt(prompt, default=draft))
+                return self._pastes.expand(self._quotes.protect_quotes(self._session.prompt(prompt, default=draft)))
             finally:
                 self._print_message(self._session.default_buffer.text)
         except EOFError:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.attachments import add_files, find_dropped_image, read_attachment, read_mentions
 from cortexmlx.cli.chat.input import LineCleared, QuestionSource
+from cortexmlx.cli.chat.sampling import loop_note
 from cortexmlx.cli.chat.session import (
     NOT_BEGUN,
     Attachment,
@@ -128,6 +129,8 @@ class ChatLoop:
             self._screen.print(f"\n{self._statistics_line(completion, end_reason)}\n", style="dim")
         if form_note := incomplete_form_note(completion, params, end_reason):
             console.print_note(form_note)
+        if self._pretty and (note := loop_note(completion, params)):
+            console.print_indented(self._screen, note)
         return completion
 
     def _collect_keys(self) -> AbstractContextManager[None]:
@@ -248,11 +251,8 @@ class ChatLoop:
         except CortexError as error:
             console.print_error(str(error))
             if isinstance(error, PromptTooLong | KVCacheFull):
-                advice = (
-                    f"nothing was sent. {room_advice(self._session.engine)} /undo, /clear make room; /save keeps "
-                    "the chat."
-                )
-                console.print_indented(self._screen, advice)
+                advice = room_advice(self._session.engine, len(self._session.engine.encode(question.text)))
+                console.print_indented(self._screen, f"nothing was sent: the question is too long alone. {advice}")
         return None
 
     def _reattach(self, files: Sequence[Attachment]) -> None:

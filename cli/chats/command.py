@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cortexmlx.cli.chats.lock import ChatLock
-from cortexmlx.cli.chats.saved_chats import chats_folder, find_in_history, remove_leftovers, saved_paths
+from cortexmlx.cli.chats.saved_chats import chats_folder, find_in_history, matching_chats, remove_leftovers, saved_paths
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -25,7 +26,9 @@ _LONGEST_NAME = 200
 def chats(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Kept chats: names, their beginnings, or last.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="Kept chats: names, their beginnings, words in them, or last.", show_default=False
+        ),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print the files of the chats.")] = False,
     rename: Annotated[
@@ -35,7 +38,8 @@ def chats(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
-    """List kept chats, the newest first, or show, rename or delete those that are named.
+    """List kept chats, the newest first, or show, rename or delete those that are named. Words list all that have them
+    in their names; to delete one, give its name or its beginning.
 
     `cortexmlx chat --resume NAME` continues one. A chat that is open is neither renamed nor deleted. Keys and values
     of its texts are kept elsewhere: see `cortexmlx cache`.
@@ -47,7 +51,10 @@ def chats(
     if rename is not None and len(names or ()) != 1:
         raise typer.BadParameter(f"--rename takes one chat, not {len(names or ())}", param_hint="NAME")
     remove_leftovers()
-    paths = list(dict.fromkeys(map(find_in_history, names))) if names else saved_paths()
+    if delete or rename is not None:
+        paths = list(dict.fromkeys(find_in_history(name, by_words=not delete) for name in names or ()))
+    else:
+        paths = list(dict.fromkeys(chain(*map(matching_chats, names)))) if names else saved_paths()
     if rename is not None:
         paths = [rename_chat(paths[0], rename)]
     elif delete:

@@ -32,6 +32,8 @@ _WORDS = 40
 """Characters of the first words in a name, at most."""
 
 _SHOWN = 5
+_LISTED = 20
+"""Names of chats that a word could mean, at most."""
 
 _STALE_SECONDS = 86_400.0
 """Age at which an unfinished file belongs to a dead process. Writing a chat takes only a moment."""
@@ -56,7 +58,9 @@ def resume_command(path: Path) -> str:
 
 
 def find_chat(name: str) -> Path:
-    """Find a saved chat by name, beginning of a name or `last`, or any file by path. Raises InvalidRequest."""
+    """Find a saved chat by name, beginning of a name or `last`, any file by path, or a saved chat by the words in its
+    name. Raises InvalidRequest.
+    """
     if (saved_path := _match_name(name)) is not None:
         return saved_path
     if (path := Path(os.path.expanduser(name))).is_file():
@@ -66,18 +70,30 @@ def find_chat(name: str) -> Path:
     return find_in_history(name)
 
 
-def find_in_history(name: str) -> Path:
-    """Find a saved chat as `find_chat` does, but no file elsewhere. Raises InvalidRequest."""
+def find_in_history(name: str, *, by_words: bool = True) -> Path:
+    """Find a saved chat as `find_chat` does, but no file elsewhere. Raises InvalidRequest, with the names of all that
+    could be meant.
+    """
+    if len(paths := matching_chats(name, by_words=by_words)) == 1:
+        return paths[0]
+    names = ", ".join(to_single_line(path.stem) for path in paths[:_LISTED])
+    more_note = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
+    raise InvalidRequest(f"{name!r} is in the names of {len(paths)} chats, name one: {names}{more_note}")
+
+
+def matching_chats(name: str, *, by_words: bool = True) -> list[Path]:
+    """Return the saved chats that `name` could mean, the newest first: the one with this name or this beginning, else
+    all that begin so, else, `by_words`, all with these words in their names. Raises InvalidRequest if there are none.
+    """
     if (path := _match_name(name)) is not None:
-        return path
-    matching_names = [path.stem for path in saved_paths() if name and path.stem.startswith(name)]
-    if matching_names:
-        newest_names = ", ".join(map(to_single_line, matching_names[:_SHOWN]))
-        more_note = f" and {len(matching_names) - _SHOWN} more" if len(matching_names) > _SHOWN else ""
-        raise InvalidRequest(
-            f"no chat {name!r} is kept: the newest are {newest_names}{more_note}; all of them begin so, name one"
-        )
-    raise InvalidRequest(f"no chat {name!r} is kept: {newest_names_phrase()}")
+        return [path]
+    paths, words = saved_paths(), name.lower().split()
+    matches = [path for path in paths if name and path.stem.startswith(name)]
+    if not matches and words and by_words:
+        matches = [path for path in paths if all(word in path.stem.lower() for word in words)]
+    if not matches:
+        raise InvalidRequest(f"no chat {name!r} is kept: {newest_names_phrase()}")
+    return matches
 
 
 def newest_names_phrase() -> str:

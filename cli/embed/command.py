@@ -48,7 +48,7 @@ def embed(
             "--output",
             "-o",
             metavar="OUT",
-            help="A .jsonl, .npy or .parquet; default, and -: stdout.",
+            help="A .jsonl or .npy; default, and -: stdout.",
             show_default=False,
         ),
     ] = None,
@@ -77,10 +77,10 @@ def embed(
 ) -> None:
     """Compute the embedding of every text of a file, in input order.
 
-    IN is JSONL, an object with a text (or input) and perhaps an id on each line, or plain lines. OUT is JSONL, NumPy's
-    .npy (a row for each text) or Parquet (`pip install 'cortexmlx[parquet]'`). A line without a text becomes an error
-    record, or a row of NaN. Rows are on disk soon after they are computed. Exit code: 0 all good, 1 if a text has no
-    embedding, 130 on Ctrl-C, what has finished kept.
+    IN is JSONL, an object with a text (or input) and perhaps an id on each line, or plain lines. OUT is JSONL, or
+    NumPy's .npy (a row for each text). A line without a text becomes an error record, or a row of NaN. Rows are on disk
+    soon after they are computed. Exit code: 0 all good, 1 if a text has no embedding, 130 on Ctrl-C, what has finished
+    kept.
     """
     if len(positional) > 2:
         raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
@@ -119,7 +119,6 @@ def embed(
             try:
                 with StatusLine(lambda: progress_line(run, files, total), live=out != STDOUT):
                     run.run(texts)
-                files.rows.finish()
             finally:
                 print_summary(run, files, total)
     if files.rows.failed:
@@ -127,11 +126,10 @@ def embed(
 
 
 def finish_complete_run(files: EmbedFiles, texts: Iterator[TextLine | None], settings: EmbedSettings) -> None:
-    """Check, finish and report a run whose rows all exist already, without loading a model."""
+    """Check and report a run whose rows all exist already, without loading a model."""
     for _ in _skip_done(texts, files):
         pass
     files.open_rows(None)
-    files.rows.finish()
     print_done_before(files)
     if files.rows.failed:
         raise typer.Exit(FAILED)

@@ -10,7 +10,6 @@ from typing import Any
 
 from cortexmlx.cli.embed.jsonl import JsonlRowFile, RowStream
 from cortexmlx.cli.embed.npy import NpyRowFile
-from cortexmlx.cli.embed.parquet import ParquetRowFile, pending_rows_path, require_pyarrow
 from cortexmlx.cli.embed.rows import EmbeddingRow, RowFile
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.cli.files.outputs import (
@@ -24,8 +23,6 @@ from cortexmlx.cli.files.outputs import (
 )
 from cortexmlx.cli.files.run_file import LockedRunFile, run_path
 from cortexmlx.errors import InvalidRequest
-
-_ARRAYS = (".npy", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class EmbedSettings:
 
 
 class EmbedFiles:
-    """The files of an embed run: OUT, OUT.run and, for Parquet, OUT.rows. All are checked before a model is loaded.
+    """The files of an embed run: OUT and OUT.run. Both are checked before a model is loaded.
     Raises InvalidRequest or CortexError, each with the next step.
 
     Regular files are synced and resumed. Stdout, pipes and devices are only written.
@@ -62,31 +59,19 @@ class EmbedFiles:
         self._run: LockedRunFile | None = None
         self._is_open = False
         extension = output.suffix.lower()
-        if extension == ".parquet":
-            require_pyarrow()
         if output != STDOUT:
             resuming = mode is ExistingFileMode.RESUME
             check_output(output, "-o", source, mode, "embed")
-            if extension not in _ARRAYS:
+            if extension != ".npy":
                 check_extension(output, "-o", mode, "embed")
-            side_files = [run_path(output), *([pending_rows_path(output)] if extension == ".parquet" else [])]
-            check_side_files(output, side_files, (Path(source),), "embed")
-            if mode is ExistingFileMode.NEW and any(file_size(each) for each in side_files[1:]):
-                raise InvalidRequest(
-                    f"{pending_rows_path(output)} has the rows of a run to {output} that has not ended: --resume "
-                    "continues it, "
-                    "--force starts again and deletes them"
-                )
+            check_side_files(output, [run_path(output)], (Path(source),), "embed")
             if resuming and not self.is_resumable:
                 raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
-        if not self.is_resumable and extension in _ARRAYS:
-            raise InvalidRequest(
-                f"{output} is no file, and {extension[1:]} needs one: give -o a file, or another ending"
-            )
+        if not self.is_resumable and extension == ".npy":
+            raise InvalidRequest(f"{output} is no file, and npy needs one: give -o a file, or another ending")
         if self.is_resumable:
             self._run = LockedRunFile(output, "embed")
-        has_output = bool(file_size(output) or (extension == ".parquet" and file_size(pending_rows_path(output))))
-        self._is_resuming = mode is ExistingFileMode.RESUME and has_output
+        self._is_resuming = mode is ExistingFileMode.RESUME and bool(file_size(output))
         try:
             self.rows = self._make_row_file(output, extension)
         except BaseException:
@@ -152,13 +137,7 @@ class EmbedFiles:
         overwrite = not self._is_resuming
         if not self.is_resumable:
             return RowStream(None if output == STDOUT else output)
-        if extension == ".npy":
-            return NpyRowFile(output, overwrite=overwrite)
-        return (
-            ParquetRowFile(output, overwrite=overwrite)
-            if extension == ".parquet"
-            else JsonlRowFile(output, overwrite=overwrite)
-        )
+        return (NpyRowFile if extension == ".npy" else JsonlRowFile)(output, overwrite=overwrite)
 
 
 def _is_set_on_load(name: str, settings: EmbedSettings) -> bool:

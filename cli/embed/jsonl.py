@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cortexmlx.cli.embed.rows import EmbeddingRow, row_record
 from cortexmlx.cli.files.outputs import open_locked, write_error
@@ -26,11 +24,10 @@ class JsonlRowFile:
     power. Raises InvalidRequest for such a line before a whole one.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, packed: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.count = 0
         self.failed = 0
         self._path = path
-        self._packed = packed
         self._size = 0
         if not overwrite and path.is_file():
             self._count_records()
@@ -45,7 +42,7 @@ class JsonlRowFile:
 
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
         """Write rows and flush them to the disk. Raises CortexError."""
-        data = b"".join(to_json(row_record(row, packed=self._packed)).encode() + b"\n" for row in rows)
+        data = b"".join(to_json(row_record(row)).encode() + b"\n" for row in rows)
         try:
             written_bytes = self._file.write(data)
             while written_bytes < len(data):
@@ -61,18 +58,9 @@ class JsonlRowFile:
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
 
-    def finish(self) -> None:
-        """Do nothing: a JSONL file is complete after every row."""
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of the file."""
-        with self._path.open("rb") as file:
-            for line in file:
-                yield json.loads(line)
 
     def _count_records(self) -> None:
         """Count the whole records of the existing file. Raises InvalidRequest for any other line before one."""
@@ -105,12 +93,9 @@ class RowStream:
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
         """Write rows as JSON lines. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
         for row in rows:
-            self._stream.append(row_record(row, packed=False))
+            self._stream.append(row_record(row))
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
-
-    def finish(self) -> None:
-        """Do nothing: a stream has no end to write."""
 
     def close(self) -> None:
         """Close the stream."""

@@ -69,9 +69,6 @@ class NpyRowFile:
         self.count += len(rows)
         self.failed += sum(row.vector is None for row in rows)
 
-    def finish(self) -> None:
-        """Do nothing: the array is valid at every moment."""
-
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)

@@ -49,17 +49,14 @@ class RowFile(Protocol):
     def append(self, rows: Sequence[EmbeddingRow]) -> None:
         """Write rows and flush them to the disk. Raises CortexError."""
 
-    def finish(self) -> None:
-        """Complete the file after the last row. Raises CortexError."""
-
     def close(self) -> None:
         """Close the file."""
 
 
-def row_record(row: EmbeddingRow, *, packed: bool) -> Body:
-    """Return a row as JSON, without values that differ from run to run. `packed`: the vector is in base64."""
+def row_record(row: EmbeddingRow) -> Body:
+    """Return a row as JSON, without values that differ from run to run."""
     if row.vector is None:
         return error_record(InvalidLine(row.line.number, row.line.id, LineStyle.SIMPLE, row.error), row.error, row.code)
-    record: Body = {"id": row.line.id, "embedding": encode_vector(row.vector, packed=packed)}
+    record: Body = {"id": row.line.id, "embedding": encode_vector(row.vector, packed=False)}
     record["prompt_tokens"] = row.prompt_tokens
     return {**record, "truncated": True} if row.truncated else record

@@ -17,7 +17,7 @@ from cortexmlx.cli.program import adapt_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError
 
-FAILED, SLOWER, INTERRUPTED, BROKEN_PIPE = 1, 3, 130, 141
+FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 """A signal handler, as the standard library defines it."""

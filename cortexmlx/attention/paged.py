@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.types.arrays import dtype_name
@@ -116,12 +115,5 @@ Attend = Callable[[mx.array, PagedKV, AttentionParams], mx.array]
 def paged_attention(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """Return the softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values
     of `kv`: `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
-
-    Raises KVBlockError for slopes in a step with listed blocks (`restrict_to_blocks`).
     """
-    if params.slopes is not None and kv.step.listed:
-        raise KVBlockError(
-            "ALiBi's slopes take a token's distance, which a list of blocks leaves open: attend to all blocks, or give "
-            "no slopes"
-        )
     return kv.attend(queries, kv, params)

@@ -6,7 +6,9 @@ import asyncio
 import ctypes
 import functools
 import queue
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from types import TracebackType
@@ -63,6 +65,20 @@ def make_async_open(init: Callable[Concatenate[C, P], None]) -> Callable[Concate
 
     open.__name__ = "open"
     return open
+
+
+def warn_if_blocking(name: str, other_name: str) -> bool:
+    """Warn if this thread runs an event loop, which stands still until the caller's caller returns, and return whether
+    it does. In a notebook the user waits anyway.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    if "ipykernel" not in sys.modules:
+        text = f"{name} holds up this thread's event loop until the answer is there: await {other_name}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return True
 
 
 async def run_on_thread(

@@ -211,6 +211,8 @@ class Submitter:
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
         check_length(len(tokens))
+        if isinstance(tokens, ChatTokens) and (reason := self._worker.core.info.why_no_chat):
+            raise InvalidRequest(reason)
         is_chat = isinstance(tokens, ChatTokens) and self._tokenizer.images is not None  # images' tokens are negative
         invalid_token = next((t for t in tokens if not (is_chat or t >= 0) or t >= self._vocab_size), None)
         if invalid_token is not None:

@@ -29,6 +29,7 @@ from cortexmlx.distributed.launch.assignment import (
     package_versions,
     read_key,
     read_rank,
+    restore_temporary_folder,
 )
 from cortexmlx.distributed.links.handshake import (
     ConnectionPurpose,
@@ -41,6 +42,7 @@ from cortexmlx.distributed.links.handshake import (
 from cortexmlx.distributed.links.link import DEFAULT_LIMITS, LinkLimits, WorkerLink
 from cortexmlx.distributed.links.listener import HANDSHAKE_SECONDS, Address
 from cortexmlx.errors import CortexError, HostLost, HostRefused
+from cortexmlx.mlx_lm.package import leave_tokenizers_out
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -103,6 +105,7 @@ def _run_worker(task: WorkerAssignment, rank: int, key: bytes) -> int:
     """Join the controller, meet the other ranks, and serve calls. Return the exit code."""
     end_with_parent()
     blas.preload()
+    leave_tokenizers_out()
     from cortexmlx.distributed.rank import open_rank  # imports mlx, which takes a while: the link begins after it
     from cortexmlx.distributed.rank_server import serve
 
@@ -114,6 +117,7 @@ def _run_worker(task: WorkerAssignment, rank: int, key: bytes) -> int:
         if link.receive() != MEET:
             raise HostRefused("the controller runs another version than this worker")
         group = init_mlx_group(task, rank)
+        restore_temporary_folder(os.environ)
         link.send(READY)
         serve(link, partial(open_rank, group=group))
     except HostLost:

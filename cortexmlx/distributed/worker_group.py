@@ -26,6 +26,9 @@ WORKER = (sys.executable, "-P", "-m", "cortexmlx.distributed.worker")
 
 START_SECONDS = 120.0
 
+HEAD_START_SECONDS = 0.05
+"""In MLX's ring the last rank connects first. It waits a second if the others do not listen yet."""
+
 _SHOWN_LINES = 3
 
 
@@ -144,8 +147,11 @@ class WorkerGroup:
 
     def _form_mlx_group(self, deadline: float) -> None:
         """Have the workers, which have all joined, form MLX's group. Raises HostRefused."""
-        for channel in self.channels:
+        *others, last = self.channels
+        for channel in others:
             channel.send(MEET)
+        time.sleep(HEAD_START_SECONDS if others else 0.0)
+        last.send(MEET)
         for channel in self.channels:
             if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
                 raise HostRefused(f"{channel.name} runs something else than a worker of this version")

@@ -329,7 +329,7 @@ class CopyWatch:
         if not large:
             return
         self._attempts[moment] += 1
-        copied_sizes = _find_copies(large, tolerance)
+        copied_sizes = _copied_sizes(large, tolerance)
         if copied_sizes is None or (copied_sizes and not _is_quiet(arena, large)):
             mx.eval(arrays)
             return
@@ -373,8 +373,10 @@ class CopyWatch:
             )
 
 
-def _find_copies(arrays: Sequence[mx.array], tolerance: int) -> list[int] | None:
-    """Evaluate arrays one by one. Return the bytes of copied ones; None, some perhaps not evaluated, if unknown."""
+def _copied_sizes(arrays: Sequence[mx.array], tolerance: int) -> list[int] | None:
+    """Evaluate arrays one by one, and return the bytes of each that MLX copied instead of writing in place (give or
+    take `tolerance`); None, some perhaps not evaluated, if that cannot be told.
+    """
     copied_sizes = []
     previous = _MemoryCounts.now()
     for array in arrays:
@@ -397,6 +399,6 @@ def _is_quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
         if _MemoryCounts.now() != previous:
             return False
         arena.write_scratch()
-        if _find_copies(arrays, _WRITE_SLACK) is None:
+        if _copied_sizes(arrays, _WRITE_SLACK) is None:
             return False
     return True

@@ -210,7 +210,9 @@ class ModelRunner:
         prepare_memory(plan, self.memory)
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
-        """Build a forward pass as a graph. Compute only what goes through the feed. Return the arrays to compute."""
+        """Build a forward pass as a graph, and return the arrays to compute. Nothing is computed yet, except what the
+        `EarlyEvaluator` may begin with.
+        """
         self._plan, self._head_inputs = plan, None
         if not plan.column:  # what is left is of a window that nobody flushed: a head asleep would leave its share
             self.memory.tail.clear()
@@ -359,8 +361,10 @@ class ModelRunner:
             everything = sees_all or kept is not None
             kept = np.arange(len(plan.positions), dtype=np.int32) if everything else plan.logit_rows
         with swiglu.use_powers_of_two(), products, adapters:
-            embeddings = self.sight.embed(tokens, plan.features) if self.sight is not None and plan.features else None
-            inputs = tokens[:, None], self._layer_caches, plan.logit_rows
+            embeddings, ids = None, tokens
+            if self.sight is not None and plan.features:  # 0 pads, and has inputs of each layer in Gemma 4
+                embeddings, ids = self.sight.embed(tokens, plan.features), mx.maximum(tokens, 0)
+            inputs = ids[:, None], self._layer_caches, plan.logit_rows
             if kept is None:
                 return self._logit_rows.run(*inputs, embeddings), None
             logits, states = self._logit_rows.run_keeping(*inputs, kept, embeddings)

@@ -463,15 +463,14 @@ class LogitBias:
 
 
 class RepetitionPenalty:
-    """Makes the last `context` tokens of prompt and answer less likely.
+    """Makes the last `context` tokens of prompt and answer less likely, in rows that all have a penalty.
 
     Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once however
     often the token occurs. This is the rule of mlx-lm's `make_repetition_penalty`.
     """
 
     def __init__(self, histories: Sequence[TokenList], penalties: Sequence[float], contexts: Sequence[int]) -> None:
-        # A row without a penalty needs one column, whatever it says.
-        self._contexts = np.array([c if p != 1.0 else 1 for c, p in zip(contexts, penalties, strict=True)])
+        self._contexts = np.array(contexts)
         last = [np.asarray(h[-c:], np.int32) for h, c in zip(histories, self._contexts, strict=True)]
         self._lengths = np.array([len(tokens) for tokens in last])
         width = max(1, int(self._lengths.max()))
@@ -497,17 +496,13 @@ class RepetitionPenalty:
 
 
 class CountPenalty:
-    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it.
+    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it, in rows that all have a penalty.
 
     `logit -= count * frequency + (count > 0) * presence`, where `count` is how often the answer has the token already.
     """
 
     def __init__(self, outputs: Sequence[TokenList], presence: Sequence[float], frequency: Sequence[float]) -> None:
-        has_penalty = [p != 0.0 or f != 0.0 for p, f in zip(presence, frequency, strict=True)]
-        token_counts = [
-            np.unique(np.asarray(output if is_penalised else (), np.int32), return_counts=True)
-            for output, is_penalised in zip(outputs, has_penalty, strict=True)
-        ]
+        token_counts = [np.unique(np.asarray(output, np.int32), return_counts=True) for output in outputs]
         self._tokens = mx.array(_pad_rows([tokens for tokens, _ in token_counts], np.int32))
         self._counts = mx.array(_pad_rows([counts for _, counts in token_counts], np.int32))
         self._presence = mx.array(np.array(presence, np.float32)[:, None])

@@ -68,6 +68,18 @@ def without_side_effects() -> Iterator[None]:
             advice.removeFilter(say_nothing)
 
 
+def leave_tokenizers_out() -> None:
+    """Have this process load models without transformers, which takes a second: it tokenizes nothing."""
+    enter_mlx_lm()
+
+    def load(*arguments: object, **options: object) -> Any:
+        raise RuntimeError("this process was started to load models without their tokenizers")
+
+    absent = ModuleType(f"{_NAME}.tokenizer_utils", "Stands in for mlx-lm's, which imports transformers.")
+    vars(absent).update(TokenizerWrapper=object, load=load)
+    sys.modules.setdefault(absent.__name__, absent)
+
+
 def import_mlx_lm_utils() -> Any:
     """Import and return `mlx_lm.utils`, which loads model folders. The first call imports transformers. Later calls
     take no lock, so an exception that is thrown at an engine's thread while it loads leaves no lock taken.

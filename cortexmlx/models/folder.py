@@ -29,23 +29,24 @@ def load_folder(
     folder: Path, on_built: Callable[[Any], None] = lambda model: None, *, lazy: bool = False
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     """Load the model of a folder: return the model, its tokenizer, its config and notes for the user. Weights are
-    evaluated on this thread, but not with `lazy`.
+    evaluated on this thread. With `lazy`, a part of a model is loaded: weights are not read yet, and the tokenizer is
+    None, which the controller has.
 
     `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
     Raises ModelNotFound if the folder holds no model, and ModelCorrupt for damaged or missing files. Raises
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
-    tokenizer, config, notes = load_folder_without_weights(folder)
+    tokenizer, config, notes = load_folder_without_weights(folder, tokenizes=not lazy)
     tensors = check_weights(folder)
     if lacks_head(tensors, config, _is_embedding_model(folder)):
         notes += ("its weights have no output matrix: it embeds texts, and what it writes means nothing",)
     return _build_model(folder, config, tensors, on_built, lazy), tokenizer, config, notes
 
 
-def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Return the tokenizer, the config and the notes of `load_folder`. The weight files are only checked. Raises what
-    `load_folder` raises before it reads weights.
+def load_folder_without_weights(folder: Path, *, tokenizes: bool = True) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Return the tokenizer (None unless the caller `tokenizes`), the config and the notes of `load_folder`. The weight
+    files are only checked. Raises what `load_folder` raises before it reads weights.
     """
     config = read_config(folder)
     if config["model_type"] == ASSISTANT:
@@ -59,9 +60,8 @@ def load_folder_without_weights(folder: Path) -> tuple[Any, dict[str, Any], tupl
     check_layer_count(folder, config, len(tensors))
     if package_message := missing_package(config["model_type"]):
         raise _missing_package_error(folder, config, package_message)
-    eos_ids = read_eos_ids(folder, config)
     # The tokenizer comes first because it fails sooner.
-    tokenizer, notes = load_tokenizer(folder, eos_ids)
+    tokenizer, notes = load_tokenizer(folder, read_eos_ids(folder, config)) if tokenizes else (None, ())
     return tokenizer, config, (*note_unread_inputs(config), *notes)
 
 

@@ -27,7 +27,8 @@ class DecodeWindow:
     """A fixed set of decoding rows, the `lanes`, and the steps until their next flush. The next step writes `column`
     of the tail's `columns`; 0 if no window is open. Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS` columns.
 
-    A job that ends well while its newest tokens are in the tail is *awaiting the flush*. It has lost its row, but keeps
+    A job whose newest tokens are in the tail, and are to be cached when it ends (`RunningSet.should_cache_newest`), is
+    *awaiting the flush* then. It has lost its row, but keeps
     its blocks until these tokens are in the arena, so that other jobs can begin with them.
     """
 

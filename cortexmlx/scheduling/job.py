@@ -91,8 +91,10 @@ class Job:
     """The same, while there is room to spare."""
     has_awaited_state: bool = False
     """Whether it has waited for another job's recurrent state."""
+    has_awaited_images: bool = False
+    """Whether it has waited for the features of its images, and has not begun since."""
     refused_at: int = 0
-    """The most computed tokens that it had when a step was refused memory, of which it took most."""
+    """The most computed tokens that it had when memory was refused to a step in which its share was the largest."""
     refusals: int = 0
     """How many such refusals there were without progress in between."""
     drops: int = 0
@@ -297,7 +299,9 @@ class Job:
         self.num_planned_outputs = self.num_generated
 
     def note_refusal(self) -> None:
-        """Count a refusal of memory to a step of which this job took most."""
+        """Note that memory was refused to a step in which this job's share was the largest. It counts if there was no
+        progress since the one before.
+        """
         num_computed = self.num_computed_tokens + len(self.dropped_tokens)
         has_progressed = num_computed > self.refused_at
         self.refusals = 0 if has_progressed else self.refusals + 1

@@ -28,7 +28,8 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share_budget
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import Backoff, GrowthRetry, LengthLimits, limit_stuck_jobs
+from cortexmlx.scheduling.shortage import Backoff, LengthLimits, RefusalRetry, limit_stuck_jobs
+from cortexmlx.types.images import PreparedImage
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -108,7 +109,7 @@ class Scheduler:
         self.cache = cache
         self.config = config
         self.backoff = Backoff(config.max_rows, config.prefill_budget)
-        self._growth = GrowthRetry()
+        self._growth = RefusalRetry()
         self.limits = LengthLimits(config.context_length, config.max_request_tokens, config.keep)
         self.cost_model = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
@@ -123,7 +124,7 @@ class Scheduler:
         self._arrivals = 0
         self.pipeline_gate = PipelineGate(self._running_set, self._window, self._admission, config.pipeline)
         self._shrink_requested = False
-        self._lone_prefill_budget = config.lone_prefill_budget
+        self._large_pieces = RefusalRetry()
         self.has_large_piece = False
         """Whether the newest step has more prompt tokens than steps have beside decoding rows."""
 
@@ -197,11 +198,11 @@ class Scheduler:
     def restart_rows(self, rows: int | None = None) -> None:
         """Requeue all running jobs with nothing but their tokens, after a step that failed. Neither what it was to
         write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now
-        on; but if it had a larger piece of a prompt than usual, only the pieces have the usual size from now on.
+        on; but if it had a larger piece of a prompt than usual, only the pieces have the usual size for a while.
         """
         if rows is not None:
-            if self.has_large_piece:  # the usual pieces may be possible, and with this machine larger ones are not
-                self._lone_prefill_budget = 0
+            if self.has_large_piece:  # the usual pieces may be possible
+                self._large_pieces.note_refusal()
             else:
                 self.backoff.tighten(rows)
             self.restarts += self.rows_running
@@ -259,10 +260,23 @@ class Scheduler:
             self.shrink_arena()
 
     def shrink_arena(self) -> None:
-        """Free the unused end of the arena, if `relieve_memory` asked for it. Nothing may be in flight."""
+        """Free the end of the arena that is unused now, if `relieve_memory` asked for it. Nothing may be in flight."""
         if self._shrink_requested:
             self._shrink_requested = False
             self.cache.pools.shrink(1)
+
+    def await_images(self, want: Callable[[Sequence[PreparedImage]], PreparedImage | None]) -> None:
+        """Have jobs wait for the features of their images before they begin: see `Admission.want_images`."""
+        self._admission.want_images = want
+
+    @property
+    def jobs_awaiting_images(self) -> list[Job]:
+        """The jobs that wait until the model has looked at their images."""
+        return self._admission.jobs_awaiting_images
+
+    def note_seen(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for an image."""
+        self._admission.note_seen(image)
 
     @property
     def is_idle(self) -> bool:
@@ -387,14 +401,21 @@ class Scheduler:
             budget = self.cost_model.prompt_budget(target, self.backoff.tokens, len(decoding))
         else:
             longest = max((j.num_computed_tokens for j in prefilling), default=0)
-            budget = self.cost_model.lone_budget(self.backoff.tokens, self._lone_prefill_budget, longest)
+            most_tokens = 0 if self._large_pieces.must_wait else self.config.lone_prefill_budget
+            budget = self.cost_model.lone_budget(self.backoff.tokens, most_tokens, longest)
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
-        prefill_counts = []
+        prefill_counts: list[tuple[Job, int]] = []
         for job, count in zip(prefilling, counts, strict=True):
-            if count and job.is_running:
+            count = min(count, budget)  # less than its share if an image before it took more
+            if count > 0 and job.is_running:
                 count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
+                if job.request.images is not None:
+                    count = job.request.images.whole_images(job.num_computed_tokens, count)
+                if count > budget and prefill_counts:
+                    continue  # the next step has room for the image, or begins with it
                 self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
+                budget -= count
         decoding = [j for j in decoding if j.is_running]
         prefill_counts = [(job, count) for job, count in prefill_counts if job.is_running]
         job_counts = [(j, 1 + len(j.drafts)) for j in decoding] + prefill_counts
@@ -476,6 +497,8 @@ class Scheduler:
                 rows.append(RowTokens(job, (), 0, FinishReason.STOP))
         if self._growth.wait and self._growth.note_good_step():
             self._allow_growth()
+        if self._large_pieces.wait:
+            self._large_pieces.note_good_step()
         if self.backoff.holds_back and self.backoff.relax():
             self._admission.recheck_queue()
         end = 0

@@ -159,7 +159,7 @@ STEPS_TO_RELAX = 64
 """After this many good steps in a row, twice as much is tried."""
 
 MAX_STEPS = 64 * STEPS_TO_RELAX
-"""After this many steps at most, growth that was refused is asked for again."""
+"""After this many steps at most, what was refused is tried again."""
 
 
 class Backoff:
@@ -202,22 +202,27 @@ class Backoff:
         self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
 
 
-class GrowthRetry:
-    """Decides when a cache that was refused memory asks for it again while requests run. That is after
-    `STEPS_TO_RELAX` good steps, and after each further refusal in a row twice as many, up to `MAX_STEPS`. A
-    refusal may cost all rows a new beginning.
+class RefusalRetry:
+    """Decides when something that was refused memory is tried again while requests run: a growth of the cache, or a
+    large piece of a prompt. That is after `STEPS_TO_RELAX` good steps, and after each further refusal in a row twice as
+    many, up to `MAX_STEPS`. A refusal may cost all rows a new beginning.
     """
 
     def __init__(self) -> None:
         self.wait = self._good_steps = 0
         """The good steps to wait for; 0: nothing was refused lately, and nobody need ask."""
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether it was refused so lately that it is not to be tried yet."""
+        return self._good_steps < self.wait
+
     def note_refusal(self) -> None:
-        """Note that growth was refused, and wait longer than the last time."""
+        """Note a refusal, and wait longer than the last time."""
         self.wait, self._good_steps = min(max(STEPS_TO_RELAX, 2 * self.wait), MAX_STEPS), 0
 
     def note_good_step(self) -> bool:
-        """Count a good step. Return whether growth may be asked for again from now on."""
+        """Count a good step. Return whether it may be tried again from now on."""
         if not self.wait:
             return False
         self._good_steps += 1

@@ -23,11 +23,14 @@ from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import messages
+from cortexmlx.protocols.ollama import chat as ollama_chat
+from cortexmlx.protocols.ollama import generate as ollama_generate
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import ReplyInfo, RequestDefaults, is_token_list
 from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.http import (
+    LINES_TYPE,
     MAX_FULL_BODIES,
     SCOPE_BODY_BYTES,
     SCOPE_CLIENT,
@@ -37,6 +40,7 @@ from cortexmlx.server.http import (
     RequestHandler,
     RequestLimiter,
     error_for_client,
+    json_line,
     json_reply,
     read_json_body,
     run_by_size,
@@ -68,8 +72,10 @@ class ServedProtocol(NamedTuple):
     """The class that makes the chunks of a stream."""
     named_events: bool = False
     """Whether the events of a stream have names, and nothing stands after the last."""
-    ping: bytes = b": still here\n\n"
-    """What a silent stream says, so that clients do not give up."""
+    lines: bool = False
+    """Whether a stream is lines of JSON instead of server-sent events."""
+    ping: bytes | None = b": still here\n\n"
+    """What a silent stream says, so that clients do not give up. None: what its `stream_class` says with `ping`."""
     id_header: str | None = None
     """The header of a reply with the id of its request."""
 
@@ -85,6 +91,8 @@ PROTOCOLS = {
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
         id_header="request-id",
     ),
+    ollama_chat.URL: ServedProtocol(ollama_chat, ollama_chat.ChatLines, lines=True, ping=None),
+    ollama_generate.URL: ServedProtocol(ollama_generate, ollama_generate.GenerateLines, lines=True, ping=None),
 }
 
 
@@ -194,9 +202,12 @@ class GenerationEndpoints:
             lease.engine.token_bytes,
             seal=defaults.seal,
             keep=self.stored_responses.for_client(client).store,
+            load_seconds=waited_seconds,
             progress=answers.progress,
         )
         headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
+        if not text_request.prompts:  # the model was only to be loaded
+            return json_reply(protocol.module.write(text_request, [], info), headers=headers)
 
         def finish() -> None:
             answers.close()
@@ -210,7 +221,8 @@ class GenerationEndpoints:
         await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
         if text_request.stream:
             stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
-            return EventStream(stream, exit_stack.pop_all().close, headers)
+            media_type = LINES_TYPE if protocol.lines else "text/event-stream"
+            return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
         return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
 
@@ -230,6 +242,7 @@ class GenerationEndpoints:
             earlier_responses=self.stored_responses.for_client(client),
             known_vars=known_vars,
             check_image=lease.engine.check_image if lease is not None and lease.engine.sees_images else None,
+            read_elsewhere=self.settings.read_elsewhere,
         )
 
     async def _stream_events(
@@ -239,26 +252,31 @@ class GenerationEndpoints:
         `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
         """
 
+        def pack(body: dict[str, Any]) -> bytes:
+            if protocol.lines:
+                return json_line(body)
+            return server_sent_event(body, body["type"] if protocol.named_events else None)
+
         def as_bytes(event: TokenEvent, number: int = 0) -> bytes:
-            return b"".join(
-                server_sent_event(body, body["type"] if protocol.named_events else None)
-                for body in chunks.convert(event, number)
-            )
+            return b"".join(map(pack, chunks.convert(event, number)))
 
         try:
-            async for item in answers.events(self.settings.quiet):
-                data = protocol.ping if item is None else as_bytes(item[1], item[0])
-                if data:
+            async for batch in answers.events(self.settings.quiet):
+                if batch:
+                    data = b"".join(as_bytes(event, number) for number, event in batch)
+                else:
+                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
+                if data:  # in one write
                     yield data
                     answers.last_sent_time = time.monotonic()
-                if item is not None and item[1].error is not None:
+                if batch and batch[-1][1].error is not None:
                     return
         except BaseException as error:
             if (client_error := error_for_client(error)) is None or answers.closed:
                 raise
             yield as_bytes(TokenEvent("", error=client_error))
             return
-        if not protocol.named_events:
+        if not protocol.named_events and not protocol.lines:
             yield b"data: [DONE]\n\n"
 
 
@@ -353,16 +371,17 @@ class HttpRequestAnswers:
 
         return lambda event: self._mailbox.put(deliver, event)
 
-    async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
-        """Yield each event with its prompt's number, until all prompts are completed or one fails (a SlowClient, too).
-        Yield None whenever the reader has sent nothing for `quiet` seconds. After `close` it ends.
+    async def events(self, quiet: float) -> AsyncIterator[list[tuple[int, TokenEvent]]]:
+        """Yield the events that have come, each with its prompt's number, until all prompts are completed or one fails
+        (a SlowClient, too), which is the last then. Yield none whenever the reader has sent nothing for `quiet`
+        seconds. After `close` it ends.
         """
         self.last_sent_time = time.monotonic()
         while len(self.completions) < len(self._request.prompts):
             silent_seconds = time.monotonic() - self.last_sent_time
             if silent_seconds >= quiet and not self.closed:
                 self.last_sent_time = time.monotonic()
-                yield None
+                yield []
                 continue
             if not self._events:
                 if self.closed:
@@ -375,12 +394,15 @@ class HttpRequestAnswers:
                 finally:
                     alarm.cancel()
                 continue
-            number, event = self._events.popleft()
-            if event.completion is not None:
-                self.completions[number] = event.completion
-            self.failed_count += event.error is not None
-            yield number, event
-            if event.error is not None:
+            batch = []
+            while self._events and not self.failed_count:
+                number, event = self._events.popleft()
+                if event.completion is not None:
+                    self.completions[number] = event.completion
+                self.failed_count += event.error is not None
+                batch.append((number, event))
+            yield batch
+            if self.failed_count:
                 return
 
     @property
@@ -394,9 +416,9 @@ class HttpRequestAnswers:
 
     async def wait_for_answers(self) -> list[tuple[Completion, ...]]:
         """Wait for all prompts and return the answers to each. Raises the error of the first prompt that fails."""
-        async for item in self.events(3600.0):
-            if item is not None and item[1].error is not None:
-                raise item[1].error
+        async for batch in self.events(3600.0):
+            if batch and (error := batch[-1][1].error) is not None:
+                raise error
         return [(completion, *completion.others) for _, completion in sorted(self.completions.items())]
 
     def close(self) -> None:

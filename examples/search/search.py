@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cortexmlx import Engine
+from cortexmlx import CortexError, Engine
 
 MODEL = "Qwen/Qwen3-Embedding-0.6B"
 
@@ -24,6 +24,8 @@ def paragraphs(folder: Path) -> Iterator[tuple[Path, str]]:
 def search(engine: Engine, folder: Path, question: str, most: int = 3) -> list[tuple[float, Path, str]]:
     """Return the paragraphs that are most like an answer, with their scores, the best first."""
     found = list(paragraphs(folder))
+    if not found:
+        return []
     notes = engine.embed([text for _, text in found], truncate=True).vectors
     info = engine.info.embedding
     asked = engine.embed([question], prompt="query" if info and "query" in info.prompts else None).vectors[0]
@@ -32,7 +34,14 @@ def search(engine: Engine, folder: Path, question: str, most: int = 3) -> list[t
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        raise SystemExit(__doc__)
     folder, question, *model = sys.argv[1:]
-    with Engine(*model or [MODEL]) as engine:
-        for score, path, text in search(engine, Path(folder), question):
-            print(f"{score:.2f}  {path}: {' '.join(text.split())[:80]}")
+    try:
+        with Engine(*model or [MODEL]) as engine:
+            for score, path, text in search(engine, Path(folder), question):
+                print(f"{score:.2f}  {path}: {' '.join(text.split())[:80]}")
+    except (CortexError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

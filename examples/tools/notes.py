@@ -80,8 +80,10 @@ def _main() -> None:
             talk = engine.conversation(system="Answer from the user's notes.")
             answer = talk.ask(asked.question, tools=[list_notes, read_note, add_note], approve=_allowed, on_event=_told)
             print(answer.text)
-    except CortexError as error:
+    except (CortexError, EOFError) as error:  # EOFError: nobody is there to allow a call
         raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

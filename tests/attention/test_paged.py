@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
 from cortexmlx.attention.paged import AttentionParams, PagedKV, StepDerivedData, paged_attention
-from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
@@ -48,13 +45,3 @@ def test_the_backend_gets_what_the_model_gave() -> None:
     out = paged_attention(queries, kv.astype(mx.float16), params)
     assert np.array_equal(np.array(out), np.array(queries) * 2)
     assert len(seen) == 1 and seen[0][0] is queries and seen[0][1] is kv and seen[0][2] is params
-
-
-def test_slopes_over_listed_blocks_are_refused() -> None:
-    """A distance across the gaps of a list, or within what is listed: nobody has said."""
-    arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 1, 8)
-    kv = PagedKV(arena, 0, replace(STEP, listed=True), None, 0, mx.float32, lambda queries, kv, params: queries)
-    queries = mx.ones((3, 1, 1, 4))
-    assert paged_attention(queries, kv, AttentionParams(0.5)) is queries
-    with pytest.raises(KVBlockError, match="distance"):
-        paged_attention(queries, kv, AttentionParams(0.5, slopes=mx.ones(1)))

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cortexmlx import Engine
-from support.models.bench_model import shrink_yardstick, write_small
-
-
-@pytest.fixture(autouse=True)
-def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink_yardstick(monkeypatch)
+from support.models.bench_model import write_small
 
 
 @pytest.fixture(scope="session")

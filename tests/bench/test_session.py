@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from cortexmlx import Engine
 from cortexmlx.bench import session
 from cortexmlx.bench.measure.engines import BenchPlan
 from cortexmlx.bench.measure.subject import RequestsInFlight
-from cortexmlx.bench.measure.yardstick import Yardstick
+from cortexmlx.bench.suites import rows
 from cortexmlx.bench.suites.against import ComparisonSizes
 from cortexmlx.cli.start import run
 from support.models.bench_model import bench
@@ -50,56 +49,19 @@ def test_an_interrupt_keeps_the_cases_that_are_complete(
 def test_an_interrupt_keeps_the_runs_so_far(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample, calls = Yardstick.add_sample, [0]
+    own, calls = rows._run_test, [0]
 
-    def interrupted(self: Yardstick) -> None:
+    def interrupted(*arguments: Any) -> Any:
         calls[0] += 1
-        if calls[0] == 4:
+        if calls[0] == 2 + 4:  # two to warm up
             raise KeyboardInterrupt
-        sample(self)
+        return own(*arguments)
 
-    monkeypatch.setattr(Yardstick, "add_sample", interrupted)
+    monkeypatch.setattr(rows, "_run_test", interrupted)
     assert run(["bench", model, "-p", "8", "-n", "4", "-r", "5", "-o", "json"]) == 130
     report = json.loads(capsys.readouterr().out)
     assert [(row["test"], len(row["tokens_per_second"])) for row in report["rows"]] == [("pp8", 1), ("tg4", 2)]
     assert report["interrupted"] and "interrupted" in report["notes"][-1]
-
-
-def test_what_is_compared_is_measured_in_rounds_each_with_engines_of_its_own(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, closed = list[Engine](), list[Engine]()
-    open_engines, close = session.open_engines, Engine.close
-
-    def watched(*arguments: Any, **options: Any) -> dict[int, Engine]:
-        assert all(engine in closed for engine in opened), "two rounds' weights at once"
-        found = open_engines(*arguments, **options)
-        opened.extend(found.values())
-        return found
-
-    def noted(self: Engine) -> None:
-        closed.append(self)
-        close(self)
-
-    monkeypatch.setattr(session, "open_engines", watched)
-    monkeypatch.setattr(Engine, "close", noted)
-    sizes = ["-p", "8", "-n", "4", "-b", "2"]
-    bench(capsys, model, *sizes, "-r", "7", "--save", str(tmp_path / "a.json"))
-    kept = json.loads((tmp_path / "a.json").read_text())
-    assert len(opened) == 5
-    yardstick = kept["compared"]["yardstick"]
-    for series in kept["compared"]["series"]:
-        assert series["rounds"] == [0, 1, 2, 2, 3, 4, 4] and len(series["values"]) == 7
-        samples = yardstick[f"{series['machine']}, {series['clock']}"]
-        assert len(samples) == 7 * 2 + 5 and min(samples) <= min(series["beside"]) <= max(samples)
-    opened.clear()
-    bench(capsys, model, *sizes, "-r", "7")
-    assert len(opened) == 1, "nobody compares"
-
-
-def test_memory_of_the_yardstick_is_not_the_models(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    report = json.loads(bench(capsys, model, "-p", "8", "-n", "0", "-r", "1", "-o", "json"))
-    assert report["rows"][0]["peak_bytes"] < 2**27, "a model of some kilobytes"
 
 
 def test_tokens_counted_are_tokens_produced(
@@ -158,7 +120,7 @@ def test_what_is_warmed_up_before_the_first_pair_is_said(model: str) -> None:
     """It takes minutes with a large model, in which "loading: 100%" was all there was to see."""
     said: list[str] = []
     plan = BenchPlan(model, (), None, "auto", 1, 0, said.append)
-    session.compare_with_mlx_lm(plan, ["basic"], ["pp20 x16"], ComparisonSizes((24,), generates=(8,)), 16)
+    session.compare_with_mlx_lm(plan, "basic", ["pp20 x16"], ComparisonSizes((24,), generates=(8,)), 16)
     loaded = max(n for n, what in enumerate(said) if what.endswith("100%"))
     pair = next(n for n, what in enumerate(said) if "pair 1 of 1" in what)
     assert said[loaded + 1] == "warming up, 1 prompt of 64 tokens: cortexmlx"

@@ -40,6 +40,19 @@ async def turns(until: Callable[[], bool]) -> int:
     return count
 
 
+def test_who_holds_up_the_event_loop_is_told_once(tiny: Any, recwarn: pytest.WarningsRecorder) -> None:
+    async def program(engine: Engine) -> None:
+        for _ in range(2):
+            engine.generate(PROMPT, SHORT)
+
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8) as engine:
+        engine.generate(PROMPT, SHORT)
+        assert not recwarn.list
+        asyncio.run(program(engine))
+    (warned,) = recwarn.list
+    assert warned.filename == __file__ and "await engine.agenerate" in str(warned.message)
+
+
 def test_an_engine_is_awaited_and_closed(tiny: Any) -> None:
     async def program() -> None:
         engine = await Engine.open(tiny("llama"), kv_memory="256KB", block_size=8)

@@ -106,6 +106,8 @@ def scores(driver: Driver) -> list[tuple[int, ...]]:
 def test_two_processes_answer_as_one(two: Driver, one: Driver, asked: Callable[[Driver], Any]) -> None:
     assert asked(two) == asked(one)
     two.core.check_invariants()
+    processes = two.core.model._group._workers._processes  # type: ignore[attr-defined]
+    assert not (processes._folder / "mlx").exists()  # what MLX compiles is kept, and not compiled at every start
 
 
 def test_rows_were_preempted_in_both(two: Driver, one: Driver) -> None:

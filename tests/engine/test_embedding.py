@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 
 from cortexmlx import EmbeddingRefused, Embeddings, Engine, EngineClosed, FinishReason, SamplingParams
+from cortexmlx.cli.start import run
 from cortexmlx.core.core import EngineCore
+from cortexmlx.errors import InvalidRequest
 from support.embedding.models import INSTRUCTION, write_embedding, write_json
 from support.embedding.numpy_transformer import NumpyTransformer, dense, pooled, unit
 from support.patience import PATIENCE
@@ -68,6 +72,24 @@ def test_dense_layers_follow_pooling(tmp_path: Path, activation: str) -> None:
             vector = pooled(judge.states(tokens_of(engine, text)), "mean")
             right.append(unit(dense(dense(vector, model / "2_Dense"), model / "3_Dense")))
         assert np.abs(got.vectors - right).max() <= 1e-5 and distance(got.vectors, right) <= 1e-5
+
+
+def test_a_chat_with_a_model_that_embeds_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_embedding(tmp_path / "vectors")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    write_json(model / "tokenizer_config.json", settings | {"chat_template": "{{ messages[0]['content'] }}"})
+    with (
+        engine_of(model) as engine,
+        pytest.raises(InvalidRequest, match="is an embedding model: it turns texts"),
+    ):
+        engine.generate([{"role": "user", "content": "Hello?"}], max_tokens=1)
+    (tmp_path / "in").write_text("Hello?")
+    with (tmp_path / "in").open() as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert run(["chat", str(model), "--no-save"]) == 1
+    assert "is an embedding model" in capsys.readouterr().err
 
 
 def test_fewer_dimensions_are_the_first_ones_normalized_again(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ _BIAS = "        score[s] = fma(slope, float(begin + s * SPAN + int(lane_token) 
 
 
 TESTS = (
-    "kv/test_step.py",
     "attention/test_alibi.py",
     "attention/test_softmax.py",
     "attention/test_reference_step.py",
@@ -41,7 +40,6 @@ TESTS = (
     "metal/test_decode_wide.py",
     "metal/test_decode_alibi.py",
     "metal/test_decode_quantized.py",
-    "metal/test_decode_blocks.py",
     "metal/test_reduce.py",
     "metal/test_prefill.py",
     "attention/test_metal.py",

@@ -13,7 +13,6 @@ RUN = "cli/embed/run.py"
 FILES = "cli/embed/files.py"
 JSONL = "cli/embed/jsonl.py"
 NPY = "cli/embed/npy.py"
-PARQUET = "cli/embed/parquet.py"
 COMMAND = "cli/embed/command.py"
 
 TESTS = (
@@ -46,7 +45,7 @@ FAULTS = (
     Fault(
         "requests of all clients are one client's",
         PATHS,
-        'truncate=embedding_request.truncate,\n                client=request.scope.get(SCOPE_CLIENT, "")',
+        'truncate=embedding_request.truncate,\n            client=request.scope.get(SCOPE_CLIENT, "")',
         'truncate=embedding_request.truncate, client=""',
     ),
     Fault(
@@ -95,5 +94,4 @@ FAULTS = (
     ),
     Fault("rows are not counted in the header", NPY, "self._write_header(self.count + len(rows))", "pass"),
     Fault("a text without a vector has zeros", NPY, "np.nan", "0.0"),
-    Fault("gathered rows stay", PARQUET, "            pending_rows_path(self._path).unlink()\n", ""),
 )

@@ -19,7 +19,7 @@ KERNELS = [f"kernel_{n}.metal" for n in range(6)]
 
 PYTHON = f"""#!/bin/bash
 # Python, as far as the script knows: it writes a few kernels where the module would write all of them.
-[ "$1 $2" = "-m cortexmlx.metal.lab.agx.kernel_files" ] || exit 9
+[ "$1 $2" = "-m cortexmlx.metal.lab.kernel_files" ] || exit 9
 mkdir -p "$3" && cd "$3" && for name in {" ".join(KERNELS)}; do echo "[[kernel]] void k() {{}}" > "$name"; done
 """
 
@@ -109,7 +109,7 @@ def mac(tmp_path: Path) -> Runner:
 
 
 def test_the_script_asks_for_the_kernels_as_the_module_is_called(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cortexmlx.metal.lab.agx.kernel_files", str(tmp_path)]
+    command = [sys.executable, "-m", "cortexmlx.metal.lab.kernel_files", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and any(tmp_path.iterdir()), done.stderr
 

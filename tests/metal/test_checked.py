@@ -11,7 +11,7 @@ from cortexmlx import metal
 from cortexmlx.cli.doctor import checks
 from cortexmlx.metal.checked import CHECKED, CheckedKernel, select_quick
 from cortexmlx.metal.kernels import KernelFactory
-from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
+from cortexmlx.metal.lab.kernel_files import kernel_texts
 from cortexmlx.metal.lab.sim import metal_kernel
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.products.shape import PRODUCTS, ProductVariant

@@ -48,6 +48,19 @@ def test_a_folder_and_a_rendered_template_leave_the_process_as_it_was(tmp_path: 
     assert run(BEFORE + ask + AFTER + whole, str(write_folder(tmp_path / "m"))) == "hello\n"
 
 
+def test_a_part_of_a_model_is_loaded_without_what_tokenizes(tmp_path: Path) -> None:
+    code = """
+import sys
+from cortexmlx.mlx_lm.package import leave_tokenizers_out
+leave_tokenizers_out()
+from cortexmlx.models.load import load_model
+loaded = load_model(sys.argv[1], evaluate_part=lambda model: None)
+assert loaded.tokenizer is None and loaded.config["model_type"] == "llama"
+assert "mlx_lm.utils" in sys.modules and "transformers" not in sys.modules
+"""
+    run(code, str(write_folder(tmp_path / "m")))
+
+
 def test_a_gguf_model_needs_nothing_of_mlx_lm_but_its_model_class(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf")
     run(BEFORE + AFTER + 'assert "transformers" not in sys.modules and "mlx_lm.utils" not in sys.modules', str(path))

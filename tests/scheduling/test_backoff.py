@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.scheduling.latency import MIN_PIECE
-from cortexmlx.scheduling.shortage import MAX_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
+from cortexmlx.scheduling.shortage import MAX_STEPS, STEPS_TO_RELAX, Backoff, RefusalRetry
 
 
 def good_steps(backoff: Backoff, count: int) -> int:
@@ -52,7 +52,7 @@ def test_good_steps_in_a_row_double_it_until_nothing_is_held_back() -> None:
 
 
 def test_growth_that_was_refused_is_asked_for_again_ever_more_seldom_and_for_ever() -> None:
-    retry, waits = GrowthRetry(), []
+    retry, waits = RefusalRetry(), []
     assert not any(retry.note_good_step() for _ in range(1_000)), "nothing was refused"
     for _ in range(10):
         retry.note_refusal()

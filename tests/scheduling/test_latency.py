@@ -10,6 +10,8 @@ from hypothesis import given
 
 from cortexmlx.scheduling.latency import LONE_SCORES, LONE_SECONDS, CostModel, share_budget
 from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.shortage import STEPS_TO_RELAX
+from cortexmlx.types.request import FinishReason
 from support.scheduling.clockwork import Clockwork
 from support.scheduling.requests import commit
 
@@ -183,7 +185,7 @@ def test_pieces_are_as_ever_beside_decoding_rows_and_after_a_refusal_of_memory()
     assert [len(plan.positions) for plan, _ in alone.plans] == [256] * 3
 
 
-def test_a_larger_piece_that_is_refused_memory_is_not_tried_again_and_costs_nothing_else() -> None:
+def test_a_larger_piece_that_is_refused_memory_is_not_tried_again_soon_and_costs_nothing_else() -> None:
     clock = Clockwork(1e-5, lone_budget=2048)
     for request in (1, 2, 3):
         clock.add(request, 4000)
@@ -197,6 +199,24 @@ def test_a_larger_piece_that_is_refused_memory_is_not_tried_again_and_costs_noth
             for row in commit(clock.scheduler, plan, [5] * len(plan.logit_rows), 1e-5):
                 clock.first.setdefault(row.job.id, 0.0)
     assert clock.scheduler.restarts == 1 and not clock.scheduler.backoff.holds_back
+
+
+def test_larger_pieces_are_tried_again_ever_more_seldom() -> None:
+    clock, steps, waits = Clockwork(1e-5, lone_budget=2048), 0, []
+    for request in range(1, 400):
+        job = clock.add(request, 1500, tokens=1)
+        while not job.state.final:
+            plan = clock.scheduler.plan(0)
+            assert plan is not None
+            if len(plan.positions) > 512:
+                waits.append(steps)
+                clock.scheduler.restart_rows(0)
+                steps = 0
+                continue
+            steps += 1
+            for row in commit(clock.scheduler, plan, [5] * len(plan.logit_rows), 1e-5):
+                clock.scheduler.finish(row.job.id, FinishReason.LENGTH)
+    assert [round(wait / STEPS_TO_RELAX) for wait in waits[1:4]] == [1, 2, 4] and len(waits) == 5
 
 
 @pytest.mark.parametrize("cost", [2e-4, 1e-3])

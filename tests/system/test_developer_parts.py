@@ -18,7 +18,7 @@ from cortexmlx.system.developer_parts import DEVELOPER_PARTS, import_developer_p
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("module", ["cortexmlx.metal.lab.cost.traffic", "cortexmlx.metal.lab.sim"])
+@pytest.mark.parametrize("module", ["cortexmlx.metal.lab.kernel_files", "cortexmlx.metal.lab.sim"])
 def test_a_part_that_is_missing_is_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidRequest, match=r"^the count needs the kernel simulator.*pip install -e"):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.disk.folder import default_folder
-from cortexmlx.metal.lab.agx import compiler
 from cortexmlx.metal.lab.sim import toolchain
 from cortexmlx.system.files import cache_folder, state_folder
 
@@ -27,7 +26,7 @@ from cortexmlx.system.files import cache_folder, state_folder
 def test_all_caches_lie_where_the_system_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, variable: str | None, wanted: str
 ) -> None:
-    for name in ("CORTEXMLX_KV_STORE", "CORTEXMLX_SIM_CACHE", "CORTEXMLX_AGX_CACHE", "XDG_CACHE_HOME"):
+    for name in ("CORTEXMLX_KV_STORE", "CORTEXMLX_SIM_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "platform", system)
@@ -36,7 +35,6 @@ def test_all_caches_lie_where_the_system_has_them(
     assert cache_folder() == tmp_path / wanted
     assert default_folder() == tmp_path / wanted / "kv"
     assert toolchain.cache_folder() == tmp_path / wanted / "sim"
-    assert compiler.cache_folder().parent == tmp_path / wanted / "agx"
 
 
 def test_who_has_no_home_has_caches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

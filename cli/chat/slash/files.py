@@ -1,11 +1,15 @@
-"""/save, /load, /chats, /file and /image: a chat in a file, and a file in a chat."""
+"""/save, /copy, /load, /chats, /file and /image: a chat in a file, and a file in a chat."""
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import shutil
+import subprocess
 from functools import partial
 from pathlib import Path
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -15,7 +19,7 @@ from cortexmlx.cli.chat.slash.command import SlashCommand
 from cortexmlx.cli.chats.saved_chats import find_chat, newest_names_phrase, saved_names
 from cortexmlx.cli.limits import describe_limit, room_advice
 from cortexmlx.cli.program import adapt_commands
-from cortexmlx.cli.terminal.console import print_indented, print_rows
+from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows, write_control
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
@@ -47,6 +51,22 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     else:
         chat.conversation.save(path)
     print_indented(console, f"saved {len(chat.conversation.messages)} messages to {path}")
+
+
+@partial(SlashCommand, "/copy", "", "put the last answer on the clipboard")
+def copy_answer(chat: ChatSession, argument: str, console: Console) -> None:
+    """/copy: put the last answer on the clipboard, by the terminal (OSC 52, through ssh, too) and by pbcopy."""
+    answers = [message.get("content") for message in chat.conversation.messages if message["role"] == "assistant"]
+    if not answers or not (text := str(answers[-1] or "")):
+        raise InvalidRequest("there is no answer to copy")
+    if not is_terminal(console.file):
+        raise InvalidRequest("/copy needs a terminal; /save FILE.md writes the chat to a file")
+    data = text.encode("utf-8", "replace")
+    if pbcopy := shutil.which("pbcopy"):
+        subprocess.run([pbcopy], input=data, env=os.environ | {"LC_CTYPE": "UTF-8"}, check=False)
+    write_control(cast(TextIO, console.file), f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
+    how = "" if pbcopy else ", if this terminal lets programs do that (OSC 52)"
+    print_indented(console, f"copied {len(text):,} characters{how}")
 
 
 @partial(
@@ -151,7 +171,8 @@ def print_file_size(chat: ChatSession, file: Attachment, console: Console) -> No
         tokens = len(chat.engine.encode(file.text))
     if tokens >= chat.engine.longest_request:
         raise InvalidRequest(
-            f"{file.path} has {tokens:,} tokens, more than {describe_limit(chat.engine)}. {room_advice(chat.engine)}"
+            f"{file.path} has {tokens:,} tokens, more than {describe_limit(chat.engine)}. "
+            f"{room_advice(chat.engine, tokens)}"
         )
     print_indented(console, f"+ {file.path}: {size}, {tokens:,} tokens")
 

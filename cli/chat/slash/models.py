@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from cortexmlx.cli.chat import sampling
 from cortexmlx.cli.chat.session import ChatSession
@@ -25,6 +27,8 @@ from cortexmlx.types.request import Message
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 
+
+_LAST_TURNS = 2
 
 NO_ADAPTER = "none"
 """What the model alone is called among its adapters."""
@@ -147,10 +151,23 @@ def _print_messages(chat: ChatSession, console: Console) -> None:
     if not is_terminal(console.file):
         return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []
-    for message in (*system, *chat.conversation.messages):  # one at a time: a code block may lack its end
-        for line in render_markdown(f"{message_markdown(message)}\n", min(console.width, MAX_WIDTH)):
-            console.print(line, soft_wrap=True)
-        console.print()
+    _print_lines([*system, *chat.conversation.messages], console)
+
+
+def print_last_turns(messages: Sequence[Message], console: Console) -> None:
+    """Print the last two turns, in two thirds of the window at most."""
+    _print_lines(messages[-2 * _LAST_TURNS :], console, max(console.height * 2 // 3, 8))
+
+
+def _print_lines(messages: Sequence[Message], console: Console, most: int | None = None) -> None:
+    """Print messages as Markdown, or only their last lines."""
+    lines: list[Text] = []
+    for message in messages:  # one at a time: a code block may lack its end
+        lines += [*render_markdown(f"{message_markdown(message)}\n", min(console.width, MAX_WIDTH)), Text()]
+    if most is not None and len(lines) > most:
+        lines = [Text("...", style="dim"), *lines[-most:]]
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def describe_device() -> str:

@@ -24,7 +24,6 @@ COMMAND_SYNONYMS = {
     "/list": "/chats",
     "/ls": "/chats",
     "/history": "/show messages",
-    "/copy": "/save FILE.md",
     "/read": "/file PATH",
     "/models": "/model",
     "/q": "/exit",

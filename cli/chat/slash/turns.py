@@ -76,18 +76,19 @@ def answer_several_times(chat: ChatSession, argument: str, console: Console) -> 
         raise InvalidRequest(
             f"/n takes how many answers are wanted, 2 to {MAX_ANSWERS}, and the question if it is a new one"
         )
-    if chat.params.seed is None:
-        _warn_if_greedy(chat, console)
+    _warn_if_greedy(chat, console, f"all {number} will be the same")
     if text.strip():
         return Question(text.strip(), answers=int(number), typed_text=text.strip())
     question, replaces_last = _last_question(chat, "there is no question to answer: /n 3 TEXT asks one")
     return replace(question, replaces_last=replaces_last, answers=int(number))
 
 
-def _warn_if_greedy(chat: ChatSession, console: Console) -> None:
-    """Warn that at temperature 0 the answer will be the same again."""
+def _warn_if_greedy(chat: ChatSession, console: Console, effect: str = "the same again") -> None:
+    """Warn about the effect of settings that always take the likeliest token."""
     if chat.params.temperature == 0:
-        print_indented(console, "the same again, at temperature 0: /set temp 0.7 for another answer")
+        print_indented(console, f"{effect}, at temperature 0: /set temp 0.7 for another answer")
+    elif chat.params.top_k == 1:
+        print_indented(console, f"{effect}, with top_k 1: /set top_k 40 for another answer")
 
 
 def _last_question(chat: ChatSession, error_message: str) -> tuple[Question, bool]:

@@ -14,7 +14,7 @@ from cortexmlx.structured.tools import ToolCall
 CONSENT = "  run it? y, n, or a for always: "
 TAKEN_BACK = "stopped: the question and its calls are taken back"
 
-_ROWS, _CHARACTERS = 6, 600
+_SHOWN_LINES, _SHOWN_CHARACTERS = 6, 600
 """How much of a result is shown. The model reads all of it."""
 
 
@@ -74,6 +74,6 @@ def format_call(call: ToolCall) -> str:
 def shorten_result(result: str) -> str:
     """Return the beginning of a result, and how much more there is."""
     lines = result.strip().splitlines() or ["(nothing)"]
-    shown_text = "\n".join(lines[:_ROWS])[:_CHARACTERS]
+    shown_text = "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARACTERS]
     hidden_count = len(result.strip()) - len(shown_text)
     return shown_text + (f" ... ({hidden_count:,} more characters)" if hidden_count > 0 else "")

@@ -32,6 +32,9 @@ CONTROLLER_LOST = 4
 controller ends the links of all.
 """
 
+TEMPORARY_FOLDER = "CORTEXMLX_WORKER_TMPDIR"
+"""The user's TMPDIR, empty if there is none. While workers start, TMPDIR is the folder that is removed with them."""
+
 _KEY_CHARACTERS = 200
 
 _RANKS = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -84,6 +87,16 @@ def read_key(environment: MutableMapping[str, str], standard_input: TextIO) -> b
         if len(key) == KEY_BYTES:
             return key
     raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts")
+
+
+def restore_temporary_folder(environment: MutableMapping[str, str]) -> None:
+    """Make TMPDIR the user's again, on the controller's machine. MLX keeps there what it compiles for a CPU: in a new
+    folder, each start would compile all of it.
+    """
+    if (folder := environment.pop(TEMPORARY_FOLDER, None)) is not None:
+        environment["TMPDIR"] = folder
+        if not folder:
+            del environment["TMPDIR"]
 
 
 # What must be equal on every host: the versions that the workers and the controller run.

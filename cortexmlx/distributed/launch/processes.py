@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from cortexmlx.distributed.launch import mlx_launch, supervisor
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, KEY_VARIABLE
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, KEY_VARIABLE, TEMPORARY_FOLDER
 from cortexmlx.distributed.spec import THIS_MACHINE, Host, Hosts
 from cortexmlx.errors import HostRefused
 
@@ -97,7 +97,8 @@ class WorkerProcesses:
             os.write(self._supervisor.stdin.fileno(), f"{self._key}\n".encode())
 
     def _launcher_environment(self, hosts: Hosts) -> dict[str, str]:
-        changes = {"TMPDIR": str(self._folder), **core_limits(hosts, os.environ, usable_cores())}
+        kept = {TEMPORARY_FOLDER: os.environ.get("TMPDIR", "")}
+        changes = {"TMPDIR": str(self._folder), **kept, **core_limits(hosts, os.environ, usable_cores())}
         if hosts.backend == "mpi":
             changes[KEY_VARIABLE] = self._key
         return os.environ | changes

@@ -140,7 +140,9 @@ def completion_token_details(answers: Sequence[Sequence[Completion]], info: Repl
 
 
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return `usage` with the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
+    """Return `usage`, also of completions: the tokens of all prompts and answers. A prompt counts once, however many
+    answers it has.
+    """
     prompt_usages = [prompt_answers[0].usage for prompt_answers in answers]
     prompt_tokens = sum(usage.prompt_tokens for usage in prompt_usages)
     completion_tokens = sum(answer.usage.completion_tokens for own in answers for answer in own)

@@ -1,6 +1,5 @@
-"""Test the simulator with kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's.
-
-`python -m cortexmlx.metal.lab.judge` runs them and prints the table.
+"""Test the simulator with kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's. The tests run
+them.
 """
 
 from cortexmlx.metal.lab.judge.cases import KernelCase, KernelVerdict, Skipped, judge

@@ -1,6 +1,5 @@
 """A judged kernel: a name, a run that returns its result and the expected result, and a tolerance."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,16 +38,6 @@ class KernelCase:
     defect: Defect | None = None
     """A fault that the kernel is known to have."""
 
-    @property
-    def label(self) -> str:
-        """The case's name in the table."""
-        return f"{self.group}: {self.name}"
-
-    @property
-    def note(self) -> str:
-        """The reason for a fault of this kernel that the verdict accepts; empty if there is none."""
-        return self.defect.reason if self.defect else ""
-
 
 @dataclass(frozen=True)
 class Skipped:
@@ -58,11 +47,6 @@ class Skipped:
     name: str
     reason: str
 
-    @property
-    def label(self) -> str:
-        """The kernel's name in the table."""
-        return f"{self.group}: {self.name}"
-
 
 @dataclass(frozen=True)
 class KernelVerdict:
@@ -71,7 +55,6 @@ class KernelVerdict:
     case: KernelCase
     error: float
     """Largest difference over the largest expected value."""
-    seconds: float
     problem: str = ""
 
     @property
@@ -83,19 +66,17 @@ class KernelVerdict:
 TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
-def judge(case: KernelCase, checked: bool = True) -> KernelVerdict:
-    """Run one case on the simulator, watched unless `checked` is False."""
-    start = time.perf_counter()
+def judge(case: KernelCase) -> KernelVerdict:
+    """Run one case on the simulator, with every access watched."""
     defect = case.defect
     try:
-        with settings.recording(coalescing=False) as launches, settings.options(checked=checked):
+        with settings.recording(coalescing=False) as launches:
             simulated, expected = case.run()
     except CortexError as problem:
         found = {finding.fault for report in launches.launches for finding in report.findings}
         known = defect is not None and found == {defect.fault}
         error = 0.0 if known else float("inf")
-        seconds = time.perf_counter() - start
-        return KernelVerdict(case, error, seconds, "" if known else str(problem))
+        return KernelVerdict(case, error, "" if known else str(problem))
     difference = np.abs(simulated.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
     error = difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)
-    return KernelVerdict(case, float(error), time.perf_counter() - start)
+    return KernelVerdict(case, float(error))

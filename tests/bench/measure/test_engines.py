@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx import SamplingParams
@@ -30,13 +29,3 @@ def test_settings_name_what_changes_figures() -> None:
     plain = BenchPlan("m", (), None, "auto", 1, 0, None)
     assert plain.settings != BenchPlan("m", (), None, "auto", 1, 0, None, kv_bits=8).settings
     plain.report_progress("nobody listens")
-
-
-@pytest.mark.parametrize(
-    ("repetitions", "rounds", "lengths"),
-    [(5, 1, [5]), (4, 9, [1, 1, 1, 1]), (20, 10, [2] * 10), (7, 5, [1, 1, 2, 1, 2])],
-)
-def test_every_repetition_is_in_one_round(repetitions: int, rounds: int, lengths: list[int]) -> None:
-    turns = BenchPlan("m", (), None, "auto", repetitions, 0, None, rounds=rounds).split_rounds()
-    assert [number for each in turns for number in each] == list(range(repetitions))
-    assert list(map(len, turns)) == lengths

@@ -7,9 +7,9 @@ import io
 import json
 from dataclasses import asdict
 
-from cortexmlx.bench.report import ratios, speed
+from cortexmlx.bench.report import speed
 from cortexmlx.bench.report.formats import as_csv, as_json, as_json_lines
-from support.cli.bench_reports import COMPARED, MODEL, ROW, report
+from support.cli.bench_reports import MODEL, ROW, report
 
 
 def test_json_json_lines_and_csv_hold_the_same_record() -> None:
@@ -20,10 +20,3 @@ def test_json_json_lines_and_csv_hold_the_same_record() -> None:
     assert json.loads(as_json_lines(made)) == record | around
     [flat] = csv.DictReader(io.StringIO(as_csv(made)))
     assert (flat["tokens_per_second"], flat["depth"], flat["model"]) == ("40 44", "512", "m")
-
-
-def test_records_of_several_parts_say_which_part_they_are_of() -> None:
-    lines = as_json_lines(
-        report(speed.speed_section([ROW], MODEL, "CPU"), ratios.ratios_section([COMPARED]))
-    ).splitlines()
-    assert [json.loads(line)["part"] for line in lines] == ["rows", "comparisons"]

@@ -33,7 +33,7 @@ def test_spare_columns_leave_only_where_there_is_no_room() -> None:
 
 
 def bar(label: str, value: float, group: str = "generation") -> ChartBar:
-    return ChartBar(group, label, "tokens per second", value, value, value)
+    return ChartBar(group, label, "tokens per second", value)
 
 
 def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:
@@ -60,13 +60,13 @@ def test_nothing_is_drawn_of_nothing() -> None:
 
 def test_a_part_needs_no_more_than_a_title_and_does_not_change() -> None:
     part = ReportSection("rows", "Speed", ())
-    assert not (part.records or part.bars or part.series or part.notes)
+    assert not (part.records or part.bars or part.notes)
     with pytest.raises(FrozenInstanceError):
         part.key = "other"  # type: ignore[misc]
 
 
 def test_the_header_names_machine_model_and_notes() -> None:
-    made = report()
+    made = report(ReportSection("rows", "Speed", ()))
     assert made.header()[:3] == made.machine.lines()
     assert made.header()[3:] == ["m: 3 M parameters, 512 MiB, llama, float32", "a note", "another"]
 

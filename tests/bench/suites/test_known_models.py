@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import mlx.core as mx
 import pytest
 
 from cortexmlx.bench.suites import known_models
@@ -42,6 +43,7 @@ def test_every_kernel_has_bytes_times_and_a_share_of_the_bandwidth() -> None:
         "prefill attention": [16, 16],
     }
     assert [r["window"] for r in dense if r["kernel"] == "prefill attention"] == [None, 20]
+    assert next(r["bytes"] for r in dense if r["kernel"] == "decode attention") == 2 * 40 * 16 * 4
     assert next(r["bytes"] for r in dense if r["kernel"] == "product") == 64 * 64 * 4 // 8 + 64 * 2 * 2
     assert {(r["kernel"], r["rows"]) for r in found if r.get("experts")} == {("product", 8)}
     for record in found:
@@ -59,3 +61,22 @@ def test_a_kernel_that_is_wrong_has_an_error_or_a_refusal_and_the_others_their_f
     wrong = {record["kernel"]: record for record in found if record.get("error") or record.get("refused")}
     assert "differ by 0.5" in wrong["prefill attention"]["error"] and wrong["product"]["seconds"] is None
     assert "disagrees with float64" in str(wrong["product"]["refused"]) and len(found) == 2 + 8 + 1
+
+
+def test_decode_attention_that_computes_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_models, "paged_attention", lambda queries, kv, params: queries)
+    first = next(measure_models(metal_kernel, "reference", MODELS[:1]))
+    assert "paged attention and MLX's attention differ by" in first["error"]
+
+
+def test_a_known_gpu_has_its_published_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_models, "metal_device", lambda: "Apple M2 Max")
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert known_models.find_peak_bandwidth(1 << 20) == 400.0
+
+
+def test_a_peak_is_that_of_reading_as_much_in_the_best_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([4.0, 2.0, 3.0, 1.0, *[8.0] * 6])
+    monkeypatch.setattr(known_models, "seconds_per_call", lambda make: make() is not None and next(taken))
+    found = known_models.find_peak_bandwidth(64 << 20)
+    assert found == (64 << 20) / 1e9 / 1.0

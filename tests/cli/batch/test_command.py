@@ -121,7 +121,9 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
     assert [prompt for prompt, _ in fakes.engine.seen] == [[{"role": "user", "content": "hi"}], "hi"]
 
 
-def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(fakes: Fakes, source: Path, out: Path) -> None:
+def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source.write_text(
         '{"prompt": "a"}\n{oops\n{"id": 7, "prompt": "!fail"}\n{"id": "", "prompt": ""}\n{"prompt": "b"}\n'
         '{"prompt": "!full"}\n'
@@ -134,6 +136,14 @@ def test_bad_lines_and_failed_requests_are_records_and_exit_code_1(fakes: Fakes,
     assert failed == {"id": 7, "error": {"code": "invalid_request", "message": message, "line": 3}}
     assert empty["error"] == {"code": "invalid_request", "message": "the prompt is empty", "line": 4}
     assert full["error"]["code"] == "KVCacheFull"
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("cortexmlx: 2 answered, 4 failed")
+    assert told[1].startswith("cortexmlx: line 2: not JSON")
+    assert told[2:] == [
+        f"cortexmlx: line 3: {message}",
+        "cortexmlx: line 4: the prompt is empty",
+        "cortexmlx: and 1 more: each record has its error",
+    ]
 
 
 def test_unordered_writes_whatever_finishes_first(fakes: Fakes, source: Path, out: Path) -> None:

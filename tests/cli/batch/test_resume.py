@@ -321,17 +321,17 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
     batch(files)
 
     def newer(before: dict[str, Any]) -> None:
-        before["params"]["top_n_sigma"] = before["defaults"]["top_n_sigma"] = -1.0
+        before["params"]["not_yet_invented"] = before["defaults"]["not_yet_invented"] = -1.0
         before["draft_model"] = None
 
     in_another_version(files[1], newer)
     assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
-    in_another_version(files[1], lambda before: before["params"].update(top_n_sigma=2.0))
+    in_another_version(files[1], lambda before: before["params"].update(not_yet_invented=2.0))
     assert batch(files, "--resume") == 1
-    assert "was written with another top_n_sigma" in capsys.readouterr().err
+    assert "was written with another not_yet_invented" in capsys.readouterr().err
     in_another_version(files[1], lambda before: before.update(draft_model="small"))
     assert batch(files, "--resume") == 1
-    assert "was written with another draft_model and top_n_sigma" in capsys.readouterr().err
+    assert "was written with another draft_model and not_yet_invented" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from math import inf
 
 import pytest
 import typer
@@ -15,73 +14,50 @@ from cortexmlx.cli.bench.command import (
     Suite,
     bench,
     check_options,
+    choose_section,
     parse_block_sizes,
-    parse_goodput,
     parse_numbers,
-    sections_of,
     single_number,
 )
 
 
-def test_every_option_is_taken_by_some_section_or_by_all() -> None:
-    parameters = set(inspect.signature(bench).parameters)
-    assert set(SECTIONS_BY_OPTION) <= parameters
-    assert parameters - set(SECTIONS_BY_OPTION) == {
-        "ctx",
-        "output",
-        "save",
-        "compare",
-        "plot",
-        "against",
-        "suite",
-        "speculate",
-    }
+def test_every_option_that_some_sections_take_is_one() -> None:
+    assert set(SECTIONS_BY_OPTION) <= set(inspect.signature(bench).parameters)
 
 
-def test_suites_are_made_of_sections() -> None:
-    assert sections_of(Suite.basic, False) == [BenchSection.ROWS] and sections_of(Suite.basic, True) == [
-        BenchSection.RATIOS
-    ]
-    assert sections_of(Suite.trace, True) == [BenchSection.TRACE]
-    assert len(sections_of(Suite.all, False)) == 4
+def test_a_suite_is_a_section() -> None:
+    assert choose_section(Suite.basic, False) is BenchSection.ROWS
+    assert choose_section(Suite.basic, True) is choose_section(Suite.serving, True) is BenchSection.RATIOS
 
 
-@pytest.mark.parametrize(("suite", "against"), [(Suite.serving, False), (Suite.pool, True), (Suite.kernel, True)])
-def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -> None:
-    with pytest.raises(typer.BadParameter):
-        sections_of(suite, against)
+def test_what_needs_a_peer_is_refused_without_it() -> None:
+    with pytest.raises(typer.BadParameter, match="add --against"):
+        choose_section(Suite.serving, False)
 
 
 @pytest.mark.parametrize(
     ("names", "suite", "against"),
     [
         (["batch"], Suite.serving, True),
-        (["depth"], Suite.trace, True),
         (["case"], Suite.basic, False),
-        (["model"], Suite.pool, False),
-        (["requests"], Suite.basic, False),
         (["prompt"], Suite.serving, True),
-        (["kv_bits"], Suite.kernel, False),
         (["hosts"], Suite.basic, True),
-        (["hosts"], Suite.trace, True),
+        (["hosts"], Suite.serving, True),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, against: bool) -> None:
     with pytest.raises(typer.BadParameter):
-        check_options(names, sections_of(suite, against), suite, against)
+        check_options(names, choose_section(suite, against), suite, against)
 
 
 def test_what_says_something_is_not() -> None:
-    check_options(["batch", "depth", "save"], [BenchSection.ROWS], Suite.basic, False)
-    check_options(["hosts"], sections_of(Suite.all, False), Suite.all, False)
-    names = [name for name in SECTIONS_BY_OPTION if name != "hosts"]
-    check_options(names, [BenchSection.ROWS, *sections_of(Suite.all, True)], Suite.all, True)
+    check_options(["batch", "depth", "output", "hosts"], BenchSection.ROWS, Suite.basic, False)
+    check_options(["case", "prompt", "batch"], BenchSection.RATIOS, Suite.basic, True)
 
 
 def test_lists_are_numbers() -> None:
     assert parse_numbers("-b", "1,4,8", 1) == [1, 4, 8] and parse_block_sizes("16,32") == [16, 32]
     assert single_number("-p", [5], "here") == 5
-    assert parse_goodput("ttft:500,tpot:40") == (0.5, 0.04) and parse_goodput("tpot:40") == (inf, 0.04)
 
 
 @pytest.mark.parametrize("text", ["many", "", "1,,2", "0", "1,1", "-3"])
@@ -94,12 +70,6 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 def test_blocks_of_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is none of 8, 16, 32"):
         parse_block_sizes(text)
-
-
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:x", "itl:5", "ttft:0", "tpot:-1", "ttft:nan"])
-def test_other_promises_are_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="ttft:2000"):
-        parse_goodput(text)
 
 
 def test_one_number_is_not_several() -> None:

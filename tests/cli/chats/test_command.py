@@ -41,6 +41,13 @@ def test_they_are_listed_the_newest_first(kept: Path, capsys: pytest.CaptureFixt
     listed = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in listed["chats"]] == ["2026-11-21-haiku", "2026-11-22-monads"]
     assert listed["chats"][0]["bytes"] == 5 and Path(listed["chats"][0]["path"]).exists()
+    assert run(["chats", "haiku", "11-22"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "2026-11-21-haiku",
+        "2026-11-21-haikus",
+        "2026-11-22-monads",
+    ]
+    assert run(["chats", "monads", "--delete", "--yes"]) == 1 and "no chat 'monads'" in capsys.readouterr().err
     assert run(["chats", "--path", "last"]) == 0
     assert capsys.readouterr().out == f"{kept / '2026-11-22-monads.json'}\n"
 

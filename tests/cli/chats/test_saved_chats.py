@@ -98,8 +98,14 @@ def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(
         given: find_chat(given).stem for given in (LAST, "2026-11-03", "2026-11-02-b", str(tmp_path / "mine.json"))
     }
     assert list(found.values()) == ["2026-11-03-c", "2026-11-03-c", "2026-11-02-b", "mine"]
-    for unclear in ("2026", "x"):
-        with pytest.raises(InvalidRequest, match=f"no chat '{unclear}' is kept: the newest are 2026-11-03-c, 2026-11"):
+    assert find_chat("03").stem == "2026-11-03-c" and find_chat("BC 11").stem == "2026-11-02-bc"
+    with pytest.raises(InvalidRequest, match="no chat 'x' is kept: the newest are 2026-11-03-c, 2026-11-02-b, "):
+        find_chat("x")
+    for unclear, found in (
+        ("2026", "3 chats, name one: 2026-11-03-c, 2026"),
+        ("b", "2 chats, name one: 2026-11-02-b, "),
+    ):
+        with pytest.raises(InvalidRequest, match=f"'{unclear}' is in the names of {found}"):
             find_chat(unclear)
 
 

@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["jsonl", "npy", "parquet"])
+@pytest.fixture(params=["jsonl", "npy"])
 def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / f"out.{request.param}"
 
@@ -44,12 +44,7 @@ def vectors_in(path: Path) -> np.ndarray:
     """The vectors of a file; NaN for what has none."""
     if path.suffix == ".npy":
         return np.load(path)
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        found = parquet.read_table(path)["embedding"].to_pylist()
-    else:
-        found = [json.loads(line).get("embedding") for line in path.read_text().splitlines()]
+    found = [json.loads(line).get("embedding") for line in path.read_text().splitlines()]
     width = max((len(each) for each in found if each is not None), default=INFO.dimensions)
     return np.array([[np.nan] * width if each is None else each for each in found], np.float32).reshape(-1, width)
 
@@ -109,11 +104,6 @@ def test_an_id_may_be_any_text(embedders: Opened, tmp_path: Path, out: Path) -> 
     assert embed("model", source, "-o", out) == 1
     assert np.array_equal(vectors_in(out)[::2], expected(("one",) * 3))
     assert embed("model", source, "-o", out, "--resume") == 1 and len(embedders) == 1, "a text has no vector"
-    if out.suffix == ".parquet":
-        from pyarrow import parquet
-
-        written = [name.encode("utf-8", "backslashreplace").decode() for name in ids for _ in range(2)]
-        assert parquet.read_table(out)["id"].to_pylist() == written
 
 
 @pytest.mark.parametrize("cut", [0, 7])
@@ -133,15 +123,14 @@ def test_a_run_that_was_cut_off_goes_on_and_computes_nothing_twice(
 
     monkeypatch.setattr(MadeUpNumbers, "embed", ends)
     assert embed("model", source, "-o", out) == 1
-    held = out.with_name(out.name + ".rows") if out.suffix == ".parquet" else out
-    with held.open("ab") as file:
+    with out.open("ab") as file:
         file.write(b'{"id": "b", "embedding": [0.125, '[:cut])
     monkeypatch.setattr(MadeUpNumbers, "embed", computed)
     assert embed("model", source, "-o", out) == 1, "it is there"
     assert embed("model", source, "-o", out, "--resume") == 0
     assert embedders[-1].asked == [("two",), ([1, 2, 3],)]
     assert np.array_equal(vectors_in(out), vectors_in(whole))
-    assert out.read_bytes() == whole.read_bytes() or out.suffix == ".parquet"
+    assert out.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in out.parent.glob("out*")) == [out.name, f"{out.name}.run"]
     count = len(embedders)
     assert embed("model", source, "-o", out, "--resume") == 0 and len(embedders) == count, "nothing is left to do"
@@ -150,9 +139,6 @@ def test_a_run_that_was_cut_off_goes_on_and_computes_nothing_twice(
 def test_more_texts_are_added_at_the_end(embedders: Opened, source: Path, out: Path) -> None:
     assert embed("model", source, "-o", out) == 0
     source.write_text(LINES + '{"text": "four"}\n')
-    if out.suffix == ".parquet":
-        assert embed("model", source, "-o", out, "--resume") == 1
-        return
     assert embed("model", source, "-o", out, "--resume") == 0
     assert embedders[-1].asked == [("four",)] and np.array_equal(vectors_in(out), expected((*TEXTS, "four")))
 
@@ -257,7 +243,6 @@ def test_a_model_that_is_none_for_embeddings_is_refused(
         ("out.npy", b"\x93NUMPY\x01\x00" + b"junk" * 40),
         ("out.npy", b"no array"),
         ("out.npy", make_header(0, 0)),
-        ("out.parquet", b"PAR1junk"),
         ("out.jsonl", b'{"id": 1}\n{"other": 2}\n{"id": 3}\n'),
     ],
 )
@@ -272,11 +257,3 @@ def test_somebody_elses_file_is_not_gone_on_with(
     run_file = out.with_name(out.name + ".run")
     run_file.unlink()
     assert embed("model", source, "-o", out, "--resume") == 1 and not run_file.exists()
-
-
-def test_a_file_beside_the_output_that_is_no_parquet_is_the_users_own(embedders: Opened, source: Path) -> None:
-    rows = source.with_name("out.npy.rows")
-    rows.write_text("mine")
-    assert embed("model", source, "-o", source.with_name("out.npy")) == 0 and rows.read_text() == "mine"
-    rows.rename(source.with_name("out.parquet.rows"))
-    assert embed("model", source, "-o", source.with_name("out.parquet")) == 1

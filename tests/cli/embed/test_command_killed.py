@@ -58,16 +58,10 @@ def source(tmp_path: Path) -> Iterator[Path]:
 def found(path: Path) -> np.ndarray:
     if path.suffix == ".npy":
         return np.load(path)
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return np.array(parquet.read_table(path)["embedding"].to_pylist(), np.float32)
     return np.array([json.loads(line)["embedding"] for line in path.read_text().splitlines()], np.float32)
 
 
-@pytest.mark.parametrize(
-    "form", ["npy", *(pytest.param(each, marks=pytest.mark.slow) for each in ("jsonl", "parquet"))]
-)
+@pytest.mark.parametrize("form", ["npy", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_goes_on_where_it_was(
     model: Path, vectors: np.ndarray, source: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cortexmlx.distributed.launch.assignment import WorkerAssignment, read_key, read_rank
+from cortexmlx.distributed.launch.assignment import WorkerAssignment, read_key, read_rank, restore_temporary_folder
 from cortexmlx.errors import HostRefused
 
 TASK = WorkerAssignment((("127.0.0.1", 4000), ("fe00::1", 4001)), 3, 2, "ring", 90.0)
@@ -28,6 +28,14 @@ def test_the_rank_is_the_launchers() -> None:
     for environment in ({}, {"MLX_RANK": "-1"}, {"MLX_RANK": "x"}):
         with pytest.raises(HostRefused, match="none of MLX_RANK"):
             read_rank(environment)
+
+
+def test_the_temporary_folder_is_the_users_again() -> None:
+    kept = "CORTEXMLX_WORKER_TMPDIR"
+    for told, left in (({}, {"TMPDIR": "/group"}), ({kept: ""}, {}), ({kept: "/theirs"}, {"TMPDIR": "/theirs"})):
+        environment = {"TMPDIR": "/group", **told}
+        restore_temporary_folder(environment)
+        assert environment == left
 
 
 def test_the_key_is_taken_out_of_the_environment_or_is_the_first_line() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.metal.checked import CHECKED
-from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
+from cortexmlx.metal.lab.kernel_files import kernel_texts
 from cortexmlx.metal.lab.legal import Complaint, Language, complaints
 from cortexmlx.metal.lab.legal.__main__ import main
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers

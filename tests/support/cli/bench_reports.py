@@ -30,6 +30,6 @@ COMPARED = Comparison(
 )
 
 
-def report(*parts: ReportSection) -> Report:
-    """With these sections."""
-    return Report(BenchMachine.detect(), MODEL, parts, ("another",))
+def report(section: ReportSection) -> Report:
+    """With this section."""
+    return Report(BenchMachine.detect(), MODEL, section, ("another",))

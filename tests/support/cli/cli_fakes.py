@@ -82,6 +82,7 @@ class FakeInfo:
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
     sampling: tuple[tuple[str, float], ...] = ()
     embedding: EmbeddingInfo | None = None
+    why_no_chat: str = ""
 
     @property
     def known_vars(self) -> frozenset[str]:

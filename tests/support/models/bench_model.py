@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.bench.measure import yardstick
 from cortexmlx.bench.measure.random_model import write_random_model
 from cortexmlx.cli.start import run
 
@@ -23,12 +22,6 @@ SMALL: dict[str, object] = {
 def write_small(folder: Path) -> str:
     """Its path."""
     return str(write_random_model(folder, SMALL))
-
-
-def shrink_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work that says what the machine can do is as small as the model is."""
-    monkeypatch.setattr(yardstick, "_SIZE", 128)
-    monkeypatch.setattr(yardstick, "_NUMBERS", 1 << 20)
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

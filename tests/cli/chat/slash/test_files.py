@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import io
 import json
 import os
 import re
@@ -40,6 +42,28 @@ def test_a_file_called_markdown_is_to_read(session: ChatSession, screen: Console
     session.ask(Question("# one"))
     run_command(f"/save {tmp_path / 'talk.md'}", session, screen)
     assert (tmp_path / "talk.md").read_text().endswith("## User\n\n# one\n\n## Assistant\n\nYou said: # one\n")
+
+
+def test_the_last_answer_is_copied_by_the_terminal_and_pbcopy(
+    session: ChatSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Console(file=Screen(), width=100)
+    with pytest.raises(InvalidRequest, match="no answer to copy"):
+        run_command("/copy", session, screen)
+    session.ask(Question("ä"))
+    (tmp_path / "pbcopy").write_text(f'#!/bin/sh\ncat > "{tmp_path}/copied"\n')
+    (tmp_path / "pbcopy").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run_command("/copy", session, screen)
+    assert (tmp_path / "copied").read_text() == "You said: ä"
+    sent = base64.b64encode("You said: ä".encode()).decode()
+    assert f"\x1b]52;c;{sent}\x07" in screen.file.getvalue() and "  copied 11 characters\x1b" in screen.file.getvalue()
+    with pytest.raises(InvalidRequest, match="needs a terminal"):
+        run_command("/copy", session, Console(file=io.StringIO()))
 
 
 def test_what_cannot_be_saved_is_said(session: ChatSession, screen: Console, tmp_path: Path) -> None:

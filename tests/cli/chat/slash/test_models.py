@@ -128,6 +128,19 @@ def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None
     assert "\nUser\n\nthree\n" in said, "code without an end does not reach into the next message"
 
 
+def test_the_last_turns_of_a_resumed_chat_are_shown_in_a_part_of_the_window(session: ChatSession) -> None:
+    for text in ("one", "two", "three"):
+        session.ask(Question(text))
+    screen = Console(file=TerminalText(), width=60, height=60, force_terminal=True, color_system=None)
+    models.print_last_turns(session.conversation.messages, screen)
+    said = printed(screen)
+    assert "one" not in said and said.index("two") < said.index("You said: three") and "..." not in said
+    small = Console(file=TerminalText(), width=60, height=12, force_terminal=True, color_system=None)
+    models.print_last_turns(session.conversation.messages, small)
+    lines = printed(small).splitlines()
+    assert len(lines) == 9 and lines[0] == "..." and "You said: three" in lines[-2]
+
+
 def test_adapters_are_listed_chosen_and_loaded(fakes: Fakes, session: ChatSession, screen: Console) -> None:
     engine: Any = session.engine
     with pytest.raises(InvalidRequest, match="there is no adapter 'sql': there are none"):

@@ -40,7 +40,7 @@ def test_known_names_are_commands(typed: str, command: str, argument: str) -> No
         "// a comment\nint main() {}",
         "/usr/bin/env python",
         "/tmp/notes.txt",
-        "/copy of what?",
+        "/paste of what?",
         "/etc is what?",
         "/* C */",
         "/",
@@ -90,7 +90,6 @@ def test_a_mistyped_command_is_not_sent(typed: str, near: str) -> None:
     ("typed", "near"),
     [
         ("/list", "/chats"),
-        ("/copy", "/save FILE.md"),
         ("/new", "/clear"),
         ("/foo", None),
         ("/TMP ", None),

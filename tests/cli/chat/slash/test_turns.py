@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question, QuestionDraft
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.chat_commands import printed, run_command
 
 
@@ -32,6 +33,24 @@ def test_turns_are_taken_back_and_answered_again(session: ChatSession, screen: C
     }.items():
         with pytest.raises(InvalidRequest, match=says):
             run_command(line, session, screen)
+
+
+def test_it_is_said_why_several_answers_will_be_the_same(session: ChatSession, screen: Console) -> None:
+    for settings, said in (
+        (
+            {"temperature": 0.0, "seed": 3},
+            "  all 3 will be the same, at temperature 0: /set temp 0.7 for another answer\n",
+        ),
+        (
+            {"temperature": 0.5, "top_k": 1},
+            "  all 3 will be the same, with top_k 1: /set top_k 40 for another answer\n",
+        ),
+        ({"temperature": 0.5}, ""),
+    ):
+        session.params = replace(SamplingParams(), **settings)  # type: ignore[arg-type]
+        printed(screen)
+        run_command("/n 3 one?", session, screen)
+        assert printed(screen).endswith(said)
 
 
 def test_what_comes_after_undo_replaces_no_older_turn(session: ChatSession, screen: Console) -> None:

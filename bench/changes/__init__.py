@@ -1,1 +1,0 @@
-"""Compares a benchmark run with an earlier one: what changed beyond the noise."""
