@@ -13,11 +13,8 @@ from cortexmlx.bench.measure.pairs import Comparison, ComparisonCase, compare_ca
 from cortexmlx.bench.measure.prompts import PromptStream
 from cortexmlx.bench.measure.trace import BenchRequest
 from cortexmlx.bench.report import ratios, speed
-from cortexmlx.bench.report import traffic as traffic_report
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.suites.against import ROWS, CaseSection, ComparisonSizes, Contest, basic_sections
-from cortexmlx.bench.suites.arrivals import ROWS as ARRIVING
-from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic, TrafficResult, run_traffic
 from cortexmlx.bench.suites.rows import SpeedTest, TestRuns
 from cortexmlx.bench.suites.serving import CONTEXTS, DECODED, serving_sections
 from cortexmlx.engine import Engine
@@ -74,46 +71,6 @@ def _check_context(tokens: int, subject: str, next_step: str, info: ModelInfo) -
         raise InvalidRequest(
             f"{subject} needs {tokens} tokens per row, and the model's context is {info.context_length}{next_step}"
         )
-
-
-def measure_trace(plan: BenchPlan, traffic: Traffic, promise: LatencyLimits, against: bool, block_size: int) -> Report:
-    """Measure requests that arrive at random, alone or beside mlx-lm's batch generator. Return the report.
-
-    An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
-    short.
-    """
-    machine, results = BenchMachine.detect(), list[TrafficResult]()
-    interrupted = False
-    with ExitStack() as stack:
-        tokens = ARRIVING * (traffic.longest + 2 * block_size)
-        check = partial(_check_context, traffic.longest, "the trace", "")
-        engine = open_engines(plan, stack, [(block_size, tokens)], ARRIVING, check)[block_size]
-        info = engine.info
-        try:
-            run_traffic(
-                engine,
-                traffic,
-                promise,
-                plan.repetitions,
-                plan.seed,
-                against,
-                results,
-                plan.report_progress,
-            )
-        except KeyboardInterrupt:
-            if not (results and results[-1].traces):
-                raise
-            interrupted = True
-    notes = (*plan.notes, "the trace has shared system prompts: cortexmlx finds them in its prefix cache")
-    part = traffic_report.traffic_section(results, traffic)
-    return Report(
-        machine,
-        info,
-        part,
-        (*notes, *_interrupted_notes(interrupted)),
-        plan.settings,
-        interrupted,
-    )
 
 
 def compare_with_mlx_lm(

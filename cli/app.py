@@ -20,6 +20,7 @@ from cortexmlx.cli.doctor.command import DEFAULT_FILE, doctor
 from cortexmlx.cli.embed.command import embed
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
+from cortexmlx.cli.launch import launch
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
 from cortexmlx.cli.program import adapt_commands, program_name
@@ -116,7 +117,6 @@ class RootCommand(TyperGroup):
         """Write the examples, then the options."""
         self.epilog = adapt_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
-        formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(adapt_commands(OPTIONS))
 
@@ -176,7 +176,8 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
     ("embed", embed, "Compute the embedding of every text of a file."),
-    ("serve", serve, "Answer programs that speak the OpenAI API."),
+    ("serve", serve, "Answer programs that speak OpenAI's, Anthropic's or Ollama's API."),
+    ("launch", launch, "Run Claude Code, Codex or opencode with a model."),
     ("eval", evaluate, "Measure the perplexity of a text."),
     ("plan", plan, "Say what fits into this machine's memory."),
     ("cache", cache, "Show or clear what chats and batches keep on disk."),

@@ -90,6 +90,15 @@ TemplateVar = Annotated[
         show_default=False,
     ),
 ]
+FetchImages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fetch-images",
+        metavar="HOST",
+        help="Fetch images of requests from this host, like example.com, by https; may be repeated.",
+        show_default=False,
+    ),
+]
 Think = Annotated[
     bool | None,
     typer.Option(
@@ -416,3 +425,17 @@ def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, 
     names = set(given_parameters(context))
     given_values = {name: value for name, value in vars(params).items() if name in names}
     return given_values if params.form is None else {**given_values, "structured": params.form}
+
+
+def read_elsewhere(hosts: Sequence[str] | None, root: Path | None = None) -> Callable[[str], bytes] | None:
+    """Return what reads images from --fetch-images and --images-from; None without both. Raises typer.BadParameter."""
+    if not hosts and root is None:
+        return None
+    from cortexmlx.vision.elsewhere import ImagesElsewhere
+
+    if root is not None and not root.is_dir():
+        raise typer.BadParameter(f"there is no folder {root}", param_hint="--images-from")
+    try:
+        return ImagesElsewhere(hosts or (), root).read
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--fetch-images") from None

@@ -455,6 +455,16 @@ class Engine(NotCopyable):
         """Whether the model sees images in messages. `info.notes` say why not."""
         return self._tokenizer.images is not None
 
+    @property
+    def calls_tools(self) -> bool:
+        """Whether requests may have `tools`: the model's chat template shows them, and the format of calls is known."""
+        return self._tokenizer.call_format is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model marks thoughts before its answers."""
+        return self._tokenizer.thoughts is not None
+
     def check_image(self, image: ImageSource) -> int:
         """Prepare an image as a request with it does, and return how many tokens stand for it. A request prepares it
         no second time, as long as it is remembered. Large images take seconds and up to 1 GB of memory, one at a time.

@@ -6,7 +6,6 @@ an end token. Several requests go through `BatchGenerator`, on which `batch_gene
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +44,7 @@ class MlxLmContestant:
 
     def run(self, work: Sequence[BenchRequest]) -> RunTrace:
         """Run the requests to their end, and return their trace."""
-        return self._run_one(work[0]) if len(work) == 1 and not work[0].arrival_seconds else self._run_batch(work)
+        return self._run_one(work[0]) if len(work) == 1 else self._run_batch(work)
 
     def chat(self, turns: Sequence[BenchRequest]) -> RunTrace:
         """Run the turns of one conversation, and return the trace of the last. A turn's prompt is what the user adds.
@@ -90,9 +89,6 @@ class MlxLmContestant:
         )
         request_of: dict[int, int] = {}
         late_requests = sorted((i for i, w in enumerate(work) if w.after_tokens), key=lambda i: work[i].after_tokens)
-        timed_requests = sorted(
-            (i for i, w in enumerate(work) if w.arrival_seconds), key=lambda i: work[i].arrival_seconds
-        )
 
         def insert(requests: Sequence[int]) -> None:
             for request in requests:
@@ -100,14 +96,9 @@ class MlxLmContestant:
             prompts, limits = [list(work[i].prompt) for i in requests], [work[i].max_tokens for i in requests]
             request_of.update(zip(generator.insert(prompts, limits), requests, strict=True))
 
-        insert([i for i, w in enumerate(work) if not w.after_tokens and not w.arrival_seconds])
+        insert([i for i, w in enumerate(work) if not w.after_tokens])
         running_count, first_request_tokens = len(work), 0
         while running_count:
-            while timed_requests and work[timed_requests[0]].arrival_seconds <= recorder.elapsed_seconds():
-                insert([timed_requests.pop(0)])
-            if running_count == len(timed_requests):  # all others are still to arrive
-                time.sleep(max(0.0, work[timed_requests[0]].arrival_seconds - recorder.elapsed_seconds()))
-                continue
             _, responses = generator.next()
             stamp = Timestamp.now()
             for response in responses:

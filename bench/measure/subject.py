@@ -5,7 +5,6 @@ out.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,6 @@ class RequestsInFlight:
         self._running_count = len(work)
         self._all_have_tokens, self._all_done = threading.Event(), threading.Event()
         self._arrivals = {after_tokens: threading.Event() for after_tokens in {w.after_tokens for w in work}}
-        self._timed_requests = sorted((w.arrival_seconds, i) for i, w in enumerate(work) if w.arrival_seconds)
         self._recorder = TraceRecorder(work)
         self._submit_after(0)
 
@@ -107,14 +105,7 @@ class RequestsInFlight:
         return self._recorder.make_trace()
 
     def _submit_late(self) -> None:
-        """Submit the requests that arrive later, each at its time."""
-        for arrival_seconds, request in self._timed_requests:
-            while (
-                wait_seconds := arrival_seconds - self._recorder.elapsed_seconds()
-            ) > 0 and not self._all_done.is_set():
-                time.sleep(min(wait_seconds, 0.1))
-            self._submit_requests([request])
-        self._timed_requests = []
+        """Submit the requests that arrive later, each when the first has its tokens."""
         while self._arrivals:
             after_tokens = min(self._arrivals)
             while not self._arrivals[after_tokens].wait(0.05):
@@ -124,9 +115,7 @@ class RequestsInFlight:
 
     def _submit_after(self, after_tokens: int) -> None:
         """Submit the requests that wait until the first one has `after_tokens` tokens."""
-        self._submit_requests(
-            [i for i, work in enumerate(self._work) if work.after_tokens == after_tokens and not work.arrival_seconds]
-        )
+        self._submit_requests([i for i, work in enumerate(self._work) if work.after_tokens == after_tokens])
         self._arrivals.pop(after_tokens, None)
 
     def _submit_requests(self, requests: Sequence[int]) -> None:

@@ -22,8 +22,6 @@ class BenchRequest:
     max_tokens: int
     after_tokens: int = 0
     """If above 0: the request arrives only when the run's first request has this many tokens."""
-    arrival_seconds: float = 0.0
-    """If above 0: the request arrives this many seconds after the run's start, whatever runs then."""
 
 
 @dataclass(frozen=True, order=True)
@@ -148,19 +146,8 @@ class TraceRecorder:
         self._stamps: list[list[Timestamp]] = [[] for _ in work]
 
     def record_submission(self, request: int) -> None:
-        """Record that a request is about to be submitted.
-
-        A request that arrives `at` a time waits from then on, even if its submitter was busy. Otherwise a side that is
-        slow to accept requests would seem to answer fast.
-        """
-        now, arrival_seconds = Timestamp.now(), self._work[request].arrival_seconds
-        self._submit_times[request] = (
-            Timestamp(self.started.wall + arrival_seconds, now.cpu) if arrival_seconds else now
-        )
-
-    def elapsed_seconds(self) -> float:
-        """Return the seconds since the start of the run."""
-        return time.perf_counter() - self.started.wall
+        """Record that a request is about to be submitted."""
+        self._submit_times[request] = Timestamp.now()
 
     def record_token(self, request: int, token: int, stamp: Timestamp) -> int:
         """Record a request's next token, and return how many it has."""

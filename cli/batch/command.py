@@ -100,6 +100,13 @@ def batch(
     force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
     input_format: Annotated[InputFormat, typer.Option("--format", help="How to read IN.")] = InputFormat.auto,
     system: options.System = None,
+    fetch_images: options.FetchImages = None,
+    images_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--images-from", metavar="DIR", help="Read the images that lines name in DIR.", show_default=False
+        ),
+    ] = None,
     template_var: options.TemplateVar = None,
     think: options.Think = None,
     *,
@@ -124,6 +131,7 @@ def batch(
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     variables = parse_template_vars(template_var, think, raw=raw)
     out_path = output_path(output)
+    read_elsewhere = options.read_elsewhere(fetch_images, images_from)
     errors = None if errors is None or output_path(errors) == out_path == STDOUT else output_path(errors)
     mode = choose_mode(out_path, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
@@ -150,7 +158,7 @@ def batch(
             engines.print_notes(engine)
             check_variables(engine, variables)
             reader.restrict_variables(engine.info.known_vars)
-            reader.show_images(engine.check_image if engine.sees_images else None)
+            reader.show_images(engine.check_image if engine.sees_images else None, read_elsewhere)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)

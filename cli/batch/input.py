@@ -24,7 +24,7 @@ from cortexmlx.protocols.batch import (
     read_line_id,
     request_key,
 )
-from cortexmlx.protocols.images import CheckImage
+from cortexmlx.protocols.images import CheckImage, ReadElsewhere
 from cortexmlx.protocols.request import Request, RequestDefaults, require_prompt_text
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.types.sampling_params import SamplingParams
@@ -89,9 +89,11 @@ class BatchReader:
         """Leave out lines' template variables that are not in `variables`, which the template reads. None: keep all."""
         self._defaults = replace(self._defaults, known_vars=variables)
 
-    def show_images(self, check: CheckImage | None) -> None:
-        """Read lines' images as data URLs, prepared by `check`. None: a line of text stands for each."""
-        self._defaults = replace(self._defaults, check_image=check)
+    def show_images(self, check: CheckImage | None, read_elsewhere: ReadElsewhere | None = None) -> None:
+        """Read lines' images as data URLs, or as `read_elsewhere` does, prepared by `check`. Without `check`, a line of
+        text stands for each.
+        """
+        self._defaults = replace(self._defaults, check_image=check, read_elsewhere=read_elsewhere)
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidLine | None]:
         jsonl, numbered_lines = detect_lines(self._lines, self._jsonl)

@@ -57,24 +57,6 @@ def single_number(option: str, numbers: list[int], reason: str) -> int:
     return numbers[0]
 
 
-def parse_goodput(text: str) -> tuple[float, float]:
-    """Parse latency limits like `ttft:2000,tpot:200` (milliseconds): return the seconds to the first token and per
-    token. A missing one is infinite. Raises typer.BadParameter.
-    """
-    limits = {"ttft": float("inf"), "tpot": float("inf")}
-    for part in text.split(","):
-        name, _, value = part.partition(":")
-        try:
-            seconds = float(value) / 1_000
-        except ValueError:
-            seconds = 0.0
-        if name not in limits or not seconds > 0:
-            message = f"{part!r} is not like ttft:2000 or tpot:200, in milliseconds"
-            raise typer.BadParameter(message, param_hint="--goodput")
-        limits[name] = seconds
-    return limits["ttft"], limits["tpot"]
-
-
 # Show on stderr what is being measured: a live line for a person, a line now and then for a log.
 
 
@@ -117,7 +99,7 @@ class Suite(str, Enum):
 
     basic = "basic"
     serving = "serving"
-    trace = "trace"
+    images = "images"
 
 
 class BenchSection(Enum):
@@ -125,20 +107,17 @@ class BenchSection(Enum):
 
     ROWS = "basic"
     RATIOS = "basic or serving"
-    TRACE = "trace"
+    IMAGES = "images"
     SPECULATION = "speculate"
 
 
 SECTIONS_BY_OPTION: dict[str, set[BenchSection]] = {
-    "hosts": {BenchSection.ROWS, BenchSection.TRACE},
+    "hosts": {BenchSection.ROWS},
     "prompt": {BenchSection.ROWS, BenchSection.RATIOS},
     "generate": {BenchSection.ROWS, BenchSection.RATIOS},
     "batch": {BenchSection.ROWS, BenchSection.RATIOS, BenchSection.SPECULATION},
     "depth": {BenchSection.ROWS, BenchSection.RATIOS},
     "case": {BenchSection.RATIOS},
-    "requests": {BenchSection.TRACE},
-    "request_rate": {BenchSection.TRACE},
-    "goodput": {BenchSection.TRACE},
 }
 """The sections to which an option applies. An option that is not listed applies to all."""
 
@@ -150,8 +129,10 @@ def choose_section(suite: Suite, against: bool, speculate: bool = False) -> Benc
             conflicting_option = "--against" if against else f"--suite {suite.value}"
             raise typer.BadParameter(f"is measured alone: leave {conflicting_option} out", param_hint="--speculate")
         return BenchSection.SPECULATION
-    if suite is Suite.trace:
-        return BenchSection.TRACE
+    if suite is Suite.images:
+        if against:
+            raise typer.BadParameter("--suite images has no peer to run: leave it out", param_hint="--against")
+        return BenchSection.IMAGES
     if suite is Suite.serving and not against:
         raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
     return BenchSection.RATIOS if against else BenchSection.ROWS
@@ -225,11 +206,6 @@ def bench(
             metavar="TEXT", help="With --against: cases with TEXT in their name; may be repeated.", show_default=False
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=2, help="Of a trace.")] = 32,
-    request_rate: Annotated[float, typer.Option(metavar="X", help="Requests a second, on average.")] = 1.0,
-    goodput: Annotated[
-        str, typer.Option(metavar="LIMITS", help="Milliseconds that a good request of a trace keeps.")
-    ] = "ttft:2000,tpot:200",
     kv_memory: options.KVMemory = None,
     kv_bits: options.KVBits = None,
     kv_group_size: options.KVGroupSize = None,
@@ -240,19 +216,16 @@ def bench(
 
     With --against the ratio cortexmlx / mlx-lm of the median pair of runs: of the usual cases, in sizes of --prompt and
     --generate, or with --batch or --depth of the same rows as without. Prompts are random and never repeat, and
-    nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
-    paged engine is for, beside mlx-lm), trace (requests at random times).
+    nothing is cached. Suites: basic (tokens per second), serving (what a paged engine is for, beside mlx-lm), images
+    (of a model that sees).
     """
     section, given_names = choose_section(suite, against is not None, speculate), options.given_parameters(ctx)
     check_options(given_names, section, suite, against is not None)
-    if not 0 < request_rate < float("inf"):
-        raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
     sizes, prompts = parse_block_sizes(block_size), parse_numbers("--prompt", prompt, 0)
     generates, batches = parse_numbers("--generate", generate, 0), parse_numbers("--batch", batch, 1)
     depths = parse_numbers("--depth", depth, 0)
     if section is not BenchSection.ROWS:
         single_number("--block-size", sizes, "here")
-    ttft, tpot = parse_goodput(goodput)
     memory = options.parse_memory_size(kv_memory)
 
     from cortexmlx.cpu import blas
@@ -262,7 +235,7 @@ def bench(
     from cortexmlx.bench.measure.engines import BenchPlan
     from cortexmlx.bench.replay import report as replay
     from cortexmlx.bench.suites.against import ComparisonSizes
-    from cortexmlx.bench.suites.arrivals import LatencyLimits, Traffic
+    from cortexmlx.bench.suites.images import measure_images
     from cortexmlx.bench.suites.rows import make_tests
 
     with _bench_model(model, model_option) as (path, notes), progress_display() as on_run:
@@ -274,14 +247,13 @@ def bench(
         tests = make_tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given_names))
         shape = ComparisonSizes(tuple(prompts), generates=tuple(generates), rows=tuple(tests) if same_rows else ())
-        traffic, peer = Traffic(requests, request_rate), against is not None
         try:
             if section is BenchSection.ROWS:
                 report = session.measure_rows(plan, tests, sizes)
             elif section is BenchSection.RATIOS:
                 report = session.compare_with_mlx_lm(plan, suite.value, case or (), shape, sizes[0])
-            elif section is BenchSection.TRACE:
-                report = session.measure_trace(plan, traffic, LatencyLimits(ttft, tpot), peer, sizes[0])
+            elif section is BenchSection.IMAGES:
+                report = measure_images(plan, sizes[0])
             else:
                 report = replay.measure_speculation(plan, batches, sizes[0])
         except KeyboardInterrupt:

@@ -29,6 +29,8 @@ VALUE = 12
 WIDTH = 80
 
 
+_IMAGES = "the vision tower, features, and the largest image"
+
 _WAY_TEXTS = {
     "tensor": "each has a part of every layer (tensor parallel)",
     "pipeline": "each has some layers (pipeline)",
@@ -74,6 +76,8 @@ def _machine_lines(figures: MachineFigures, context: int) -> Iterator[str]:
         yield figure_line("states", format_bytes(figures.states_bytes), "of the rows, in recurrent layers")
     if figures.draft_bytes:
         yield figure_line("draft model", format_bytes(figures.draft_bytes), "its weights, tails and logits")
+    if figures.image_bytes:
+        yield figure_line("images", format_bytes(figures.image_bytes), _IMAGES)
     yield figure_line("left for KV", format_bytes(figures.free_bytes), _capacity_text(figures))
     hint = "" if figures.limited else " (--kv-memory changes it)"
     none = "tokens take none" if not figures.kv_bytes_per_token else "nothing is left for it"
@@ -112,6 +116,8 @@ def _run_lines(runs: Sequence[RunFigures]) -> Iterator[str]:
         yield ""
         yield f"{run.rows:,} x {run.tokens:,} tokens at once, with all of the cache in use"
         yield figure_line("weights", format_bytes(run.weight_bytes), "")
+        if run.image_bytes:
+            yield figure_line("images", format_bytes(run.image_bytes), _IMAGES)
         yield figure_line("arena", format_bytes(run.arena_bytes), "with two spare blocks for each kind of layer")
         if run.states_bytes or run.snapshot_bytes:
             yield figure_line(
@@ -381,6 +387,7 @@ def print_model_plan(
         itemsize=itemsize,
         lengths=lengths,
         draft=draft,
+        sees=hosts is None,
     )
     spread = None
     if hosts is not None:

@@ -27,6 +27,8 @@ class RunFigures:
     """Tokens of each row at its end: prompt and answer."""
     rows: int
     weight_bytes: int
+    image_bytes: int
+    """As in `MachineFigures`."""
     arena_bytes: int
     """The arena, with two spare blocks."""
     states_bytes: int
@@ -71,7 +73,10 @@ def plan_runs(
     else:
         fitting_lengths = [min(tokens, config.keep.max_row_tokens) for tokens in lengths]
     drafts = config.speculate and not config.reproducible
-    runs = (plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, drafts) for tokens in fitting_lengths)
+    runs = (
+        plan_run(skeleton, mode, figures.weight_bytes, load, memory, tokens, drafts, figures.image_bytes)
+        for tokens in fitting_lengths
+    )
     return tuple(run for run in runs if run is not None)
 
 
@@ -83,6 +88,7 @@ def plan_run(
     memory: int,
     tokens: int,
     drafts: bool = True,
+    images: int = 0,
 ) -> RunFigures | None:
     """Return the memory of a run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run
     at once as fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds
@@ -114,6 +120,7 @@ def plan_run(
     state_bytes, snapshot_bytes = rows * state, snapshots * state
     peak = (
         weights
+        + images
         + arena
         + state_bytes
         + snapshot_bytes
@@ -123,6 +130,7 @@ def plan_run(
         tokens,
         rows,
         weights,
+        images,
         arena,
         state_bytes,
         snapshot_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cortexmlx.cli.planning.machine import TargetMachine, machine_phrase
 from cortexmlx.cli.planning.skeleton import Skeleton
@@ -10,6 +11,9 @@ from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.kv import sizing
 from cortexmlx.kv.spec import ITEMSIZE, GroupCounts, LayerGroup, describe_quantization, paged_groups
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+
+if TYPE_CHECKING:
+    from cortexmlx.execution.sight_memory import SightBytes
 
 EXPANDED = "float32, for speed on a CPU"
 """The value of `weights_as` if packed weights are unpacked in memory."""
@@ -72,6 +76,8 @@ class MachineFigures:
     """What a draft model takes without keys and values: weights, tails and logits."""
     draft_kv_bytes: int
     """Its part of the KV memory, beside `arena_bytes`."""
+    image_bytes: int
+    """What a model that sees takes beside: its vision tower, the features that are kept, and the largest image."""
     free_bytes: int
     fits: int | None
     """Tokens of the longest single sequence. None if its length costs nothing."""
@@ -107,10 +113,12 @@ def make_plan(
     itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
     draft: Skeleton | None = None,
+    sees: bool = True,
 ) -> MemoryPlan:
     """Compute the memory plan of `skeleton`, by itself and on `machine`, with `draft` as its draft model.
 
     `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row, `itemsize` the bytes of a cached number.
+    `sees`: images are seen if the model can.
     Raises InvalidRequest if a row could not have that many tokens.
     """
     stored_bytes = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
@@ -132,16 +140,20 @@ def make_plan(
     )
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _loaded_weights(stored_bytes, skeleton, machine)
+    sight = _plan_sight(source, skeleton, machine, form) if sees and keep is None else None
+    images = 0 if sight is None else sight.total
+    if sight is not None and not machine.on_cpu:
+        weights_here -= sight.weights  # the files have both
     weights_here += source.adapter
-    return MemoryPlan(
-        model, _machine_figures(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths, draft)
-    )
+    options = (form, size_here, load, kv_memory, keep, lengths, draft)
+    return MemoryPlan(model, _machine_figures(skeleton, machine, weights_here, images, *options))
 
 
 def _machine_figures(
     skeleton: Skeleton,
     machine: TargetMachine,
     weights: int,
+    images: int,
     form: str,
     itemsize: int,
     load: sizing.ArenaDemand,
@@ -160,7 +172,7 @@ def _machine_figures(
     arena_groups = groups if paged else ()  # mlx-lm's own caches have no snapshots
     states, state = sizing.step_state_bytes(arena_groups, max_rows), sizing.row_state_bytes(arena_groups)
     drafts, draft_groups = _draft_memory(draft, skeleton, machine, max_rows)
-    reserved_bytes = weights + tail_bytes + logits + states + drafts
+    reserved_bytes = weights + tail_bytes + logits + states + drafts + images
     free = max(machine.working_set - reserved_bytes, 0)
     memory = kv_memory or sizing.default_kv_bytes(
         (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved_bytes, itemsize
@@ -190,6 +202,7 @@ def _machine_figures(
         states_bytes=states,
         draft_bytes=drafts,
         draft_kv_bytes=of_draft,
+        image_bytes=images,
         free_bytes=free,
         fits=sizing.tokens_that_fit((*groups, *draft_groups), free, itemsize),
         limited=requested_blocks is not None,
@@ -214,6 +227,19 @@ def _draft_memory(
     stored_bytes, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
     weights, _ = _loaded_weights(stored_bytes, draft, machine)
     return sizing.reserved_bytes(groups, rows, draft.vocab_size, weights), groups
+
+
+def _plan_sight(source: PlanSource, skeleton: Skeleton, machine: TargetMachine, form: str) -> SightBytes | None:
+    """Return what the model takes to see images; None if it does not, or if its files are elsewhere."""
+    import mlx.core as mx
+
+    from cortexmlx.execution.sight_memory import plan_sight
+
+    if source.folder is None or skeleton.refusal is not None or skeleton.most_rows is not None:
+        return None
+    dtype = mx.float32 if machine.on_cpu else getattr(mx, skeleton.dtype)
+    packed = form != EXPANDED and "quantization" in source.config
+    return plan_sight(source.folder, source.config, dtype, keep_packed=packed)
 
 
 def _arena_blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.ArenaDemand, itemsize: int) -> GroupCounts:

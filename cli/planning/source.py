@@ -33,6 +33,8 @@ class PlanSource:
     """What is wrong with the files."""
     has_draft_head: bool = False
     """Whether the files have a draft head that the engine uses."""
+    folder: Path | None = None
+    """The folder with its weights; None if they are not on this machine or in a GGUF file."""
 
 
 def find_source(target: str) -> PlanSource:
@@ -66,7 +68,8 @@ def _from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSour
         tensors = check_weights(folder)
     except ModelCorrupt as damage:  # the plan does not need the damaged files
         return PlanSource(name, config, None, notes=(f"It does not run as it is: {damage}",))
-    return PlanSource(name, config, stored_bytes(folder) or None, has_draft_head=has_draft_head(config, tensors))
+    with_head, size = has_draft_head(config, tensors), stored_bytes(folder)
+    return PlanSource(name, config, size or None, has_draft_head=with_head, folder=folder if size else None)
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:

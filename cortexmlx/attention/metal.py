@@ -151,8 +151,13 @@ class MetalAttention:
         parts = [self._attend_rows(queries, kv, params)] if kv.step.rows else []
         if prefill:
             factors, per_head = self._score_factors(params), self._per_head_input("sinks", kv.layer, params.sinks)
-            of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
+            of_pieces, rows = queries[kv.step.rows :] if kv.step.rows else queries, kv.step.rows
             parts.append(self.prefill.attend(shape, of_pieces, kv, factors, per_head))
+            for piece in kv.step.pieces:
+                if piece.both_ways:  # the kernel shows no later tokens
+                    parts[-1][piece.begin - rows : piece.end - rows] = reference.attend_piece(
+                        queries, kv, params, piece
+                    )
         else:
             parts += reference.attend_pieces(queries, kv, params, one_by_one=reproducible)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -390,8 +395,9 @@ class ShortPieceRows:
 
     def __init__(self, step: GroupStep) -> None:
         self._original_step = step
-        self._short_pieces = [piece for piece in step.pieces if piece.end - piece.begin <= MAX_TOKENS_AS_ROWS]
-        self._long_pieces = [piece for piece in step.pieces if piece.end - piece.begin > MAX_TOKENS_AS_ROWS]
+        is_long = [piece.both_ways or piece.end - piece.begin > MAX_TOKENS_AS_ROWS for piece in step.pieces]
+        self._short_pieces = [piece for piece, long in zip(step.pieces, is_long, strict=True) if not long]
+        self._long_pieces = [piece for piece, long in zip(step.pieces, is_long, strict=True) if long]
         self._step: GroupStep | None = None
         self._order: mx.array | None = None
         self._inverse_order: mx.array | None = None

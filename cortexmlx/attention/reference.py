@@ -104,6 +104,12 @@ def attend_pieces(
     return outputs if piece_batches.order is None else [mx.concatenate(outputs)[piece_batches.order]]
 
 
+def attend_piece(queries: mx.array, kv: PagedKV, params: AttentionParams, piece: PrefillPiece) -> mx.array:
+    """Return the attention of one of a step's prefill pieces: see `attend_pieces`."""
+    softmax = Softmax(params, queries.dtype, ReferenceStep.from_handle(kv).ones)
+    return _attend_piece(queries[piece.begin : piece.end], kv, piece, softmax)
+
+
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     """Return whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
 
@@ -293,7 +299,7 @@ def _trim_values(sums: mx.array, kv: PagedKV) -> mx.array:
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: Softmax) -> mx.array:
-    """Attend with a prefill piece: consecutive queries of one row, causally and within the window."""
+    """Attend with a prefill piece: consecutive queries of one row, within the window, and causally or both ways."""
     step = ReferenceStep.from_handle(kv)
     base = step.oldest_token(piece)
     piece_kv = _piece_kv(kv, piece, base)
@@ -322,16 +328,17 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     for begin in range(0, count, QUERIES_PER_CHUNK):
         end = min(begin + QUERIES_PER_CHUNK, count)
         first, last = piece.first + begin, piece.first + end
+        seen = piece.tokens if piece.both_ways else last
         oldest_token = kv.step.attention_window.oldest_visible(first)
         chunk_queries = q[:, :, begin:end].reshape(heads, -1, dim)
-        scores = chunk_queries @ keys[:, oldest_token - base : last - base].swapaxes(-1, -2)
+        scores = chunk_queries @ keys[:, oldest_token - base : seen - base].swapaxes(-1, -2)
         scores = softmax.scores_from_products(scores).reshape(heads, group, end - begin, -1)
         scores = softmax.add_alibi(
             scores, (heads, group, 1, 1), partial(step.token_distances, first, last, oldest_token)
         )
-        scores = scores + step.additive_mask(first, last, oldest_token, scores.dtype)
+        scores = scores + step.additive_mask(first, last, oldest_token, scores.dtype, seen if piece.both_ways else None)
         weights, total = softmax.weights(scores, (heads, group, 1, 1))
-        out = weights.reshape(heads, -1, last - oldest_token) @ values[:, oldest_token - base : last - base]
+        out = weights.reshape(heads, -1, seen - oldest_token) @ values[:, oldest_token - base : seen - base]
         parts.append(normalize(_trim_values(out, kv).reshape(heads, group, end - begin, -1), total))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return out.astype(queries.dtype).transpose(2, 0, 1, 3).reshape(count, query_heads, 1, -1)

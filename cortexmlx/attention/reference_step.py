@@ -25,7 +25,7 @@ class ReferenceStep:
         self._row_index: RowIndex | None = None
         self._slots: dict[int, mx.array] = {}
         self._masks: dict[int, mx.array] = {}
-        self._causal: dict[tuple[int, int, int], mx.array] = {}
+        self._causal: dict[tuple[int, int, int, int | None], mx.array] = {}
         self.ones: dict[int, mx.array] = {}
 
     @classmethod
@@ -54,24 +54,30 @@ class ReferenceStep:
     def mask(self, piece: PrefillPiece) -> mx.array | str:
         """Return a piece's mask for MLX: `[queries, seen tokens]` bool, or "causal" if the last query sees all."""
         oldest_token = self.oldest_token(piece)
-        if self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest_token:
+        if not piece.both_ways and self._step.attention_window.oldest_visible(piece.tokens - 1) == oldest_token:
             return "causal"
         if piece.begin not in self._masks:
-            self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest_token))
+            end = piece.tokens if piece.both_ways else None
+            self._masks[piece.begin] = mx.array(self._visible_mask(piece.first, piece.tokens, oldest_token, end))
         return self._masks[piece.begin]
 
-    def additive_mask(self, first: int, last: int, oldest_token: int, dtype: mx.Dtype) -> mx.array:
-        """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0, or -inf if unseen."""
-        key = (first, last, oldest_token)
+    def additive_mask(
+        self, first: int, last: int, oldest_token: int, dtype: mx.Dtype, end: int | None = None
+    ) -> mx.array:
+        """Return the mask to add for queries `first .. last` on tokens `oldest_token .. last`: 0, or -inf if unseen.
+        With an `end`, it is on tokens `oldest_token .. end`, and queries see later ones.
+        """
+        key = (first, last, oldest_token, end)
         if key not in self._causal:
-            visible = self._visible_mask(first, last, oldest_token)
+            visible = self._visible_mask(first, last, oldest_token, end)
             self._causal[key] = mx.array(np.where(visible, 0.0, -np.inf).astype(np.float32)).astype(dtype)
         return self._causal[key]
 
-    def _visible_mask(self, first: int, last: int, oldest_token: int) -> npt.NDArray[np.bool_]:
-        """Return which of the tokens `oldest_token .. last` each of the queries `first .. last` sees, as bools."""
-        query, token = np.arange(first, last)[:, None], np.arange(oldest_token, last)
-        return (token <= query) & (token >= self._step.attention_window.oldest_visible(query))
+    def _visible_mask(self, first: int, last: int, oldest_token: int, end: int | None) -> npt.NDArray[np.bool_]:
+        """Return which of the tokens each of the queries `first .. last` sees, as bools: see `additive_mask`."""
+        query, token = np.arange(first, last)[:, None], np.arange(oldest_token, last if end is None else end)
+        in_window: npt.NDArray[np.bool_] = token >= self._step.attention_window.oldest_visible(query)
+        return in_window if end is not None else in_window & (token <= query)
 
     @staticmethod
     def token_distances(first: int, last: int, oldest_token: int) -> mx.array:
@@ -221,8 +227,8 @@ class PieceBatches:
 
 
 def is_short(piece: PrefillPiece) -> bool:
-    """Return whether a piece is short enough to be computed in a batch with others."""
-    return piece.end - piece.begin <= MAX_SHORT_TOKENS
+    """Return whether a piece may be computed in a batch with others: it is short, and no image."""
+    return piece.end - piece.begin <= MAX_SHORT_TOKENS and not piece.both_ways
 
 
 def _group_similar(step: GroupStep) -> Iterator[list[PrefillPiece]]:

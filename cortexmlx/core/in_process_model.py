@@ -27,9 +27,11 @@ from cortexmlx.execution.autotuning import choose_kernels, keep_own_products, sh
 from cortexmlx.execution.boundary import AdapterTables, raise_if_refused, return_refusals
 from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, choose_execution_mode, store_notes
 from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.sight_memory import predict_sight_bytes
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
+    PREFILL_BUDGET,
     ArenaDemand,
     bytes_per_token,
     check_kv_memory,
@@ -53,9 +55,8 @@ from cortexmlx.speculation.drafter import HeadDrafter
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress, Progress
-from cortexmlx.vision.images import ImageProcessor
-from cortexmlx.vision.qwen import read_tower
-from cortexmlx.vision.reader import MAX_TOKENS, ImageReader
+from cortexmlx.vision.families import FAMILIES
+from cortexmlx.vision.reader import ImageReader
 from cortexmlx.vision.sight import Sight
 
 
@@ -91,6 +92,7 @@ class InProcessModel:
         self._head_folder = head_folder
         self._head_notes: tuple[str, ...] = ()
         self._sight_notes: tuple[str, ...] = ()
+        self._sight_bytes = 0
         self.images: ImageReader | None = None
         """What reads the images in its messages; None if it reads text only."""
         try:
@@ -160,7 +162,7 @@ class InProcessModel:
         reserved_memory = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         reserved_memory += config.adapter_limits.bytes if config.adapters is not None else 0
         reserved_memory += 0 if self.head is None else self.head.nbytes
-        reserved_memory += 0 if self.sight is None else self.sight.tower.nbytes
+        reserved_memory += self._sight_bytes
         self.reserved_bytes = reserved_memory
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -200,21 +202,22 @@ class InProcessModel:
     def _add_sight(self, mode: ExecutionMode) -> Sight | None:
         """Read the model's vision tower, and have its tokenizer read images."""
         loaded, config = self.loaded, self._config
-        if not isinstance(mode, PagedMode) or not loaded.path.is_dir() or "vision_config" not in loaded.config:
+        family = FAMILIES.get(str(loaded.config.get("model_type")))
+        if family is None or not isinstance(mode, PagedMode) or not loaded.path.is_dir():
             return None
         try:
             dtype = loaded.model.layers[0].input_layernorm.weight.dtype
-            tower = read_tower(loaded.path, loaded.config, dtype, keep_packed=weights.is_quantized(loaded.model))
+            tower = family.read_tower(loaded.path, loaded.config, dtype, keep_packed=weights.is_quantized(loaded.model))
             if tower is None:
                 return None
             if config.keep is not None:
                 raise ModelUnsupported("with keep_last, an image could be dropped in part")
-            placeholder = int(loaded.config["image_token_id"])
-            self.images = ImageReader(ImageProcessor(loaded.path, MAX_TOKENS), placeholder)
+            self.images = family.make_reader(loaded, tower, config.prefill_budget or PREFILL_BUDGET)
         except CortexError as error:  # its text part does not need it
             self._sight_notes = (f"images are not seen: {error}",)
             return None
         mode.sight = Sight(tower, loaded.model)
+        self._sight_bytes = predict_sight_bytes(tower, loaded.path).total
         self._sight_notes = (f"images are seen ({format_bytes(tower.nbytes)} of weights)",)
         return mode.sight
 

@@ -70,8 +70,7 @@ class OpenRequests:
     def add(
         self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
     ) -> None:
-        """Make and queue a runnable request's jobs and answers, with `stops` and `grammar`. Raises UnknownAdapter."""
-        request = self._adapters.resolve(request)
+        """Make and queue a runnable request's jobs and answers, with `stops` and `grammar`."""
         params = request.params
         answers = AnswerGroup(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids

@@ -230,6 +230,7 @@ def render(
         if images is not None:
             images.begin()
             write = images.write
+            messages = [images.arrange(message) for message in messages]
         template_messages = [_template_message(number, message, write) for number, message in enumerate(messages, 1)]
         tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
         rendered_prompt = tokenizer.render(template_messages, checked_vars(variables), tools)

@@ -179,17 +179,18 @@ class _PlacedArray:
     itemsize: int
 
 
-def peak_bytes(graph: Graph, updated_names: Collection[str] = ()) -> int:
+def peak_bytes(graph: Graph, updated_names: Collection[str] = (), *, waits: bool = False) -> int:
     """Return the peak bytes of evaluating a graph. Results and constants count, the arguments do not. Arguments whose
-    names are in `updated_names` are written in place; all others are copied before they change.
+    names are in `updated_names` are written in place; all others are copied before they change. With `waits`, arrays
+    that are computed first are there before the next are begun.
     """
-    return _Replay(graph, updated_names).peak
+    return _Replay(graph, updated_names, waits).peak
 
 
 class _Replay:
     """Replays how MLX allocates and frees buffers while it evaluates a graph, and notes the peak."""
 
-    def __init__(self, graph: Graph, updated_names: Collection[str]) -> None:
+    def __init__(self, graph: Graph, updated_names: Collection[str], waits: bool) -> None:
         self.live_bytes = self.peak = sum(array.nbytes for array in graph.constants)
         self._uses = Counter(name for operation in graph.operations for name in operation.inputs)
         self._uses.update(graph.results)
@@ -199,8 +200,11 @@ class _Replay:
         self._calls = 0
         for array in (*graph.arguments, *graph.constants):
             self._place_array(array, _Buffer(array.nbytes, is_owned=False), dense_strides(array.shape))
-        for operation in _evaluation_order(graph):
-            self._replay_operation(operation)
+        for part in _evaluation_order(graph):
+            for operation in part:
+                self._replay_operation(operation)
+            if waits:
+                self._await_calls(0)
 
     def _replay_operation(self, operation: Operation) -> None:
         """Allocate the outputs of an operation, and free the buffers that nothing needs any more."""
@@ -220,7 +224,11 @@ class _Replay:
         self._free_unused(place.memory for place in placed_inputs)
         self._pending_calls.append((calls, held_buffers))
         self._calls += calls
-        while self._calls > MAX_CALLS_AHEAD:
+        self._await_calls(MAX_CALLS_AHEAD)
+
+    def _await_calls(self, ahead: int) -> None:
+        """Give back what calls needed until so many are left to be computed."""
+        while self._calls > ahead:
             calls, held_buffers = self._pending_calls.popleft()
             self._calls -= calls
             for memory in held_buffers:
@@ -290,17 +298,17 @@ class _Replay:
                 memory.is_owned = False
 
 
-def _evaluation_order(graph: Graph) -> list[Operation]:
-    """Return the operations in the order in which MLX computes them."""
+def _evaluation_order(graph: Graph) -> list[list[Operation]]:
+    """Return the operations in the order in which MLX computes them, part by part."""
     producer = {array.name: index for index, operation in enumerate(graph.operations) for array in operation.outputs}
     dependencies = [[producer[name] for name in operation.inputs if name in producer] for operation in graph.operations]
     evaluated: set[int] = set()
-    order: list[int] = []
+    parts: list[list[Operation]] = []
     for roots in (*graph.computed_first, graph.results):
         part = _evaluation_tape(dependencies, [producer[name] for name in roots if name in producer], evaluated)
         evaluated.update(part)
-        order += part
-    return [graph.operations[index] for index in order]
+        parts.append([graph.operations[index] for index in part])
+    return parts
 
 
 def _evaluation_tape(dependencies: list[list[int]], roots: list[int], evaluated: set[int]) -> list[int]:

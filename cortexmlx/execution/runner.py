@@ -361,8 +361,10 @@ class ModelRunner:
             everything = sees_all or kept is not None
             kept = np.arange(len(plan.positions), dtype=np.int32) if everything else plan.logit_rows
         with swiglu.use_powers_of_two(), products, adapters:
-            embeddings = self.sight.embed(tokens, plan.features) if self.sight is not None and plan.features else None
-            inputs = tokens[:, None], self._layer_caches, plan.logit_rows
+            embeddings, ids = None, tokens
+            if self.sight is not None and plan.features:  # 0 pads, and has inputs of each layer in Gemma 4
+                embeddings, ids = self.sight.embed(tokens, plan.features), mx.maximum(tokens, 0)
+            inputs = ids[:, None], self._layer_caches, plan.logit_rows
             if kept is None:
                 return self._logit_rows.run(*inputs, embeddings), None
             logits, states = self._logit_rows.run_keeping(*inputs, kept, embeddings)

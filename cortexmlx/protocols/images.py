@@ -1,12 +1,14 @@
 """The images in a body: base64 text in a part of any protocol, as bytes for the engine.
 
-A part of a body is JSON, so it has no bytes. Only bytes that were decoded here reach the engine: never a path or a URL.
+A part of a body is JSON, so it has no bytes. Only bytes reach the engine: never a path or
+a URL.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +19,14 @@ from cortexmlx.protocols.error_text import add_note
 CheckImage = Callable[[bytes], object]
 """Prepares the file of an image for the model. Raises InvalidRequest if it cannot be shown."""
 
+ReadElsewhere = Callable[[str], bytes]
+"""Returns the file that a URL or a path names. Raises InvalidRequest."""
+
 MAX_IMAGES = 100
 """Images of a conversation: the engine takes no more."""
+
+ELSEWHERE_SECONDS = 30.0
+"""Seconds that the images of a conversation may take that are not in the body. The last one may take longer."""
 
 KINDS = ("image", "image_url", "input_image")
 """The types of parts that are images."""
@@ -41,9 +49,11 @@ class ImageBytes:
 class ImageParts:
     """Reads the image parts of one conversation for a model that sees."""
 
-    def __init__(self, check: CheckImage) -> None:
+    def __init__(self, check: CheckImage, read_elsewhere: ReadElsewhere | None = None) -> None:
+        """`read_elsewhere` reads what is not in the body; None: nothing is."""
         self._check = check
-        self._count = 0
+        self._read_elsewhere = read_elsewhere
+        self._count, self._seconds = 0, 0.0
 
     def read(self, part: Mapping[str, Any], path: str = "", *, strict: bool = False) -> ImageBytes | None:
         """Return a part's image. One that cannot be read is None, and noted; if `strict`, InvalidRequest is raised.
@@ -53,7 +63,7 @@ class ImageParts:
         if isinstance(part.get("image"), bytes):  # this class has read it before
             return ImageBytes(part["image"])
         try:
-            data = _decode(part)
+            data = _decode(part, self._read_elsewhere and self._read_in_time)
             self._count += 1
             if self._count > MAX_IMAGES:
                 strict = True
@@ -66,18 +76,33 @@ class ImageParts:
             return None
         return ImageBytes(data)
 
+    def _read_in_time(self, name: str) -> bytes:
+        """Return the file that a URL or a path names, unless others have taken too long."""
+        assert self._read_elsewhere is not None
+        if self._seconds > ELSEWHERE_SECONDS:
+            raise InvalidRequest(f"the conversation's images took more than {ELSEWHERE_SECONDS:g} seconds to fetch")
+        begin = time.monotonic()
+        try:
+            return self._read_elsewhere(name)
+        finally:
+            self._seconds += time.monotonic() - begin
 
-def _decode(part: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an image part. Raises InvalidRequest for anything but base64, which is not repeated."""
-    text = _base64_text(part)
+
+def _decode(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> bytes:
+    """Return the bytes of an image part. Raises InvalidRequest for bad base64, which is not repeated."""
+    text = _base64_text(part, read_elsewhere)
+    if isinstance(text, bytes):
+        return text
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"the image is no base64 ({error}): {_SEND}") from None
 
 
-def _base64_text(part: Mapping[str, Any]) -> str:
-    """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`."""
+def _base64_text(part: Mapping[str, Any], read_elsewhere: ReadElsewhere | None) -> str | bytes:
+    """Return the base64 text of an image part: OpenAI's `image_url`, Anthropic's `source`, or MCP's `data`; or the file
+    that its URL names.
+    """
     source, url = part.get("source"), part.get("image_url")
     if isinstance(source, Mapping):
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
@@ -93,4 +118,9 @@ def _base64_text(part: Mapping[str, Any]) -> str:
         return data
     if head[:5].lower() == "data:":
         raise InvalidRequest("the image's data URL is no base64: send `data:image/png;base64,...`")
-    raise InvalidRequest(f"the image's URL is not fetched: {_SEND}, or a data URL, `data:image/png;base64,...`")
+    if read_elsewhere is not None:
+        return read_elsewhere(url)
+    raise InvalidRequest(
+        f"the image's URL is not fetched: {_SEND}, or a data URL, `data:image/png;base64,...`. A server with "
+        "--fetch-images HOST fetches from that host"
+    )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import collect_notes
 from cortexmlx.protocols.fields import UnservedField
-from cortexmlx.protocols.images import CheckImage, ImageParts
+from cortexmlx.protocols.images import CheckImage, ImageParts, ReadElsewhere
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.messages import TemplateVars
@@ -79,9 +79,12 @@ class RequestDefaults:
     check_image: CheckImage | None = None
     """What prepares the images of messages for the model; None: it sees none."""
 
+    read_elsewhere: ReadElsewhere | None = None
+    """What reads images that a body only names; None: they are not read."""
+
     def image_parts(self) -> ImageParts | None:
         """Return what reads the images of one conversation; None: the model sees none."""
-        return None if self.check_image is None else ImageParts(self.check_image)
+        return None if self.check_image is None else ImageParts(self.check_image, self.read_elsewhere)
 
 
 BodyReader = Callable[[Mapping[str, Any], RequestDefaults], Request]
@@ -154,6 +157,8 @@ class ReplyInfo:
     """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
     kept.
     """
+    load_seconds: float = 0.0
+    """How long the request waited for its model."""
     progress: Callable[[], Progress | None] = lambda: None
     """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""
 

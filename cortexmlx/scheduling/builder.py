@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -95,12 +95,15 @@ def _make_group_step(cache: KVCache, group: int, scheduled_tokens: ScheduledToke
     flat_offset = len(single_token_jobs)
     for job, count in scheduled_tokens:
         if count > 1:
-            begin, end = origin(job), job.num_computed_tokens + count
-            run = cache.tables.find_run(job.id, group, end, begin)
-            slots = None if run is not None else cache.tables.slots(job.id, group, begin, end - begin)
-            prefill_pieces.append(
-                PrefillPiece(flat_offset, flat_offset + count, job.num_computed_tokens - begin, run, slots)
-            )
+            begin, first, images = origin(job), job.num_computed_tokens, job.request.images
+            parts: Iterable[tuple[int, int, bool]] = [(first, first + count, False)]
+            if images is not None:
+                parts = images.attention_pieces(first, count, attention_window.tokens is not None)
+            for start, end, both_ways in parts:
+                run = cache.tables.find_run(job.id, group, end, begin)
+                slots = None if run is not None else cache.tables.slots(job.id, group, begin, end - begin)
+                flat = flat_offset + start - first, flat_offset + end - first
+                prefill_pieces.append(PrefillPiece(*flat, start - begin, run, slots, both_ways))
             flat_offset += count
     return GroupStep(tables, lengths, tuple(runs), tuple(prefill_pieces), attention_window)
 

@@ -87,6 +87,8 @@ class Job:
     """The same, while there is room to spare."""
     has_awaited_state: bool = False
     """Whether it has waited for another job's recurrent state."""
+    has_awaited_images: bool = False
+    """Whether it has waited for the features of its images, and has not begun since."""
     refused_at: int = 0
     """The most computed tokens that it had when memory was refused to a step in which its share was the largest."""
     refusals: int = 0

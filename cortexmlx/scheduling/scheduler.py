@@ -29,6 +29,7 @@ from cortexmlx.scheduling.latency import CostModel, share_budget
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Backoff, LengthLimits, RefusalRetry, limit_stuck_jobs
+from cortexmlx.types.images import PreparedImage
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -264,6 +265,19 @@ class Scheduler:
             self._shrink_requested = False
             self.cache.pools.shrink(1)
 
+    def await_images(self, want: Callable[[Sequence[PreparedImage]], PreparedImage | None]) -> None:
+        """Have jobs wait for the features of their images before they begin: see `Admission.want_images`."""
+        self._admission.want_images = want
+
+    @property
+    def jobs_awaiting_images(self) -> list[Job]:
+        """The jobs that wait until the model has looked at their images."""
+        return self._admission.jobs_awaiting_images
+
+    def note_seen(self, image: PreparedImage) -> None:
+        """Wake the jobs that wait for an image."""
+        self._admission.note_seen(image)
+
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to plan: no job waits, runs or awaits a flush, or all jobs wait for the disk."""
@@ -390,12 +404,18 @@ class Scheduler:
             most_tokens = 0 if self._large_pieces.must_wait else self.config.lone_prefill_budget
             budget = self.cost_model.lone_budget(self.backoff.tokens, most_tokens, longest)
         counts = share_budget(budget, [len(j.tokens) - j.num_computed_tokens for j in prefilling])
-        prefill_counts = []
+        prefill_counts: list[tuple[Job, int]] = []
         for job, count in zip(prefilling, counts, strict=True):
-            if count and job.is_running:
+            count = min(count, budget)  # less than its share if an image before it took more
+            if count > 0 and job.is_running:
                 count = max(1, min(count, self.cache.max_tokens_without_preemption(job.id) - job.num_computed_tokens))
+                if job.request.images is not None:
+                    count = job.request.images.whole_images(job.num_computed_tokens, count)
+                if count > budget and prefill_counts:
+                    continue  # the next step has room for the image, or begins with it
                 self._reserve(job, job.num_computed_tokens + count)
                 prefill_counts.append((job, count))
+                budget -= count
         decoding = [j for j in decoding if j.is_running]
         prefill_counts = [(job, count) for job, count in prefill_counts if job.is_running]
         job_counts = [(j, 1 + len(j.drafts)) for j in decoding] + prefill_counts

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.images import ReadElsewhere
 from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -53,6 +55,10 @@ class ServerSettings:
     """Bytes of memory for stored responses, at most. Each client has an equal share. 0: none are stored."""
     stored_count: int = 4096
     """Stored responses, at most. Each client has an equal share."""
+    pull: Callable[[str, OnProgress], None] | None = None
+    """Downloads a model by its hub id, on a thread, and adds it to the served ones; called with a function for the
+    progress. Any client may ask for it, by Ollama's API. None: nobody may.
+    """
     log: Callable[[LoggedRequest], None] | None = None
     """Called with each request when it has ended."""
     transcripts: int = 128 << 20
@@ -65,6 +71,8 @@ class ServerSettings:
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
     earlier answers are left out.
     """
+    read_elsewhere: ReadElsewhere | None = None
+    """Reads images that requests only name, as `ImagesElsewhere.read` does; None: they are not read."""
     defaults: RequestDefaults = field(default_factory=lambda: RequestDefaults(SamplingParams(max_tokens=None)))
     """What a body does not set."""
 

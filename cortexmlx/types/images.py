@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class ImageWriter(Protocol):
 
     def begin(self) -> None:
         """Begin to write the images of a prompt on this thread."""
+
+    def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its parts in the order in which the model's template writes them."""
 
     def write(self, part: Mapping[str, Any]) -> str:
         """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none."""
@@ -49,11 +53,18 @@ class PreparedImage:
     """Its frames, and its patches from top to bottom and from left to right."""
     merged_grid: tuple[int, int, int]
     """Its frames, and its tokens from top to bottom and from left to right."""
+    row_ends: tuple[int, int] | None = None
+    """The token of the vocabulary that ends each of its rows, and that of its last row; None: rows have no ends."""
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """The numbers of its tokens, all negative."""
-        return virtual_tokens(self.key, math.prod(self.merged_grid))
+        """The numbers of its tokens, all negative but the ends of rows."""
+        virtual, columns = virtual_tokens(self.key, math.prod(self.merged_grid)), self.merged_grid[2]
+        if self.row_ends is None:
+            return virtual
+        rows = (virtual[at : at + columns] for at in range(0, len(virtual), columns))
+        ended = [token for row in rows for token in (*row, self.row_ends[0])]
+        return (*ended[:-1], self.row_ends[1])
 
 
 def virtual_tokens(key: bytes, count: int) -> tuple[int, ...]:
@@ -85,6 +96,15 @@ class FeaturePiece:
     first: int
 
 
+class BothWays(Enum):
+    """In which layers a token of an image sees the image's later tokens, too."""
+
+    NOWHERE = "nowhere"
+    WINDOWS = "windows"
+    """Those with a window, which ends for such a token with its image."""
+    EVERYWHERE = "everywhere"
+
+
 @dataclass(frozen=True, eq=False)
 class ImageLayout:
     """The images of a prompt, in order, and its positions `[3, tokens]`, by frame, height and width. `placeholder` is
@@ -94,11 +114,16 @@ class ImageLayout:
     spans: tuple[PlacedImage, ...]
     positions: IntArray
     placeholder: int
+    both_ways: BothWays = BothWays.NOWHERE
 
     @property
     def images(self) -> tuple[PreparedImage, ...]:
         """The images, one that is shown twice as well."""
         return tuple(span.image for span in self.spans)
+
+    def shows(self, image: PreparedImage) -> bool:
+        """Return whether an image is one of them."""
+        return any(span.image.key == image.key for span in self.spans)
 
     @cached_property
     def shift(self) -> int:
@@ -119,6 +144,30 @@ class ImageLayout:
             if start < end:
                 pieces.append(FeaturePiece(begin + start - first, begin + end - first, span.image, start - span.start))
         return pieces
+
+    def whole_images(self, first: int, count: int) -> int:
+        """Return how many tokens from `first` on a step may compute, if `count` are wanted: an image whose tokens see
+        later ones is not cut. So it is fewer if such an image begins among them, and more if they begin in it.
+        """
+        for span in self.spans if self.both_ways is not BothWays.NOWHERE else ():
+            if span.start < first + count < span.end:
+                return (span.start if first < span.start else span.end) - first
+        return count
+
+    def attention_pieces(self, first: int, count: int, has_window: bool) -> Iterator[tuple[int, int, bool]]:
+        """Yield what attention computes together of the text's tokens from `first` on: where it begins and ends, and
+        whether its tokens see later ones, in layers with a window or without. No image is cut that is not cut already.
+        """
+        here = self.both_ways is (BothWays.WINDOWS if has_window else None) or self.both_ways is BothWays.EVERYWHERE
+        begin, end = first, first + count
+        for span in self.spans if here else ():
+            if begin < span.end and span.start < end:
+                if begin < span.start:
+                    yield begin, span.start, False
+                yield max(begin, span.start), span.end, True
+                begin = span.end
+        if begin < end:
+            yield begin, end, False
 
     def without_virtual(self, tokens: TokenList) -> list[int]:
         """Return tokens with the placeholder in the place of images' tokens."""

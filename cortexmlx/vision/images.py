@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -170,7 +171,7 @@ def _open_picture(source: ImageSource) -> tuple[str, Any]:
     if isinstance(source, _import_pillow().Image):
         name, picture = "the PIL image", source
     else:
-        name, data = _read_file(source)
+        name, data = read_file(source)
         kind = _format_of(name, data)
         module = importlib.import_module(f"PIL.{_FORMATS[kind][0]}ImagePlugin")
         with _refuse_damaged(name, kind):
@@ -209,7 +210,7 @@ def _import_pillow() -> Any:
     return PIL.Image
 
 
-def _read_file(source: ImageSource) -> tuple[str, bytes]:
+def read_file(source: ImageSource) -> tuple[str, bytes]:
     """Return a name for errors, and the bytes of a file."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         name, size = "the image", memoryview(source).nbytes
@@ -346,7 +347,12 @@ class ImagePatches:
     """Patches in time (1 for an image), rows and columns: t, h, w."""
 
     tokens: int
-    """Tokens that stand for the merged patches in the text. Those that begin and end an image are not counted."""
+    """Tokens that stand for the merged patches in the text, with the ends of rows. Other tokens that begin and end an
+    image are not counted.
+    """
+
+    merge: int
+    """How many patches a token is wide and high."""
 
     digest: bytes
     """SHA-256 of the image with the processor's settings and version: the key of cached features and KV blocks."""
@@ -354,6 +360,9 @@ class ImagePatches:
 
 class _Family(Protocol):
     """How a family of models cuts images into patches. Its code is transformers'; errors of it are ValueError."""
+
+    merge: int
+    """How many patches a token is wide and high."""
 
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         """Read the settings of a model's folder. No image shall have more than `max_tokens` tokens, if that can be."""
@@ -374,8 +383,8 @@ class _Qwen2VL:
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
         self._processor, self._resize = module.Qwen2VLImageProcessorPil(**settings), module.smart_resize
-        self._patch, self._merge = int(self._processor.patch_size), int(self._processor.merge_size)
-        self._side = self._patch * self._merge
+        self._patch, self.merge = int(self._processor.patch_size), int(self._processor.merge_size)
+        self._side = self._patch * self.merge
         self._least, self._most = (int(self._processor.size[name]) for name in ("shortest_edge", "longest_edge"))
         if max_tokens is not None:
             self._most = min(self._most, max_tokens * self._side**2)
@@ -387,7 +396,7 @@ class _Qwen2VL:
         return 1, height // self._patch, width // self._patch
 
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
-        return grid[0] * grid[1] * grid[2] // self._merge**2
+        return grid[0] * grid[1] * grid[2] // self.merge**2
 
     def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         size = {"shortest_edge": self._least, "longest_edge": self._most}
@@ -401,26 +410,96 @@ class _Gemma4:
     def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
         self._module = importlib.import_module("transformers.models.gemma4.image_processing_pil_gemma4")
         self._processor = self._module.Gemma4ImageProcessorPil(**settings)
-        self._patch, self._pool = int(self._processor.patch_size), int(self._processor.pooling_kernel_size)
+        self._patch, self.merge = int(self._processor.patch_size), int(self._processor.pooling_kernel_size)
         own = int(self._processor.max_soft_tokens)
         budgets = [each for each in (70, 140, 280, 560, 1120) if each <= min(own, max_tokens or own)]
         self._tokens = max(budgets, default=min(own, 70))
 
     def grid(self, width: int, height: int) -> tuple[int, int, int]:
-        patches = self._tokens * self._pool**2
-        height, width = self._module.get_aspect_ratio_preserving_size(height, width, self._patch, patches, self._pool)
+        patches = self._tokens * self.merge**2
+        height, width = self._module.get_aspect_ratio_preserving_size(height, width, self._patch, patches, self.merge)
         return 1, height // self._patch, width // self._patch
 
     def count_tokens(self, grid: tuple[int, int, int]) -> int:
-        return grid[1] * grid[2] // self._pool**2
+        return grid[1] * grid[2] // self.merge**2
 
     def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         made = self._processor(pixels, max_soft_tokens=self._tokens, input_data_format="channels_last")
-        used = int(made["num_soft_tokens_per_image"][0]) * self._pool**2
+        used = int(made["num_soft_tokens_per_image"][0]) * self.merge**2
         return np.asarray(made["pixel_values"][0][:used], np.float32)
 
 
-_FAMILIES: dict[str, type[_Family]] = {"Qwen2VLImageProcessor": _Qwen2VL, "Gemma4ImageProcessor": _Gemma4}
+class _Gemma3:
+    """Gemma 3: a square of one size, and of as many tokens, for every image. It makes no crops of wide images, which
+    transformers makes on demand.
+    """
+
+    merge = 1
+
+    def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
+        own = dict(settings)
+        self._side = math.isqrt(int(own.pop("mm_tokens_per_image")))
+        module = importlib.import_module("transformers.models.gemma3.image_processing_pil_gemma3")
+        self._processor = module.Gemma3ImageProcessorPil(**(own | {"do_pan_and_scan": False}))
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        return 1, self._side, self._side
+
+    def count_tokens(self, grid: tuple[int, int, int]) -> int:
+        return grid[1] * grid[2]
+
+    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        made = self._processor(pixels, input_data_format="channels_last")
+        image, side = np.asarray(made["pixel_values"][0], np.float32), self._side
+        size = image.shape[1] // side
+        return image.reshape(3, side, size, side, size).transpose(1, 3, 2, 4, 0).reshape(side * side, -1)
+
+
+class _Pixtral:
+    """Pixtral, Mistral 3: the image's own size in whole tokens, or smaller; each row of tokens has an end."""
+
+    def __init__(self, settings: Mapping[str, Any], max_tokens: int | None) -> None:
+        self._module = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
+        own = dict(settings)
+        self._patch, self.merge = int(own.pop("patch_size")), int(own.pop("spatial_merge_size"))
+        self._side = self._patch * self.merge
+        self._processor = self._module.PixtralImageProcessorPil(**own)
+        size = self._processor.size
+        self._size = {name: int(size["longest_edge"] or size[name]) for name in ("height", "width")}
+        if max_tokens is not None:
+            columns = max((math.isqrt(4 * max_tokens + 1) - 1) // 2, 1)  # and as many rows
+            self._size = {name: min(limit, columns * self._side) for name, limit in self._size.items()}
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        height, width = self._module.get_resize_output_image_size(
+            np.broadcast_to(np.uint8(0), (height, width, 3)),
+            (self._size["height"], self._size["width"]),
+            self._side,
+            "channels_last",
+        )
+        if not (width and height):
+            raise ValueError("made small enough, its short side has no pixel left")
+        return 1, height // self._patch, width // self._patch
+
+    def count_tokens(self, grid: tuple[int, int, int]) -> int:
+        rows, columns = grid[1] // self.merge, grid[2] // self.merge
+        return rows * (columns + 1)
+
+    def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        side, patch = {"height": self._side, "width": self._side}, self._patch
+        made = self._processor(pixels, size=self._size, patch_size=side, input_data_format="channels_last")
+        image = np.asarray(made["pixel_values"][0], np.float32)
+        channels, height, width = image.shape
+        cut = image.reshape(channels, height // patch, patch, width // patch, patch).transpose(1, 3, 0, 2, 4)
+        return cut.reshape(height * width // patch**2, -1)
+
+
+_FAMILIES: dict[str, type[_Family]] = {
+    "Qwen2VLImageProcessor": _Qwen2VL,
+    "Gemma4ImageProcessor": _Gemma4,
+    "Gemma3ImageProcessor": _Gemma3,
+    "PixtralImageProcessor": _Pixtral,
+}
 """By the `image_processor_type` of a model's folder, without Fast or Pil at its end. Another family is a class more."""
 
 
@@ -445,10 +524,16 @@ class ImageProcessor:
             known = ", ".join(_FAMILIES)
             raise ModelUnsupported(f"{path} asks for the image processor {name}; this version has {known}.")
         self.max_tokens = max_tokens
+        if family is _Pixtral:  # the sizes that the tower has: transformers takes them from its text processor
+            settings |= _tower_sizes(folder)
+        elif family is _Gemma3:
+            settings["mm_tokens_per_image"] = read_json_object(folder / "config.json").get("mm_tokens_per_image", 256)
         import_mlx_lm_utils()  # this imports transformers as a whole: two threads that import it can see half of it
         try:
             self._family = family(settings, max_tokens)
             self.count_tokens(640, 480)
+        except InvalidRequest as error:
+            raise ModelUnsupported(f"its images do not become small enough: {error}") from None
         except Exception as error:
             raise ModelCorrupt(
                 f"{path} has settings that cannot be used: {one_line(error)}. Download it again."
@@ -466,6 +551,11 @@ class ImageProcessor:
         """
         return self._family.count_tokens(self._grid(width, height))
 
+    @property
+    def largest_grid(self) -> tuple[int, int, int]:
+        """The grid of the images with the most patches: large squares."""
+        return self._family.grid(math.isqrt(MAX_PIXELS), math.isqrt(MAX_PIXELS))
+
     def make_patches(self, image: Image) -> ImagePatches:
         """Return an image's patches, grid and tokens. Raises InvalidRequest as `count_tokens` does."""
         grid = self._grid(image.width, image.height)
@@ -473,7 +563,7 @@ class ImageProcessor:
         if len(patches) != grid[0] * grid[1] * grid[2]:
             raise ModelUnsupported(f"the image processor made {len(patches):,} patches for a grid of {grid}.")
         digest = hashlib.sha256(image.digest + self.digest).digest()
-        return ImagePatches(patches, grid, self._family.count_tokens(grid), digest)
+        return ImagePatches(patches, grid, self._family.count_tokens(grid), self._family.merge, digest)
 
     def _grid(self, width: int, height: int) -> tuple[int, int, int]:
         try:
@@ -489,6 +579,17 @@ class ImageProcessor:
                 f"{self.max_tokens:,}. Crop it, or raise the limit."
             )
         return grid
+
+
+def _tower_sizes(folder: Path) -> dict[str, Any]:
+    """Return how many pixels a patch of Pixtral's tower has, and how many patches a token."""
+    config = read_json_object(folder / "config.json")
+    vision = config.get("vision_config")
+    patch = vision.get("patch_size", 16) if isinstance(vision, dict) else 16
+    return {
+        "patch_size": patch,
+        "spatial_merge_size": config.get("spatial_merge_size", 2) if config.get("model_type") == "mistral3" else 1,
+    }
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The vision tower of Qwen3-VL, Qwen3.5 and Qwen3.6, and the positions of image tokens in their language models.
 
-mlx-lm's classes drop the tower's tensors. They are read from the weight files here, beside a loaded model. Only the
-towers of Qwen3-VL have deepstack features.
+Only the towers of Qwen3-VL have deepstack features.
 
 transformers' `modeling_qwen3_vl` and `modeling_qwen3_5`, vLLM's `qwen3_vl` and mlx-vlm's `qwen3_vl` agree on the
 computation. For the learned positions, transformers interpolates in float32 as here, the other two in the model's type.
@@ -12,21 +11,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
-from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models import weights as model_weights
-from cortexmlx.models.draft_head import check_tensors, quantize_head
-from cortexmlx.models.folder import translate_weight_errors
-from cortexmlx.models.safetensors_check import find_tensors
+from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.arrays import IntArray
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower, rotate_pairs
 
 TOWER_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """The `model_type` of models whose checkpoints have this tower."""
@@ -35,14 +30,6 @@ _PREFIX = re.compile(r"(?:(?:model|language_model)\.)*(?:visual|vision_tower)\."
 """How names begin: `model.visual.` in transformers' models, `visual.` in vLLM's, `vision_tower.` in mlx-vlm's. mlx-vlm
 also reads `model.language_model.visual.`.
 """
-
-_FUSED_DIMS = (64, 80, 128)
-"""The head dimensions that MLX's fused attention on Apple GPUs has (`sdpa_full_supported_head_dim`). Heads of 72 are
-padded, as in mlx-vlm's `ensure_fused_sdpa`: otherwise all scores are in memory at once.
-"""
-
-_MAX_SCORES = 1 << 25
-"""How many scores are computed at once where attention is not fused, as on a CPU: 128 MB in float32."""
 
 _THETA = 10000.0
 """The base of the rotation by rows and columns."""
@@ -96,37 +83,14 @@ class TowerConfig:
         return sizes
 
 
-@dataclass
-class TowerState:
-    """An image on its way through a tower, between two blocks."""
+class VisionTower(Tower):
+    """The tower of all these models."""
 
-    hidden: mx.array
-    """`[patches, hidden]`, in the tower's type."""
-    cosine: mx.array
-    """Of the angles of each patch, `[patches, 1, head_dim / 2]` float32."""
-    sine: mx.array
-    frames: int
-    """Patches see each other within a frame. An image is one."""
-    next_block: int = 0
-    deepstack: list[mx.array] = field(default_factory=list)
-    """Features `[tokens, out_hidden]` of the blocks so far."""
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Return what a step left to be computed: evaluate it before the next step to bound time and memory."""
-        return [self.hidden, *self.deepstack]
-
-
-class VisionTower(nn.Module):  # type: ignore[misc]
-    """Turns the patches of one image into features, the embeddings of its tokens for the language model.
-
-    Call `begin`, then `step` for each of the `config.depth` blocks, then `finish`. Other work may run in between.
-    Nothing is evaluated, but where many scores are computed in parts.
-    """
+    turns_by_axes = True
 
     def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.depth, self.deep_layers = config, config.depth, len(config.deepstack_visual_indexes)
         kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.Module()
         self.patch_embed.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel)
@@ -137,12 +101,10 @@ class VisionTower(nn.Module):  # type: ignore[misc]
             self.deepstack_merger_list = [_Merger(config, is_norm_after=True) for _ in config.deepstack_visual_indexes]
 
     def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
-        """Return the state of an image before the first block.
+        """Return the state of an image before the first block: see `Tower.begin`.
 
         `patches` `[patches, channels * frames * size * size]` are the processor's `pixel_values` of this image: those
-        of one token are neighbours. `grid` is its `image_grid_thw`: frames, rows and columns, in patches.
-
-        Raises ValueError if the two do not fit each other or the tower.
+        of one token are neighbours. `grid` is its `image_grid_thw`.
         """
         frames, rows, columns = grid
         merge, embed = self.config.spatial_merge_size, self.patch_embed.proj
@@ -162,30 +124,20 @@ class VisionTower(nn.Module):  # type: ignore[misc]
         rates = _THETA ** (-np.arange(quarter) / quarter)
         angles = np.concatenate([row[:, None] * rates, column[:, None] * rates], axis=1).astype(np.float32)
         turns = mx.array(np.tile(angles, (frames, 1))[:, None])
-        return TowerState(hidden, mx.cos(turns), mx.sin(turns), frames)
+        return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
 
-    def step(self, state: TowerState) -> None:
-        """Take an image through its next block. Raises IndexError after the last one."""
-        number = state.next_block
-        state.hidden = self.blocks[number](state)
-        if number in self.config.deepstack_visual_indexes:
-            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(number)]
+    def block(self, number: int) -> Block:
+        block: Block = self.blocks[number]
+        return block
+
+    def end_block(self, state: TowerState) -> None:
+        if state.next_block in self.config.deepstack_visual_indexes:
+            merger = self.deepstack_merger_list[self.config.deepstack_visual_indexes.index(state.next_block)]
             state.deepstack.append(merger(state.hidden))
-        state.next_block += 1
 
     def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
-        """Return an image's features `[tokens, out_hidden]`, which replace the embeddings of its tokens, and a list of
-        deepstack features of the same shape. The i-th of them is added to the states of these tokens after layer i of
-        the language model. Raises ValueError before the last block.
-        """
-        if state.next_block < len(self.blocks):
-            raise ValueError(f"the image is through {state.next_block} of {len(self.blocks)} blocks")
+        self.check_finished(state)
         return self.merger(state.hidden), state.deepstack
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its weights."""
-        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     def _interpolate_positions(self, rows: int, columns: int) -> mx.array:
         """Return the learned positions, stretched from corner to corner: `[rows, columns, hidden]` float32."""
@@ -201,7 +153,7 @@ class VisionTower(nn.Module):  # type: ignore[misc]
         return grid
 
 
-class _Block(nn.Module):  # type: ignore[misc]
+class _Block(Block):
     """Attention among the patches of a frame, and a perceptron, each behind a norm."""
 
     def __init__(self, config: TowerConfig) -> None:
@@ -209,43 +161,21 @@ class _Block(nn.Module):  # type: ignore[misc]
         size = config.hidden_size
         self.norm1 = nn.LayerNorm(size, eps=1e-6)
         self.norm2 = nn.LayerNorm(size, eps=1e-6)
-        self.attn = _Attention(size, config.num_heads)
+        self._heads, self.attn = config.num_heads, nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
         self.mlp = _Perceptron(size, config.intermediate_size, size, nn.gelu_approx)
 
-    def __call__(self, state: TowerState) -> mx.array:
-        hidden = state.hidden + self.attn(self.norm1(state.hidden), state)
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        patches, size = state.hidden.shape
+        heads = self.attn.qkv(self.norm1(state.hidden)).reshape(patches, 3 * self._heads, size // self._heads)
+        queries, keys, values = mx.split(heads, 3, axis=1)
+        queries, keys = (rotate_pairs(each, state.cosine, state.sine) for each in (queries, keys))
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.attn.proj(attended)
         output: mx.array = hidden + self.mlp(self.norm2(hidden))
         return output
-
-
-class _Attention(nn.Module):  # type: ignore[misc]
-    def __init__(self, size: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.qkv = nn.Linear(size, 3 * size)
-        self.proj = nn.Linear(size, size)
-
-    def __call__(self, hidden: mx.array, state: TowerState) -> mx.array:
-        patches, size = hidden.shape
-        frames, dim = state.frames, size // self._heads
-        padding = next((fused - dim for fused in _FUSED_DIMS if fused >= dim), 0)
-        queries, keys, values = mx.split(self.qkv(hidden).reshape(patches, 3 * self._heads, dim), 3, axis=1)
-        queries, keys = (_rotate_pairs(heads, state.cosine, state.sine) for heads in (queries, keys))
-        queries, keys, values = (  # [frames, heads, patches of a frame, dim]
-            mx.pad(heads.reshape(frames, -1, self._heads, dim).transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, padding)])
-            for heads in (queries, keys, values)
-        )
-        is_fused = dim + padding in _FUSED_DIMS and mx.default_device() != mx.cpu
-        count = patches if is_fused else max(_MAX_SCORES // (patches * self._heads), 1)
-        parts = []
-        for at in range(0, patches // frames, count):
-            query_part = queries[:, :, at : at + count]
-            parts.append(mx.fast.scaled_dot_product_attention(query_part, keys, values, scale=dim**-0.5))
-            if count < patches // frames:
-                mx.eval(parts)  # MLX would allocate the scores of all parts before it computes the first
-        output = mx.concatenate(parts, axis=2)[..., :dim].transpose(0, 2, 1, 3).reshape(patches, size)
-        projected: mx.array = self.proj(output)
-        return projected
 
 
 class _Perceptron(nn.Module):  # type: ignore[misc]
@@ -274,52 +204,17 @@ class _Merger(_Perceptron):
         return super().__call__(normed.reshape(-1, self._joined))
 
 
-def _rotate_pairs(heads: mx.array, cosine: mx.array, sine: mx.array) -> mx.array:
-    """Return heads `[patches, heads, dim]` rotated in float32. The two numbers of a pair are half the dimension apart;
-    the first half of the pairs turns by rows, and the second by columns.
-    """
-    first, second = mx.split(heads.astype(mx.float32), 2, axis=-1)
-    rotated = [first * cosine - second * sine, second * cosine + first * sine]
-    return mx.concatenate(rotated, axis=-1).astype(heads.dtype)
-
-
 def read_tower(
     folder: Path, config: Mapping[str, Any], model_dtype: mx.Dtype, *, keep_packed: bool = True
 ) -> VisionTower | None:
-    """Read the vision tower in `folder`, whose config.json is `config`, and evaluate it on this thread. Return None for
-    a model without one, or without its tensors.
-
-    The tower computes in `model_dtype`. Its layers stay packed as they are stored, but not with `keep_packed=False`.
-
-    Raises ModelCorrupt if tensors are missing, damaged or of other shapes. Raises ModelUnsupported for a tower of
-    another kind, or with weights that were quantized in another way than MLX's.
+    """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
+    without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
     vision_config = config.get("vision_config")
     if config.get("model_type") not in TOWER_MODELS or not isinstance(vision_config, Mapping):
         return None
-    files = find_tensors(folder, lambda name: _PREFIX.match(name) is not None)
-    if not files:
-        return None
-    prefixes = sorted({match[0] for name in files if (match := _PREFIX.match(name))})
-    sizes = TowerConfig.from_config(vision_config)
-    if len(prefixes) > 1 or sizes.depth > len(files):
-        raise ModelCorrupt(
-            f"{folder} has {len(files)} tensors of a vision tower, named {'* and '.join(prefixes)}*, but config.json "
-            f"asks for one tower with {sizes.depth} blocks. Download the model again."
-        )
-    with translate_weight_errors(folder):
-        arrays: dict[Path, Any] = {file: mx.load(str(file)) for file in set(files.values())}
-        weights = {name.removeprefix(prefixes[0]): arrays[file][name] for name, file in files.items()}
-        tower, kernel = VisionTower(sizes), "patch_embed.proj.weight"
-        if kernel in weights and weights[kernel].shape[1:2] == (sizes.in_channels,):
-            weights[kernel] = weights[kernel].moveaxis(1, -1)  # as makers store it; converters put the channels last
-        quantize_head(folder, tower, weights, config.get("quantization") or {}, prefixes[0])
-        check_tensors(folder, tower, weights, prefixes[0], "vision tower")
-        tower.load_weights(list(weights.items()))
-        tower.set_dtype(model_dtype)
-        if not keep_packed:
-            model_weights.dequantize_layers(tower)
-        mx.eval(mx.random.state, tower.parameters())  # the state: see `_evaluate` of `load`
+    kernel, make = "patch_embed.proj.weight", lambda: VisionTower(TowerConfig.from_config(vision_config))
+    tower: VisionTower | None = load_tower(folder, config, _PREFIX, make, kernel, model_dtype, keep_packed)
     return tower
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import math
 import re
 import secrets
 import threading
@@ -16,13 +15,13 @@ from weakref import WeakValueDictionary
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.types.images import ImageLayout, PlacedImage, PreparedImage
+from cortexmlx.types.images import BothWays, ImageLayout, PlacedImage, PreparedImage
 from cortexmlx.vision.images import MAX_IMAGES, ImageProcessor, ImageSource, open_image
 from cortexmlx.vision.qwen import ImageSpan, rope_positions
 
-MAX_TOKENS = 4096
+MAX_TOKENS = 64 * 65
 """How many tokens an image has at most: some 4 million pixels, and 100 MB while it is prepared. Larger ones are made
-smaller. A makers' own limit may be four times as much.
+smaller. A makers' own limit may be four times as much; Pixtral's is this one.
 """
 
 REMEMBERED_BYTES = 256 << 20
@@ -40,7 +39,10 @@ class ImageReader:
     replaces by the images' tokens.
 
     `open_mark` and `close_mark` are what the model's template writes around an image. `placeholder` is the token that
-    the template writes in its place.
+    the template writes in its place, and `row_ends` are those that end its rows and its last row. `has_axes` says
+    whether its tokens turn by three positions. `shows_image_first`: of one text and one image, the image comes first.
+    `trims_texts`: the template trims each text beside an image. `both_ways` says in which layers an image's tokens see
+    its later ones.
     """
 
     def __init__(
@@ -49,10 +51,18 @@ class ImageReader:
         placeholder: int,
         open_mark: str = "<|vision_start|>",
         close_mark: str = "<|vision_end|>",
+        *,
+        row_ends: tuple[int, int] | None = None,
+        has_axes: bool = True,
+        shows_image_first: bool = False,
+        trims_texts: bool = False,
+        both_ways: BothWays = BothWays.NOWHERE,
     ) -> None:
         self._processor = processor
+        self._trims_texts, self._both_ways = trims_texts, both_ways
         self._placeholder = placeholder
         self._around = open_mark, close_mark
+        self._row_ends, self._has_axes, self._shows_image_first = row_ends, has_axes, shows_image_first
         self._lock = threading.Lock()
         nonce = secrets.token_hex(8)  # no text of a user looks like a mark
         self._mark = f"\ue000{nonce}:{{}}\ue001"
@@ -66,6 +76,16 @@ class ImageReader:
     def begin(self) -> None:
         """Begin to write the images of a prompt on this thread."""
         self._thread.written = []
+
+    def arrange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its parts as the model's template writes them, in that order."""
+        content = message.get("content")
+        if not (self._shows_image_first or self._trims_texts) or not isinstance(content, (list, tuple)):
+            return message
+        shows = [isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in content]
+        if self._trims_texts:
+            return {**message, "content": list(map(_trim, content))} if any(shows) else message
+        return {**message, "content": [content[1], content[0]]} if shows == [False, True] else message
 
     def write(self, part: Mapping[str, Any]) -> str:
         """Return what stands for the image of a message's part in the text. Raises InvalidRequest if it is none, or if
@@ -81,9 +101,8 @@ class ImageReader:
             with self._preparing:  # one at a time: a large one takes 1 GB meanwhile
                 made = self._processor.make_patches(open_image(source))
             frames, rows, columns = made.grid
-            merge = math.isqrt(rows * columns * frames // made.tokens)
-            grid = frames, rows // merge, columns // merge
-            image = PreparedImage(made.digest, made.patches, made.grid, grid)
+            grid = frames, rows // made.merge, columns // made.merge
+            image = PreparedImage(made.digest, made.patches, made.grid, grid, self._row_ends)
             image = self._remember(digest or made.digest, image)
         written: list[PreparedImage] = self._thread.written  # what is forgotten meanwhile is not lost
         written.append(image)
@@ -92,7 +111,7 @@ class ImageReader:
                 f"the prompt's images are too large together: the first {len(written)} take more than "
                 f"{format_bytes(PROMPT_BYTES)} when they are prepared. Show fewer of them, or smaller ones"
             )
-        return self._around[0] + self._mark.format(image.key.hex()) + self._around[1]
+        return self._mark.format(image.key.hex())
 
     def _remember(self, source: bytes, image: PreparedImage) -> PreparedImage:
         """Remember an image by its source, or the one that is there already with the same key. Return it. Raises
@@ -119,6 +138,10 @@ class ImageReader:
         parts = self._pattern.split(text)
         if len(parts) == 1:
             return None
+        before, after = self._around  # templates would trim what is white in them
+        parts[::2] = [
+            f"{after * (i > 0)}{part}{before * (2 * i + 1 < len(parts))}" for i, part in enumerate(parts[::2])
+        ]
         with self._lock:
             return [self._by_key[part].tokens if index % 2 else part for index, part in enumerate(parts)]
 
@@ -131,8 +154,8 @@ class ImageReader:
             return None
         if len(spans) > MAX_IMAGES:
             raise InvalidRequest(f"the prompt has {len(spans)} images, but {MAX_IMAGES} is the most: leave some out")
-        positions, _ = rope_positions(len(tokens), [ImageSpan(span.start, *span.image.merged_grid) for span in spans])
-        return ImageLayout(spans, positions, self._placeholder)
+        places = [ImageSpan(span.start, *span.image.merged_grid) for span in spans] if self._has_axes else []
+        return ImageLayout(spans, rope_positions(len(tokens), places)[0], self._placeholder, self._both_ways)
 
     def _find_spans(self, tokens: Sequence[int]) -> Iterator[PlacedImage]:
         index = 0
@@ -143,6 +166,14 @@ class ImageReader:
             if image is None or tuple(tokens[start:index]) != image.tokens:
                 raise InvalidRequest(f"token id {tokens[start]} is outside the vocabulary")
             yield PlacedImage(start, image)
+
+
+def _trim(part: Any) -> Any:
+    """Return a message's part without white space around its text."""
+    if isinstance(part, str):
+        return part.strip()
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return {**part, "text": text.strip()} if isinstance(text, str) else part
 
 
 def _bytes_of(images: Iterable[PreparedImage]) -> int:

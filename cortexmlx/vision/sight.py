@@ -1,11 +1,12 @@
 """Sight: what a model that sees images has beside its text part. Only the engine's thread may use it.
 
 A tower makes features of an image, one vector for each of its tokens. They take the place of the tokens' embeddings.
-The tower runs layer by layer between the engine's steps, so that nobody who waits for tokens waits for a whole image.
+The tower runs piece by piece between the engine's steps, so that nobody who waits for tokens waits for a whole image.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import numpy as np
 
 from cortexmlx.types.arrays import IntArray
 from cortexmlx.types.images import FeaturePiece, PreparedImage
-from cortexmlx.vision.qwen import TowerState, VisionTower, rotate
+from cortexmlx.vision.qwen import rotate
+from cortexmlx.vision.towers import Tower, TowerState
 
 FEATURE_BYTES = 64 << 20
 """Features of so many bytes are kept, the latest used ones. Others are computed again when they are needed."""
@@ -41,7 +43,7 @@ class Features:
 class Sight:
     """The vision tower of a loaded model, and the features of the images that it has seen last."""
 
-    def __init__(self, tower: VisionTower, model: nn.Module) -> None:
+    def __init__(self, tower: Tower, model: nn.Module) -> None:
         self.tower = tower
         self._text = model.language_model.model
         self._features: OrderedDict[bytes, Features] = OrderedDict()
@@ -49,6 +51,8 @@ class Sight:
         self._state: TowerState | None = None
         self._model = model
         self._step = StepImages()
+        norm = self._text.layers[0].input_layernorm.weight
+        self._token_bytes = norm.nbytes * (1 + tower.deep_layers)
 
     def install(self, more_layers: Sequence[nn.Module] = ()) -> None:
         """Have the text part look here in each step, and `more_layers`, such as a draft head's: see `StepImages`. Call
@@ -58,35 +62,41 @@ class Sight:
 
     # -- features -----------------------------------------------------------------------------------------------------
 
-    def want(self, images: Sequence[PreparedImage]) -> None:
-        """Have the features of images computed by the next calls of `advance`."""
+    def want(self, images: Sequence[PreparedImage]) -> PreparedImage | None:
+        """Have the features of images computed by the next calls of `advance`, of as many as are kept together: a step
+        that needs others computes them, once. Return the last of these images to wait for; None if all are there.
+        """
+        wanted, size = dict[bytes, PreparedImage](), 0
+        for image in images:
+            size += len(image.tokens) * self._token_bytes if image.key not in wanted else 0
+            if wanted and size > FEATURE_BYTES:
+                break
+            wanted[image.key] = image
+        for key in wanted.keys() & self._features.keys():
+            self._features.move_to_end(key)
         known = {image.key for image in self._waiting} | self._features.keys()
-        self._waiting += [image for image in images if image.key not in known]
-
-    def awaits(self, images: Sequence[PreparedImage]) -> bool:
-        """Return whether one of the images waits for its features. Those of another may have been dropped since."""
-        waiting = {image.key for image in self._waiting}
-        return any(image.key in waiting for image in images)
+        self._waiting += [image for key, image in wanted.items() if key not in known]
+        return next((image for image in reversed(self._waiting) if image.key in wanted), None)
 
     @property
     def looked_at(self) -> PreparedImage | None:
         """The image that `advance` goes on with; None if none waits."""
         return self._waiting[0] if self._waiting else None
 
-    def advance(self) -> None:
-        """Run one more layer of the tower, on the image that waits longest. Raises what MLX raises without memory; then
-        that image waits no more.
+    def advance(self, seconds: float | None) -> None:
+        """Run more of the tower on the image that waits longest: a piece of a block, and others until `seconds` are
+        over, None: to its end. Raises what MLX raises without memory; then that image waits no more.
         """
-        image = self.looked_at
+        image, begin = self.looked_at, time.perf_counter()
         if image is None:
             return
         try:
             if self._state is None:
                 self._state = self.tower.begin(mx.array(image.patches), image.grid)
-            self.tower.step(self._state)
-            mx.eval(self._state.arrays)
-            if self._state.next_block < self.tower.config.depth:
-                return
+            while self.tower.advance(self._state) < self.tower.depth:
+                mx.eval(self._state.arrays)
+                if seconds is not None and time.perf_counter() - begin >= seconds:
+                    return
             self._keep(image, self._finish(self._state))
         except BaseException:
             self._end_first()
@@ -123,8 +133,7 @@ class Sight:
         """Return an image's features; compute them now if they were dropped."""
         if image.key not in self._features:
             state = self.tower.begin(mx.array(image.patches), image.grid)
-            for _ in range(self.tower.config.depth):
-                self.tower.step(state)
+            while self.tower.advance(state) < self.tower.depth:
                 mx.eval(state.arrays)
             self._keep(image, self._finish(state))
         self._features.move_to_end(image.key)
@@ -142,7 +151,9 @@ class Sight:
         layers: list[mx.array] = []
         for piece in pieces:
             features, span = self._features_of(piece.image), slice(piece.first, piece.first + piece.end - piece.begin)
-            embeddings[piece.begin : piece.end] = features.tokens[span].astype(embeddings.dtype)
+            seen = features.tokens[span].astype(embeddings.dtype)
+            is_image = tokens[piece.begin : piece.end, None] < 0  # the ends of rows are tokens of the vocabulary
+            embeddings[piece.begin : piece.end] = mx.where(is_image, seen, embeddings[piece.begin : piece.end])
             for index, deep in enumerate(features.deep):
                 if index == len(layers):
                     layers.append(mx.zeros_like(embeddings))
@@ -168,8 +179,10 @@ class StepImages:
         self._axes = None if axes is None else mx.array(np.ascontiguousarray(axes))
         self.deep = []
 
-    def install(self, model: nn.Module, tower: VisionTower, more_layers: Sequence[nn.Module]) -> None:
+    def install(self, model: nn.Module, tower: Tower, more_layers: Sequence[nn.Module]) -> None:
         """Have the rotary modules and the first layers of a model look here. Its class stays as it is."""
+        if not tower.turns_by_axes:
+            return
         args = model.language_model.args
         settings = {**(getattr(args, "rope_scaling", None) or {}), **(getattr(args, "rope_parameters", None) or {})}
         sections = tuple(settings.get("mrope_section", (24, 20, 20)))
@@ -177,7 +190,7 @@ class StepImages:
             rope = getattr(getattr(layer, "self_attn", None), "rope", None)
             if rope is not None:
                 rope.__class__ = self._make_rope(type(rope), sections)
-        for index, layer in enumerate(model.language_model.model.layers[: len(tower.config.deepstack_visual_indexes)]):
+        for index, layer in enumerate(model.language_model.model.layers[: tower.deep_layers]):
             layer.__class__ = self._make_layer(type(layer), index)
 
     def _make_rope(self, kind: Any, sections: Any) -> Any:

@@ -52,9 +52,9 @@ HEAD = """\
 ## Which models run
 
 A model's type is the `model_type` in its `config.json`: `qwen3` for Qwen3 4B. Its weights may be plain, or packed in
-any way that mlx-lm loads, such as mlx-community's 4 or 8 bits. Other packings are refused by name. Qwen3-VL, Qwen3.5
-and Qwen3.6 [see images](images.md). Of other models that also see or hear, only the language part runs, and a note says
-so.
+any way that mlx-lm loads, such as mlx-community's 4 or 8 bits. Other packings are refused by name. Qwen3-VL, Qwen3.5,
+Qwen3.6, Gemma 3, Gemma 4, Mistral 3 and Pixtral [see images](images.md). Of others that also see or hear, only the
+language part runs, and a note says so.
 
 The tables list every model type of mlx-lm {version}. Of {all} types {paged} are paged and {alone} run one request at a
 time. For each, a tiny random model was run here and by mlx-lm on the same weights, in float32.

@@ -46,8 +46,8 @@ def test_the_page_has_the_options_and_defaults_that_help_shows(
 
 
 OTHERS = {"hostfile", "backend", "starting-port", "map-by", "bind-to", "env", "hf-path", "mlx-path"}
-OTHERS |= {"upgrade", "no-deps", "no-cache", "force-reinstall", "out"}
-"""Options of pip, mlx.launch, mlx-lm and sips that our messages name."""
+OTHERS |= {"upgrade", "no-deps", "no-cache", "force-reinstall", "out", "settings"}
+"""Options of pip, mlx.launch, mlx-lm, sips and Claude Code that our messages name."""
 
 
 def test_every_option_that_a_message_names_exists() -> None:

@@ -30,7 +30,6 @@ SMALLER = {
     "bench": "-p 16 -n 4 -r 3",
     "--against": "-r 1",
     "-d 0,4096": "-p 16 -n 12 -b 1,2 -d 0,64 -r 1",
-    "--suite trace": "--requests 2 --request-rate 10",
 }
 """What is put behind a command with these words, the last that fits, so that it takes seconds."""
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 LAYOUT, SIGHT, READER = "cortexmlx/types/images.py", "cortexmlx/vision/sight.py", "cortexmlx/vision/reader.py"
+PIXTRAL = "cortexmlx/vision/pixtral.py"
+ADMISSION = "cortexmlx/scheduling/admission.py"
 BUILDER, IMAGES = "cortexmlx/scheduling/builder.py", "cortexmlx/vision/images.py"
-TESTS = ("vision/test_engine_images.py", "vision/test_qwen.py", "vision/test_images.py")
+ELSEWHERE = "cortexmlx/vision/elsewhere.py"
+TESTS = (
+    "vision/test_engine_images.py",
+    "vision/test_qwen.py",
+    "vision/test_images.py",
+    "vision/test_pixtral.py",
+    "vision/test_trials.py",
+    "vision/test_elsewhere.py",
+    "cli/plan/test_run.py",
+)
 
 FAULTS = (
     Fault(
@@ -35,14 +46,44 @@ FAULTS = (
     Fault(
         "an image's key leaves out the processor", IMAGES, "sha256(image.digest + self.digest)", "sha256(image.digest)"
     ),
+    Fault("a request does not wait for its images", ADMISSION, "return self.want_images(", "return None and ("),
+    Fault("what is cached of an image is looked at again", ADMISSION, "if span.end > cached]", "]"),
     Fault(
-        "a request does not wait for its images",
-        "cortexmlx/core/core.py",
-        "if sight.awaits(request.images.images):",
-        "if False:",
+        "images that are dropped meanwhile are looked at twice", SIGHT, "if wanted and size > FEATURE_BYTES", "if False"
     ),
+    Fault("who waits for an image is not told", ADMISSION, "self._wake([image])", "pass"),
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
     ),
+    Fault("the end of a row gets features", SIGHT, "mx.where(is_image, seen, ", "mx.where(True, seen, "),
+    Fault("the last row ends as others do", LAYOUT, "(*ended[:-1], self.row_ends[1])", "tuple(ended)"),
+    Fault("rows and columns turn at the same rates", PIXTRAL, "column * rates[1::2]", "column * rates[::2]"),
+    Fault("a token's patches are joined one by one", PIXTRAL, "transpose(0, 2, 4, 1, 3)", "transpose(0, 2, 1, 3, 4)"),
+    Fault("features have no place for the ends of rows", PIXTRAL, "[(0, 0), (0, 1), (0, 0)]", "[(0, 0)] * 3"),
+    Fault("one text and one image stay as they came", READER, "if shows == [False, True]", "if False"),
+    Fault("the ends of rows are not counted", IMAGES, "return rows * (columns + 1)", "return rows * columns"),
     Fault("nothing bounds a prompt's images", READER, "_bytes_of(written) > PROMPT_BYTES", "False"),
+    Fault("a link leads out of the folder", ELSEWHERE, "path.is_relative_to(os.path.realpath(root))", "True"),
+    Fault(
+        "a name is looked up a second time",
+        ELSEWHERE,
+        "create_connection((address, port)",
+        "create_connection((host, port)",
+    ),
+    Fault("hosts of private networks are asked", ELSEWHERE, "if address.is_global and", "if"),
+    Fault("every host is asked", ELSEWHERE, "if origin not in self._hosts:", "if False:"),
+    Fault("a host may take its time", ELSEWHERE, "    cut.start()\n", ""),
+    Fault(
+        "the largest image takes nothing",
+        "cortexmlx/execution/sight_memory.py",
+        "image = peak_bytes(graph, waits=True) + untraced + patches.nbytes",
+        "image = 0",
+    ),
+    Fault("a tower takes all the time it needs", SIGHT, "time.perf_counter() - begin >= seconds:", "False:"),
+    Fault(
+        "a piece sees the first patches only",
+        "cortexmlx/vision/towers.py",
+        "heads[first : first + frame]",
+        "heads[:end]",
+    ),
 )

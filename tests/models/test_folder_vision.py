@@ -13,7 +13,7 @@ from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.vision.qwen import TOWER_MODELS
+from cortexmlx.vision.families import FAMILIES
 from support.engine.core_driver import Driver
 from support.engine.judge import disagreement, greedy
 from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer
@@ -97,7 +97,7 @@ def test_the_language_part_gives_mlx_lms_tokens(
     first, *why = driver.core.info.notes  # the towers are made up
     assert first == "its language part runs: images are not read"
     assert all(note.startswith("images are not seen: the vision_config") for note in why)
-    assert bool(why) == (kind in TOWER_MODELS)
+    assert bool(why) == (kind in FAMILIES)
 
 
 def test_a_layout_that_mlx_lm_does_not_know_is_told_as_that(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import pytest
 pytest.importorskip("PIL")
 
 from cortexmlx import Engine
+from cortexmlx.vision import elsewhere
+from cortexmlx.vision.elsewhere import ImagesElsewhere
 from support.clients.in_process import in_process
 from support.models.sighted import picture, shown, write_sighted
 from support.models.tiny import write_tiny
+from support.patience import PATIENCE
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
@@ -88,6 +92,11 @@ def test_an_image_in_each_protocol_is_seen_as_from_the_engine(http: httpx.Client
         parts = [{"type": "input_image", "image_url": data_url(data)}, {"type": "input_text", "text": "what?"}]
         text = responses(http, {"role": "user", "content": parts}).json()["output"][0]["content"][0]
         assert [each["logprob"] for each in text["logprobs"]] == pytest.approx(want, abs=1e-4)
+        said = {"role": "user", "content": "what?", "images": [text64(data)]}
+        body = {"messages": [said], "logprobs": True, "options": {"num_predict": 3, "temperature": 0}, "stream": False}
+        told = http.post("/api/chat", json=body).json()["logprobs"]
+        assert [each["logprob"] for each in told] == pytest.approx(want, abs=1e-4)
+    assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"] == ["completion", "vision"]
     usage = messages(http, {"role": "user", "content": [block(PNG), TEXT]}).json()["usage"]
     prompt = engine.count_tokens([shown("what?", PNG)])
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt
@@ -144,6 +153,43 @@ def test_nothing_is_fetched_and_no_file_is_opened(http: httpx.Client, engine: En
         want = [{"role": "user", "content": f"{LINE}what?"}, {"role": "user", "content": "b"}]
         assert old["usage"]["prompt_tokens"] == engine.count_tokens(want)
         assert any("is not read" in note for note in old["choices"][0]["notes"])
+
+
+def test_only_what_a_listed_host_has_is_fetched_and_nobody_waits_for_it(
+    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cortexmlx.server import ServerSettings, app
+
+    asked, answer = threading.Event(), threading.Event()
+
+    def fetch(url: Any, *origin: Any) -> bytes:
+        asked.set()
+        assert answer.wait(PATIENCE)
+        return b"no image" if "bad" in url.path else PNG
+
+    monkeypatch.setattr(elsewhere, "_get", fetch)
+    read = ImagesElsewhere(["pictures.example"]).read
+    url = "https://pictures.example/a.png"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "input_image", "image_url": url}]
+    source = {"type": "image", "source": {"type": "url", "url": url}}
+    with in_process(app(engine, ServerSettings(read_elsewhere=read))) as http:
+        with ThreadPoolExecutor() as pool:
+            fetching = pool.submit(chat, http, parts[0], TEXT)
+            assert asked.wait(PATIENCE)
+            assert chat(http, TEXT).status_code == 200, "others are answered meanwhile"
+            answer.set()
+            got = fetching.result(PATIENCE).json()
+        want = engine.count_tokens([shown("what?", PNG)])
+        assert got["usage"]["prompt_tokens"] == want
+        said = {"role": "user", "content": [parts[1], {"type": "input_text", "text": "what?"}]}
+        assert responses(http, said).json()["usage"]["input_tokens"] == want
+        said = {"role": "user", "content": [source, TEXT]}
+        assert messages(http, said, path="/count_tokens").json()["input_tokens"] == want
+        for other, says in (("https://pictures.example/bad", "is text"), ("https://a.example/b", "not listed")):
+            refused = chat(http, {"type": "image_url", "image_url": {"url": other}}, TEXT)
+            assert refused.status_code == 400 and says in refused.text and "messages[0].content[0]" in refused.text
+    with in_process(app(engine)) as http:
+        assert "--fetch-images" in chat(http, parts[0], TEXT).text
 
 
 def test_images_are_decoded_off_the_event_loop(

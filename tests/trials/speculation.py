@@ -3,9 +3,10 @@
     python -m tests.trials.speculation [--minutes N] [--seed N] [--trials N] [--requests N] [--only KIND]...
 
 For each kind in turn, and with adapters every third time, an engine with random options gets random requests: ragged,
-forked, cancelled, with forms and stop strings, as turns of edited conversations, in a tight arena, with few snapshots,
-with a disk tier. Drafts, and what draft heads say, are right, wrong, half right and too long. Each answer must be that
-without drafts, up to proven ties, and the engine's invariants hold after each step. A seed and a kind say everything.
+forked, cancelled, with images, forms and stop strings, as turns of edited conversations, in a tight arena, with few
+snapshots, with a disk tier. Drafts, and what draft heads say, are right, wrong, half right and too long. Each answer
+must be that without drafts, up to proven ties, and the engine's invariants hold after each step. A seed and a kind say
+everything.
 
 Prints each trial that fails, and what was compared. Exit status 1 if one has failed.
 """
@@ -22,9 +23,11 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
+SIGHTED = ("qwen3_5", "qwen3_5 head", "qwen3_vl", "qwen3_vl 8 bits", "qwen3_5_moe head")
 HEADS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite")
 
 
@@ -37,14 +40,17 @@ def main() -> int:
     from support.models.draft_heads import LAST_LAYERS, write_draft_head, write_last_layer
     from support.models.quantized_models import wide
     from support.models.recurrent import RECURRENT
+    from support.models.sighted import add_sight, write_sighted
     from support.models.tiny import write_tiny
     from support.patience import PATIENCE
     from support.speculation.counts import Counts
     from support.speculation.kinds import Kind, judge
     from support.speculation.mixed_trial import MixedAdaptedTrial, MixedTrial, TalkTrial
+    from support.speculation.sighted_trial import SightedAdaptedTrial, SightedMixedTrial, SightedTalkTrial
     from support.speculation.trial import roomy
 
-    names = [*RECURRENT, *(f"{name} head" for name in HEADS), "qwen3_next 8 bits", "falcon_h1 8 bits"]
+    sighted = [f"{name} images" for name in SIGHTED]
+    names = [*RECURRENT, *(f"{name} head" for name in HEADS), "qwen3_next 8 bits", "falcon_h1 8 bits", *sighted]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0, help="the first")
@@ -61,6 +67,14 @@ def main() -> int:
         def written(name: str) -> Kind:
             model, _, extra = name.partition(" ")
             path = root / name.replace(" ", "-") / "model"
+            if extra.endswith("images"):
+                wider: dict[str, Any] = {"head_dim": 64} if "8 bits" in extra else {}
+                if not path.exists() and "head" in extra:
+                    write_draft_head(path, model)
+                    add_sight(path, model)
+                elif not path.exists():
+                    write_sighted(path, model, **wider)
+                return Kind(name, path, 8 if wider else None)
             if extra == "8 bits":
                 return Kind(name, wide(root / "wide", model), 8)
             if not path.exists() and extra and model in LAST_LAYERS:
@@ -71,10 +85,14 @@ def main() -> int:
 
         def trial(seed: int, name: str) -> MixedTrial:
             kind, store, own_seed = written(name), root / "store", 10_000 * seed + names.index(name)
+            sees = name.endswith("images")
             if seed % 3 or kind.kv_bits or name == "recurrent_gemma":  # MLX cannot freeze this one, to train adapters
-                return (TalkTrial if seed % 3 == 1 else MixedTrial)(own_seed, kind, options.requests, store)
+                talks, mixes = (SightedTalkTrial, SightedMixedTrial) if sees else (TalkTrial, MixedTrial)
+                return (talks if seed % 3 == 1 else mixes)(own_seed, kind, options.requests, store)
             adapters = adapted.get(name) or adapted.setdefault(name, adapters_of(root / f"of {name}", kind.folder))
-            return MixedAdaptedTrial(own_seed, Adapted(kind, adapters), options.requests, store)
+            return (SightedAdaptedTrial if sees else MixedAdaptedTrial)(
+                own_seed, Adapted(kind, adapters), options.requests, store
+            )
 
         adapted: dict[str, tuple[Path, ...]] = {}
         for seed, name in itertools.product(range(options.seed, options.seed + options.trials), options.only or names):

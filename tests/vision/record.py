@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import LlavaConfig, LlavaForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.qwen3_5 import configuration_qwen3_5 as config_35
 from transformers.models.qwen3_5 import modeling_qwen3_5 as model_35
 from transformers.models.qwen3_vl import configuration_qwen3_vl as config_vl
@@ -56,6 +57,41 @@ SIZES = {
 }
 GRIDS = ((1, 2, 2), (1, 2, 10), (1, 12, 2), (1, 4, 6), (1, 10, 8), (2, 4, 6))
 """Frames, rows and columns of patches: one merged patch, one merged row, one column, and more than the positions."""
+
+PIXTRALS: dict[str, dict[str, Any]] = {
+    "mistral3": {
+        "vision_config": {
+            "model_type": "pixtral",
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 2,
+            "patch_size": 4,
+            "hidden_act": "silu",
+            "head_dim": 16,
+            "rope_theta": 10000.0,
+        },
+        "spatial_merge_size": 2,
+        "multimodal_projector_bias": False,
+        "text_config": {"model_type": "mistral", "hidden_size": 24, "rms_norm_eps": 1e-3},
+    },
+    "llava": {
+        "vision_config": {
+            "model_type": "pixtral",
+            "num_hidden_layers": 3,
+            "hidden_size": 48,
+            "intermediate_size": 32,
+            "num_attention_heads": 4,
+            "patch_size": 8,
+            "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+        },
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "text_config": {"model_type": "mistral", "hidden_size": 32, "rms_norm_eps": 1e-5},
+    },
+}
+PIXTRAL_GRIDS = ((1, 2, 2), (1, 2, 10), (1, 12, 2), (1, 4, 6), (1, 10, 8))
 
 TEXT = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 8}
 ROPES = {
@@ -115,6 +151,29 @@ def record_tower(name: str, model: Any) -> None:
     np.savez_compressed(FOLDER / f"tower_{name}.npz", **recorded)
 
 
+def record_pixtral(name: str) -> None:
+    """Write what `record_tower` does for the tower and the projector of a Pixtral, given all images at once."""
+    config = PIXTRALS[name] | {"model_type": name, "image_token_index": 7, "tie_word_embeddings": False}
+    text = config["text_config"] | TEXT | {"hidden_size": config["text_config"]["hidden_size"], "head_dim": 16}
+    kind, make = (Mistral3Config, Mistral3ForConditionalGeneration)
+    if name == "llava":
+        kind, make = (LlavaConfig, LlavaForConditionalGeneration)
+    model = make(kind(**(config | {"text_config": text | {"intermediate_size": 32}}))).eval()
+    parts = {n: v for n, v in model.state_dict().items() if "language_model" not in n and "lm_head" not in n}
+    model.load_state_dict({n: torch.from_numpy(tower_tensor(n, v.shape)) for n, v in parts.items()}, strict=False)
+    patch = config["vision_config"]["patch_size"]
+    sizes = [(rows * patch, columns * patch) for _, rows, columns in PIXTRAL_GRIDS]
+    pixels = torch.zeros(len(sizes), 3, max(h for h, _ in sizes), max(w for _, w in sizes))
+    for number, (height, width) in enumerate(sizes):
+        pixels[number, :, :height, :width] = torch.from_numpy(uniform(f"pixels {number}", (3, height, width)))
+    with torch.no_grad():
+        told = model.model.get_image_features(pixel_values=pixels, image_sizes=torch.tensor(sizes)).pooler_output
+    shapes = {n: list(v.shape) for n, v in parts.items()}
+    recorded = {f"features {number}": features.numpy() for number, features in enumerate(told)}
+    recorded |= {"config": json.dumps(config | {"shapes": shapes}), "grids": np.array(PIXTRAL_GRIDS)}
+    np.savez_compressed(FOLDER / f"tower_{name}.npz", **recorded)
+
+
 def record_positions(model: Any) -> None:
     """Write the positions and the delta of each prompt."""
     recorded: dict[str, Any] = {"prompts": json.dumps(PROMPTS)}
@@ -148,5 +207,7 @@ if __name__ == "__main__":
     models = {name: whole_model(name) for name in TOWERS}
     for name, model in models.items():
         record_tower(name, model)
+    for name in PIXTRALS:
+        record_pixtral(name)
     record_positions(models["qwen3_vl"])
     record_rotations(models)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 ANSWERS = Path(__file__).parent / "recorded" / "answers.json"
-NAMES = ("qwen3_5", "qwen3_vl")
+NAMES = ("qwen3_5", "qwen3_vl", "qwen3_5_moe", "qwen3_vl_moe", "mistral3", "llava")
 TOKENS = 12
 
 
@@ -27,20 +28,22 @@ def write(root: Path) -> None:
     from cortexmlx.core.prompt import tokenize
     from cortexmlx.models import load_model
     from cortexmlx.models.tokenizers.shared import SharedTokenizer
-    from cortexmlx.vision.images import ImageProcessor
-    from cortexmlx.vision.reader import ImageReader
-    from support.models.draft_heads import NORMS, less_one
+    from cortexmlx.vision.families import FAMILIES
+    from support.models.draft_heads import NORMS, fuse_experts, less_one
     from support.models.sighted import PLACEHOLDER, prompts, write_sighted
 
     for name in NAMES:
         made, raw = write_sighted(root / f"{name}-mlx", name), root / name
         tensors, stored = mx.load(str(made / "model.safetensors")), {}
-        if name == "qwen3_5":
-            tensors = less_one(tensors, *NORMS, "model.norm.weight")
+        if name.startswith("qwen3_5"):
+            tensors = fuse_experts(less_one(tensors, *NORMS, "model.norm.weight"))
+        elif name == "qwen3_vl_moe":
+            tensors = {n: v.swapaxes(1, 2) if ".mlp.experts." in n else v for n, v in fuse_experts(tensors).items()}
         for path, value in tensors.items():
-            if path.startswith("vision_tower."):
-                path = path.replace("vision_tower.", "model.visual.")
-                value = value.moveaxis(-1, 1) if "patch_embed.proj.weight" in path else value
+            if path.startswith(("vision_tower.", "multi_modal_projector.")):
+                path = path.replace("vision_model.", "") if "qwen" not in name else path
+                path = f"model.{path}" if "qwen" not in name else path.replace("vision_tower.", "model.visual.")
+                value = value.moveaxis(-1, 1) if value.ndim > 3 else value
             else:
                 text = path.removeprefix("language_model.")
                 path = text.replace("model.", "model.language_model.", 1) if text.startswith("model.") else text
@@ -49,8 +52,10 @@ def write(root: Path) -> None:
         raw.mkdir()
         mx.save_safetensors(str(raw / "model.safetensors"), stored, metadata={"format": "pt"})
         (raw / "config.json").write_text((made / "config.json").read_text())
-        reader = ImageReader(ImageProcessor(made), PLACEHOLDER)
-        tokenizer = SharedTokenizer(load_model(made).tokenizer, reader)
+        loaded = load_model(made)
+        family = FAMILIES[name]
+        reader = family.make_reader(loaded, family.read_tower(made, loaded.config, mx.float32), 4096)
+        tokenizer = SharedTokenizer(loaded.tokenizer, reader)
         for number, prompt in enumerate(prompts()):
             tokens = list(tokenize(tokenizer, prompt))
             layout = reader.find_images(tokens)
@@ -65,57 +70,72 @@ def write(root: Path) -> None:
 
 def judge(root: Path) -> None:
     import torch
-    from safetensors.torch import load_file
-    from transformers import (
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-    )
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PixtralProcessor
 
     torch.set_grad_enabled(False)
     answers: dict[str, Any] = {}
     for name in NAMES:
         config = json.loads((root / name / "config.json").read_text())
-        text = {
-            key: value for key, value in config.items() if key not in ("vision_config", "image_token_id", "model_type")
-        }
-        rope, classes = "rope_scaling", (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
-        if name == "qwen3_5":
-            rope, classes = "rope_parameters", (Qwen3_5Config, Qwen3_5ForConditionalGeneration)
-            kinds = ("linear_attention", "full_attention")
-            every = config["full_attention_interval"]
-            text["layer_types"] = [kinds[(i + 1) % every == 0] for i in range(config["num_hidden_layers"])]
-        text["rope_parameters"] = config[rope] | {"mrope_interleaved": True}
-        placeholder, tied = config["image_token_id"], config.get("tie_word_embeddings", False)
-        model = classes[1](
-            classes[0](
-                text_config=text,
-                vision_config=config["vision_config"],
-                image_token_id=placeholder,
-                tie_word_embeddings=tied,
-            )
+        placeholder = config.get("image_token_id", config.get("image_token_index"))
+        if name in ("mistral3", "llava"):
+            config |= {"tie_word_embeddings": False, "image_token_id": placeholder}
+        else:
+            text = {
+                key: value
+                for key, value in config.get("text_config", config).items()
+                if key not in ("vision_config", "image_token_id", "model_type")
+            }
+            if "qwen3_5" in name:
+                kinds, every = ("linear_attention", "full_attention"), config["full_attention_interval"]
+                text["layer_types"] = [kinds[(i + 1) % every == 0] for i in range(config["num_hidden_layers"])]
+            text["rope_parameters"] = config.get("rope_parameters", config.get("rope_scaling")) | {
+                "mrope_interleaved": True
+            }
+            config = {key: config[key] for key in ("vision_config", "image_token_id")} | {"text_config": text}
+            config["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
+        config.pop("model_type", None)
+        CONFIG_MAPPING[name](**config).save_pretrained(root / name)
+        model, result = AutoModelForImageTextToText.from_pretrained(
+            root / name, dtype=torch.float32, output_loading_info=True
         )
-        result = model.eval().float().load_state_dict(load_file(root / name / "model.safetensors"), strict=False)
-        assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.weight"}, result
+        model.eval()
+        assert not any(result.values()), result
         answers[name] = []
         for file in sorted((root / name).glob("?.npz")):
             shown, answer = np.load(file), []
             ids = torch.tensor(shown["tokens"])[None]
             images = {"pixel_values": torch.tensor(shown["patches"]), "image_grid_thw": torch.tensor(shown["grids"])}
+            if name in ("mistral3", "llava"):
+                images = pixtral_images(shown, PixtralProcessor, config.get("spatial_merge_size", 1))
+            kinds = {} if name in ("mistral3", "llava") else {"mm_token_type_ids": None}
             for _ in range(TOKENS):
-                kinds_of_tokens = (ids == placeholder).long()
-                logits = model(
-                    input_ids=ids,
-                    mm_token_type_ids=kinds_of_tokens,
-                    use_cache=False,
-                    **(images if len(shown["grids"]) else {}),
-                ).logits[0, -1]
+                kinds = {each: (ids == placeholder).long() for each in kinds}
+                given = images if len(shown["grids"]) else {}
+                logits = model(input_ids=ids, use_cache=False, **kinds, **given).logits[0, -1]
                 token = int(logits.argmax())
                 answer.append((token, float(torch.log_softmax(logits.double(), -1)[token])))
                 ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
             answers[name].append(answer)
     ANSWERS.write_text(json.dumps(answers, indent=0) + "\n")
+
+
+def pixtral_images(shown: Any, processor: Any, merge: int) -> dict[str, Any]:
+    """Return a prompt's images as a Pixtral takes them, and check that the text has the tokens of its processor."""
+    import torch
+
+    patch = int((shown["patches"].shape[1] // 3) ** 0.5)
+    sizes = [(rows * patch, columns * patch) for _, rows, columns in shown["grids"]]
+    pixels, at, texts = np.zeros((len(sizes), 3, 64, 64), np.float32), 0, list[str]()
+    for number, (height, width) in enumerate(sizes):
+        for y in range(0, height, patch):
+            for x in range(0, width, patch):
+                pixels[number, :, y : y + patch, x : x + patch] = shown["patches"][at].reshape(3, patch, patch)
+                at += 1
+        judge = SimpleNamespace(patch_size=patch, spatial_merge_size=merge)
+        judge.image_token, judge.image_break_token, judge.image_end_token = "IBE"
+        texts.append(processor.replace_image_token(judge, {"image_sizes": sizes}, number))
+    assert "".join("IBE"[token - 300] for token in shown["tokens"] if 300 <= token < 303) == "".join(texts)
+    return {"pixel_values": torch.from_numpy(pixels), "image_sizes": torch.tensor(sizes)}
 
 
 if __name__ == "__main__":

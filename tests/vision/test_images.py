@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from PIL import ImageOps
 from transformers.image_transforms import convert_to_rgb
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from cortexmlx.errors import CortexError, InvalidRequest, ModelCorrupt, ModelUnsupported
@@ -245,6 +246,42 @@ def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(made.patches, told["pixel_values"][0][: len(made.patches)])
         assert made.tokens == processor.count_tokens(width, height) == told["num_soft_tokens_per_image"][0]
         assert (told["image_position_ids"][0] >= 0).all(axis=-1).sum() == made.grid[1] * made.grid[2]
+
+
+def pixtral_folder(folder: Path) -> Path:
+    """A Mistral 3 whose processor says nothing of its tower's patches, as makers' do."""
+    folder_with(folder, {"model_type": "mistral3", "vision_config": {"patch_size": 14}}, "config.json")
+    return folder_with(folder, {"image_processor_type": "PixtralImageProcessorFast", "size": {"longest_edge": 1540}})
+
+
+def test_patches_of_pixtral_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = pixtral_folder(tmp_path)
+    for width, height in SIZES:
+        picture = PICTURE.convert("RGB").resize((width, height))
+        for limit, edge in ((None, 1540), (4160, 1540), (500, 21 * 28)):
+            processor = ImageProcessor(folder, limit)
+            if (width, height) == (1999, 10) and edge < 1540:
+                continue  # it is refused below
+            told = PixtralImageProcessorPil.from_pretrained(folder)(
+                picture, size={"longest_edge": edge}, patch_size={"height": 28, "width": 28}
+            )
+            ((rows, columns),) = [(h // 14, w // 14) for h, w in told["image_sizes"]]
+            made = processor.make_patches(open_image(picture))
+            assert (made.grid, made.merge) == ((1, rows, columns), 2)
+            assert made.tokens == processor.count_tokens(width, height) == rows // 2 * (columns // 2 + 1)
+            for number in {0, 1, columns, len(made.patches) // 2, len(made.patches) - 1} & {*range(len(made.patches))}:
+                y, x = number // columns * 14, number % columns * 14
+                wanted = told["pixel_values"][0][:, y : y + 14, x : x + 14]
+                np.testing.assert_array_equal(made.patches[number].reshape(3, 14, 14), wanted)
+    for size in ((20_000, 10), (10, 20_000)):
+        with pytest.raises(InvalidRequest, match=r"short side has no pixel left\. Crop it"):
+            processor.count_tokens(*size)
+    for edge in (1, 27, 28, 29, 1540, 3000):
+        processor = ImageProcessor(folder, 600)
+        assert processor.count_tokens(edge, 3 * edge) <= 600
+    folder_with(folder, {"model_type": "mistral3", "vision_config": {"patch_size": 0}}, "config.json")
+    with pytest.raises(ModelCorrupt, match=r"preprocessor_config\.json"):
+        ImageProcessor(folder)
 
 
 @given(st.integers(1, 30_000), st.integers(1, 30_000), st.integers(1, 20_000))

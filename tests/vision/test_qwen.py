@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.vision import qwen
+from cortexmlx.vision import qwen, towers
 from support.models.draft_heads import Tensors, pack, rounded
 from support.models.recorded_towers import config_of, converted, difference, features, recorded, tensors_of
 from support.models.towers import uniform
@@ -40,7 +40,7 @@ def test_features_are_those_of_transformers_from_every_layout(
     bare = {path.removeprefix("model."): value for path, value in tensors.items()}
     for stored in (tensors, bare, converted(tensors)):
         assert difference(name, read(tmp_path, name, stored)) < 1e-4
-    monkeypatch.setattr(qwen, "_MAX_SCORES", 600)  # attention in parts of 3 to 75 queries
+    monkeypatch.setattr(towers, "MAX_SCORES", 600)  # attention in parts of 3 to 75 queries
     assert difference(name, read(tmp_path, name, tensors)) < 1e-4
 
 
@@ -60,7 +60,7 @@ def test_a_tower_runs_block_by_block_in_bounded_memory(tmp_path: Path, monkeypat
     with pytest.raises(ValueError, match="through 0 of 3 blocks"):
         tower.finish(state)
     mx.eval(state.arrays)
-    monkeypatch.setattr(qwen, "_MAX_SCORES", 1 << 16)
+    monkeypatch.setattr(towers, "MAX_SCORES", 1 << 16)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     tower.step(state)

@@ -65,7 +65,7 @@ def test_an_interrupt_keeps_the_kinds_that_are_complete(
     ("more", "why"),
     [
         (["--against", "mlx-lm"], "is measured alone: leave --against out"),
-        (["--suite", "trace"], "is measured alone: leave --suite trace out"),
+        (["--suite", "serving"], "is measured alone: leave --suite serving out"),
         (["-p", "64"], "says nothing to --speculate: leave it out"),
     ],
 )

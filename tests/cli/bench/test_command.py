@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cortexmlx.cli.start import run
@@ -38,15 +36,10 @@ def test_without_any_model_random_weights_are_used_and_said_so(
         (["--against", "mlx-lm", "--suite", "serving", "-b", "2"], 2, "sizes of their own"),
         (["--against", "mlx-lm", "--suite", "serving", "-n", "16"], 2, "sizes of their own"),
         (["--suite", "serving"], 2, "add --against mlx-lm"),
-        (["--suite", "trace", "-d", "8"], 2, "says nothing to --suite trace"),
         (["--case", "pp512"], 2, "says nothing to --suite basic"),
-        (["--requests", "8"], 2, "says nothing to --suite basic"),
-        (["--suite", "trace", "--request-rate", "0"], 2, "must be above 0"),
-        (["--suite", "trace", "--block-size", "16,32"], 2, "takes one number here"),
+        (["--against", "mlx-lm", "--block-size", "16,32"], 2, "takes one number here"),
         (["--block-size", "33"], 2, "33 is none of"),
         (["-r", "0"], 2, "-r"),
-        (["--suite", "trace", "--request-rate", "nan"], 2, "must be above 0"),
-        (["--suite", "trace", "--request-rate", "inf"], 2, "must be above 0"),
         (["-p", "1000000000000", "-r", "1"], 1, "the model's context is 32768"),
         (
             ["-n", "30000", "-b", "100000", "-p", "0", "-r", "1"],
@@ -72,9 +65,3 @@ def test_an_interrupt_before_the_first_figure_says_so(
     monkeypatch.setattr("cortexmlx.bench.session.measure_rows", interrupted)
     assert run(["bench", model, "-r", "1"]) == 130
     assert "before anything was measured" in capsys.readouterr().err
-
-
-def test_a_trace_comes_from_the_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--suite", "trace", "--requests", "4", "--request-rate", "50", "--goodput", "ttft:60000", "-r", "1"]
-    [record] = json.loads(bench(capsys, model, *asked, "-o", "json"))["trace"]
-    assert record["requests"] == record["good"] == 4 and record["TTFT p50"] > 0

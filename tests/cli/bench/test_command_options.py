@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from math import inf
 
 import pytest
 import typer
@@ -17,7 +16,6 @@ from cortexmlx.cli.bench.command import (
     check_options,
     choose_section,
     parse_block_sizes,
-    parse_goodput,
     parse_numbers,
     single_number,
 )
@@ -30,7 +28,6 @@ def test_every_option_that_some_sections_take_is_one() -> None:
 def test_a_suite_is_a_section() -> None:
     assert choose_section(Suite.basic, False) is BenchSection.ROWS
     assert choose_section(Suite.basic, True) is choose_section(Suite.serving, True) is BenchSection.RATIOS
-    assert choose_section(Suite.trace, True) is BenchSection.TRACE
 
 
 def test_what_needs_a_peer_is_refused_without_it() -> None:
@@ -42,12 +39,10 @@ def test_what_needs_a_peer_is_refused_without_it() -> None:
     ("names", "suite", "against"),
     [
         (["batch"], Suite.serving, True),
-        (["depth"], Suite.trace, True),
         (["case"], Suite.basic, False),
-        (["requests"], Suite.basic, False),
         (["prompt"], Suite.serving, True),
         (["hosts"], Suite.basic, True),
-        (["hosts"], Suite.trace, True),
+        (["hosts"], Suite.serving, True),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, against: bool) -> None:
@@ -58,13 +53,11 @@ def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, 
 def test_what_says_something_is_not() -> None:
     check_options(["batch", "depth", "output", "hosts"], BenchSection.ROWS, Suite.basic, False)
     check_options(["case", "prompt", "batch"], BenchSection.RATIOS, Suite.basic, True)
-    check_options(["requests", "goodput", "model"], BenchSection.TRACE, Suite.trace, True)
 
 
 def test_lists_are_numbers() -> None:
     assert parse_numbers("-b", "1,4,8", 1) == [1, 4, 8] and parse_block_sizes("16,32") == [16, 32]
     assert single_number("-p", [5], "here") == 5
-    assert parse_goodput("ttft:500,tpot:40") == (0.5, 0.04) and parse_goodput("tpot:40") == (inf, 0.04)
 
 
 @pytest.mark.parametrize("text", ["many", "", "1,,2", "0", "1,1", "-3"])
@@ -77,12 +70,6 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 def test_blocks_of_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is none of 8, 16, 32"):
         parse_block_sizes(text)
-
-
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:x", "itl:5", "ttft:0", "tpot:-1", "ttft:nan"])
-def test_other_promises_are_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="ttft:2000"):
-        parse_goodput(text)
 
 
 def test_one_number_is_not_several() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx import Engine
 from cortexmlx.bench.measure.random_model import write_random_model
 from cortexmlx.bench.studies.layer_kinds import COMMON, KINDS
 from cortexmlx.cli.start import run
@@ -21,7 +22,9 @@ from cortexmlx.kv.sizing import ArenaDemand
 from cortexmlx.kv.spec import paged_groups
 from cortexmlx.types.request import QueuedRequest, RequestId
 from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.vision import sight, towers
 from support.engine.core_driver import Driver
+from support.models.sighted import picture, shown, write_sighted
 from support.models.tiny import tokens_of, write_tiny
 
 
@@ -122,3 +125,31 @@ def test_what_the_context_has_no_room_for_does_not_run(tmp_path: Path, capsys: p
 @pytest.mark.usefixtures("unpaged")
 def test_a_model_that_is_not_paged_has_no_such_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert runs_of(write_tiny(tmp_path / "model", "llama"), capsys, "--context", "300") == []
+
+
+def test_a_run_with_images_takes_no_more_than_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest image, whose tower takes most of the memory; then others, whose features are not all kept."""
+    pytest.importorskip("PIL")
+    monkeypatch.setattr(towers, "MAX_SCORES", 1 << 18)
+    monkeypatch.setattr(sight, "FEATURE_BYTES", 1 << 16)
+    large = {"hidden_size": 128, "intermediate_size": 1536, "depth": 2}
+    folder = write_sighted(tmp_path / "model", "qwen3_vl", vision=large, most_pixels=64 * 144)
+    options = ["--max-rows", "2", "--kv-memory", "1MB"]
+    (planned,) = runs_of(folder, capsys, "--context", "500", *options)
+    (blind,) = runs_of(write_tiny(tmp_path / "blind", "qwen3"), capsys, "--context", "500", *options)
+    assert blind["image_bytes"] == 0
+    gc.collect()
+    mx.clear_cache()
+    there = mx.get_active_memory()
+    with Engine(folder, kv_memory="1MB", max_rows=2, speculate=False) as engine:
+        bytes_of = engine.inspect(lambda core: core.model._sight_bytes)
+        assert bytes_of == planned["image_bytes"] > planned["peak_bytes"] / 2
+        mx.reset_peak_memory()
+        prompts = [[shown("what?", picture(400, 400, seed))] for seed in range(3)]
+        asked = [engine.submit(prompt, max_tokens=20, ignore_eos=True) for prompt in ("a text", *prompts)]
+        assert all(len(each.result().token_ids) == 20 for each in asked)
+        peak = mx.get_peak_memory() - there
+    print(peak, planned)
+    assert 0.5 * planned["peak_bytes"] < peak <= planned["peak_bytes"] * 1.02

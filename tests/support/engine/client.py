@@ -276,7 +276,7 @@ def looks(engine: Engine) -> None:
     pin.unpin()
     try:
         shown: int = engine.check_image(b"")
-        print(engine.sees_images, shown)
+        print(engine.sees_images, shown, engine.calls_tools, engine.thinks)
     except InvalidRequest as error:
         print(error)
     try:

@@ -70,7 +70,9 @@ class Driver:
         asked.validate()
         now, tokenizer = time.perf_counter(), self.core.loaded.tokenizer
         request = QueuedRequest(tuple(prompt), asked, seed, now, client, cache=cache, thoughts=thoughts, calls=calls)
-        request = replace(request, adapter=adapter)
+        reader = self.core.model.images
+        images = None if reader is None else reader.find_images(request.prompt)
+        request = replace(request, adapter=adapter, images=images)
         stops = StopConditions.from_params(asked, tokenizer.eos_token_ids, thoughts)
         vocabulary = self.core.info.vocab_size
         limit = ThinkingLimit.for_request(asked.max_thinking_tokens, thoughts, self.encode, vocabulary)

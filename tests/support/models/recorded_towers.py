@@ -39,15 +39,23 @@ def tensors_of(name: str) -> Tensors:
 def converted(tensors: Tensors) -> Tensors:
     """Return tensors as mlx-vlm converts them: other names, and the channels of a convolution last."""
     renamed = {path.replace("model.visual", "vision_tower"): value for path, value in tensors.items()}
-    return {path: value.moveaxis(1, 4) if value.ndim == 5 else value for path, value in renamed.items()}
+    renamed = {path.replace("model.vision_tower", "vision_tower.vision_model"): v for path, v in renamed.items()}
+    renamed = {path.replace("model.multi_modal", "multi_modal"): value for path, value in renamed.items()}
+    return {path: value.moveaxis(1, -1) if value.ndim > 3 else value for path, value in renamed.items()}
 
 
 def features(name: str, tower: Any) -> list[np.ndarray]:
     """Return the features of every recorded image, each followed by its deepstack features."""
-    found, width = [], 6 * config_of(name)["vision_config"]["patch_size"] ** 2
+    found, patch = [], config_of(name)["vision_config"]["patch_size"]
     for number, grid in enumerate(recorded(f"tower_{name}")["grids"].tolist()):
-        state = tower.begin(mx.array(uniform(f"pixels {number}", (int(np.prod(grid)), width))), grid)
-        for _ in range(tower.config.depth):
+        if "qwen" in name:
+            patches = uniform(f"pixels {number}", (int(np.prod(grid)), 6 * patch**2))
+        else:
+            rows, columns = (range(0, count * patch, patch) for count in grid[1:])
+            image = uniform(f"pixels {number}", (3, rows.stop, columns.stop))
+            patches = np.stack([image[:, y : y + patch, x : x + patch].ravel() for y in rows for x in columns])
+        state = tower.begin(mx.array(patches), tuple(grid))
+        for _ in range(tower.depth):
             tower.step(state)
         merged, deepstack = tower.finish(state)
         found += [np.array(each) for each in (merged, *deepstack)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.models.quantized_models import wide
+from support.models.sighted import SightedJudge
 from support.models.tiny import write_tiny
 
 
@@ -64,7 +65,8 @@ def kinds(root: Path) -> Callable[[str], Kind]:
 
 @cache
 def judge(folder: Path, adapter: Path | None = None) -> Any:
-    """mlx-lm's own model of a folder, with its own layers for an adapter."""
+    """mlx-lm's own model of a folder, with its own layers for an adapter. It sees images if the folder has a tower."""
     import mlx_lm
 
-    return mlx_lm.load(str(folder), adapter_path=None if adapter is None else str(adapter))[0]
+    model = mlx_lm.load(str(folder), adapter_path=None if adapter is None else str(adapter))[0]
+    return SightedJudge(model, folder) if (folder / "preprocessor_config.json").exists() else model

@@ -16,6 +16,7 @@ from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.refusals import Refusals
 from support.models.recurrent import RECURRENT
+from support.models.sighted import show
 from support.patience import PATIENCE
 from support.speculation.compared import Compared
 from support.speculation.counts import Counts
@@ -171,4 +172,6 @@ def roomy(folder: Path, settings: tuple[tuple[str, Any], ...]) -> Driver:
     roomy = {"tokens": 8192, "max_rows": 8, "prefill_budget": 64, "prefix_cache": False, "speculate": False}
     driver = Driver(folder, **roomy, **dict(settings))
     driver.core.scheduler.set_drafts = lambda job_id, tokens: None  # type: ignore[method-assign]
+    if driver.core.model.images is not None:
+        show(driver)
     return driver

@@ -1,0 +1,84 @@
+"""Predicts the memory that a model takes to see, beside its text part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from cortexmlx.errors import CortexError
+from cortexmlx.execution.graph_memory import peak_bytes, trace_graph
+from cortexmlx.vision import sight, towers
+from cortexmlx.vision.families import FAMILIES
+from cortexmlx.vision.images import Image, ImageProcessor
+from cortexmlx.vision.reader import MAX_TOKENS
+
+
+@dataclass(frozen=True)
+class SightBytes:
+    """Bytes of MLX's memory. A layer of a tower may run while a step of the text part is under way."""
+
+    weights: int
+    """The vision tower."""
+    features: int
+    """The features that are kept, at most."""
+    image: int
+    """What the largest image takes on its way through the tower, with its patches."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.features + self.image
+
+
+def plan_sight(folder: Path, config: Mapping[str, Any], dtype: mx.Dtype, *, keep_packed: bool) -> SightBytes | None:
+    """Return the memory of the model in `folder` with the tower that an engine would read; None if it would not see.
+    No weights are read.
+    """
+    family = FAMILIES.get(str(config.get("model_type")))
+    evaluating = towers.EVALUATE.set(lambda arrays: None)
+    try:
+        tower = None if family is None else family.read_tower(folder, config, dtype, keep_packed=keep_packed)
+        return None if tower is None else predict_sight_bytes(tower, folder)
+    except CortexError:
+        return None
+    finally:
+        towers.EVALUATE.reset(evaluating)
+
+
+def predict_sight_bytes(tower: towers.Tower, folder: Path) -> SightBytes:
+    """Return the memory of a model's vision tower, with the largest images that the processor in `folder` makes. The
+    tower's first and last block are traced: nothing is computed. Raises what `ImageProcessor` raises.
+    """
+    processor = ImageProcessor(folder, MAX_TOKENS)
+    grid = processor.largest_grid
+    numbers = processor.make_patches(Image(np.zeros((64, 64, 3), np.uint8), b"")).patches.shape[1]
+    patches = mx.zeros((grid[0] * grid[1] * grid[2], numbers))
+    names, weights = zip(*tree_flatten(tower.parameters()), strict=True)
+    computed_first: list[tuple[mx.array, ...]] = []
+    untraced = kept = 0
+
+    def see(patches: mx.array, *arrays: mx.array) -> list[mx.array]:
+        nonlocal untraced, kept
+        tower.update(tree_unflatten(list(zip(names, arrays, strict=True))))
+        state = tower.begin(patches, grid)
+        for state.next_block in sorted({0, tower.depth - 1}):
+            tower.step(state)
+            computed_first.append(tuple(state.arrays))
+        tokens, deep = tower.finish(state)
+        untraced, kept = (tower.deep_layers - len(deep)) * tokens.nbytes, (1 + tower.deep_layers) * tokens.nbytes
+        return [tokens, *deep]
+
+    evaluating = towers.EVALUATE.set(lambda arrays: computed_first.append(tuple(arrays)))
+    try:
+        graph = trace_graph(see, patches, *weights, computed_first=computed_first)
+    finally:
+        towers.EVALUATE.reset(evaluating)
+        tower.update(tree_unflatten(list(zip(names, weights, strict=True))))
+    image = peak_bytes(graph, waits=True) + untraced + patches.nbytes
+    return SightBytes(tower.nbytes, max(sight.FEATURE_BYTES, kept), image)

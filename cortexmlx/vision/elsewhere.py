@@ -1,0 +1,152 @@
+"""Images that a request names instead of sending them: files in a folder, and what listed hosts of the web give.
+
+Whoever writes a request chooses the name. So nothing is read but what whoever starts the program has listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.messages import one_line
+from cortexmlx.vision.images import MAX_FILE_BYTES, read_file
+
+FETCH_SECONDS = 10.0
+"""Seconds that an image may take, but for the look-up of its host's name, which has limits of its own."""
+
+MAX_FETCHES = 8
+"""Images that are fetched at a time: each holds a thread."""
+
+_TRANSLATED = [ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
+"""Addresses in which others are hidden, by NAT64, 6to4 and Teredo."""
+
+
+class ImagesElsewhere:
+    """Reads images from `hosts`, and from files in the folder `root`; None: from no file.
+
+    A host is `example.com` or `example.com:8443`, which are asked by https, or begins with `http://`. One whose name
+    stands for an address of this machine or of a private network is not asked: list the address itself.
+    """
+
+    def __init__(self, hosts: Iterable[str] = (), root: Path | None = None) -> None:
+        """Raises InvalidRequest for what is no host."""
+        self._root = root
+        self._hosts = {_origin(each if "://" in each else f"https://{each}") for each in hosts}
+        self._fetching = threading.BoundedSemaphore(MAX_FETCHES)
+
+    def read(self, name: str) -> bytes:
+        """Return the file that a URL or a path names. Raises InvalidRequest."""
+        if re.match("(?i)https?://", name):
+            return self._fetch(name)
+        if self._root is None:
+            raise InvalidRequest("the image is at no URL of http or https, and files are not opened: send its bytes")
+        return self._open(self._root, name)
+
+    @staticmethod
+    def _open(root: Path, name: str) -> bytes:
+        try:
+            path = Path(os.path.realpath(root / name, strict=True))
+            is_there = path.is_relative_to(os.path.realpath(root))
+        except (OSError, ValueError):
+            is_there = False
+        if not is_there:
+            raise InvalidRequest(f"there is no file {name[:200]!r} in {root}, which images are read from")
+        return read_file(path)[1]
+
+    def _fetch(self, url: str) -> bytes:
+        try:
+            parts, origin = urlsplit(url), _origin(url)
+        except (InvalidRequest, ValueError):
+            raise InvalidRequest("the image's URL cannot be read") from None
+        if origin not in self._hosts:
+            raise InvalidRequest(
+                f"the image is at {_text_of(*origin)}, which is not listed: send its bytes, or have whoever runs this "
+                "list it with --fetch-images"
+            )
+        if not self._fetching.acquire(timeout=FETCH_SECONDS):
+            raise InvalidRequest(f"the image was not fetched: {MAX_FETCHES} others are, and none ended in time")
+        try:
+            return _get(parts, *origin)
+        except InvalidRequest:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a closed socket, a bad header
+            raise InvalidRequest(f"the image was not fetched from {_text_of(*origin)}: {one_line(error)}") from None
+        finally:
+            self._fetching.release()
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    """Return the scheme, host and port of a URL. Raises InvalidRequest."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        host = ""
+    if not host or parts.username is not None or parts.password is not None:
+        raise InvalidRequest(f"{url[:200]!r} is no host that images can be fetched from: give one like example.com")
+    return parts.scheme, host, port
+
+
+def _text_of(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _get(url: SplitResult, scheme: str, host: str, port: int) -> bytes:
+    """Return the body of a URL. Raises OSError, HTTPException and InvalidRequest."""
+    end = time.monotonic() + FETCH_SECONDS
+    address = _address_of(host, port)  # what is checked is what is asked, whatever the name stands for a moment later
+    connection = http.client.HTTPConnection(host, port)
+    connection.sock = sock = socket.create_connection((address, port), timeout=FETCH_SECONDS)
+    if scheme == "https":
+        connection.sock = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    cut = threading.Timer(end - time.monotonic(), lambda: _shut(sock))  # a host that sends a byte a second ends, too
+    cut.start()
+    try:
+        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        connection.request("GET", path, headers={"Accept": "image/*", "Connection": "close"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise InvalidRequest(
+                f"the image's host says {reply.status} {one_line(reply.reason)}"
+                f"{'; it is not followed elsewhere' * (300 <= reply.status < 400)}: give the image's own URL"
+            )
+        data = reply.read(MAX_FILE_BYTES + 1)
+        if time.monotonic() >= end:
+            raise TimeoutError(f"it took more than {FETCH_SECONDS:g} seconds")
+        return data
+    finally:
+        cut.cancel()
+        connection.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    """End what a thread waits for."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _address_of(host: str, port: int) -> str:
+    """Return an address of a host that anybody on the internet could ask, or the host if it is an address itself."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    for text in sorted(found):
+        address = ipaddress.ip_address(text.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        hidden = any(address.version == each.version and address in each for each in _TRANSLATED)
+        if address.is_global and not address.is_multicast and not hidden:
+            return text
+    raise InvalidRequest(
+        f"{host} stands for {', '.join(sorted(found))}, which is not on the internet: list the address"
+    )

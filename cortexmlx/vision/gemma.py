@@ -1,0 +1,315 @@
+"""The vision towers of Gemma 4 and Gemma 3, with what brings their features into the language model.
+
+Both average squares of patches to tokens. Gemma 4 keeps an image's sides, adds a learned position for its column and
+one for its row, rotates by both, and bounds what its layers read and write in some sizes. Gemma 3 has SigLIP's tower,
+for square images of one size.
+
+The language models multiply embeddings by a factor, but not features of images: those are divided by it here.
+
+transformers' `modeling_gemma4`, `modeling_gemma3` and `modeling_siglip`, and mlx-vlm's `gemma4` and `gemma3`, agree on
+the computation. mlx-vlm pools in the model's type, transformers and this in float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from cortexmlx.errors import ModelUnsupported
+from cortexmlx.types.images import BothWays
+from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
+
+_PREFIX = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))")
+"""How names begin. SigLIP's have `vision_model` in older checkpoints."""
+
+_SIZES_4 = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+}
+_SIZES_3 = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "patch_size": 16,
+    "image_size": 224,
+}
+"""The sizes under the names of config.json's `vision_config`, with transformers' defaults."""
+
+
+def read_tower(
+    folder: Path, config: Mapping[str, Any], model_dtype: mx.Dtype, *, keep_packed: bool = True
+) -> Gemma4Tower | Gemma3Tower | None:
+    """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
+    without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
+    """
+    if not isinstance(config.get("vision_config"), Mapping):
+        return None
+    is_new = config.get("model_type") == "gemma4"
+    kind, kernel = (Gemma4Tower, None) if is_new else (Gemma3Tower, "embeddings.patch_embedding.weight")
+    tower: Gemma4Tower | Gemma3Tower | None = load_tower(
+        folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed
+    )
+    return tower
+
+
+def sees_both_ways(config: Mapping[str, Any]) -> BothWays:
+    """Return in which layers of the language model an image's tokens see its later ones: in all of Gemma 3, in those
+    with a window in the larger models of Gemma 4, in none of the smaller ones (transformers'
+    `create_masks_for_vision_model` of each).
+    """
+    if config.get("model_type") == "gemma3":
+        return BothWays.EVERYWHERE
+    stated = (config.get("text_config") or {}).get("use_bidirectional_attention")
+    return BothWays.WINDOWS if stated == "vision" else BothWays.NOWHERE
+
+
+class Gemma4Tower(Tower):
+    """Gemma 4's tower. An image has any number of rows and columns of patches that fills whole tokens."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        vision, width = config["vision_config"], _text_width(config)
+        sizes = _read_sizes(vision, _SIZES_4)
+        rope = vision.get("rope_parameters") or {}
+        _refuse_others(
+            vision,
+            num_key_value_heads=sizes["num_key_value_heads"] == sizes["num_attention_heads"],
+            head_dim=sizes["head_dim"] % 4 == 0,
+            rope_parameters=rope.get("rope_type", "axial") in ("axial", "default"),
+            hidden_activation=vision.get("hidden_activation", "gelu_pytorch_tanh") == "gelu_pytorch_tanh",
+        )
+        hidden, self.depth, self._eps = sizes["hidden_size"], sizes["num_hidden_layers"], _epsilon(vision)
+        self._scale, self._pool, self._dim = width**0.5, sizes["pooling_kernel_size"], sizes["head_dim"]
+        self._theta, self._numbers = float(rope.get("rope_theta", 100.0)), 3 * sizes["patch_size"] ** 2
+        self.patch_embedder = nn.Module()
+        self.patch_embedder.input_proj = nn.Linear(self._numbers, hidden, bias=False)
+        self.patch_embedder.position_embedding_table = mx.zeros((2, sizes["position_embedding_size"], hidden))
+        self.encoder = nn.Module()
+        clips = bool(vision.get("use_clipped_linears"))
+        self.encoder.layers = [_Block4(sizes, self._eps, clips) for _ in range(self.depth)]
+        if vision.get("standardize"):
+            self.std_bias, self.std_scale = mx.zeros((hidden,)), mx.ones((hidden,))
+        self.embed_vision = nn.Module()
+        self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
+        """Return the state of an image before the first block: see `Tower.begin`. `patches` `[patches, size * size *
+        channels]` are pixels from 0 to 1, row by row.
+        """
+        table = self.patch_embedder.position_embedding_table
+        _check_patches(patches, grid, self._pool, self._numbers, table.shape[1])
+        row, column = np.indices(grid[1:], np.int32).reshape(2, -1)
+        hidden = self.patch_embedder.input_proj((2 * (patches - 0.5)).astype(table.dtype))
+        hidden = hidden + table[0, mx.array(column)] + table[1, mx.array(row)]
+        quarter = self._dim // 4
+        rates = self._theta ** (-np.arange(quarter) / quarter)
+        turns = mx.array((np.stack([column, row], axis=1)[..., None] * rates)[:, None].astype(np.float32))
+        return TowerState(hidden, mx.cos(turns), mx.sin(turns), grid)
+
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
+
+    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+        self.check_finished(state)
+        pooled = _pool(state.hidden, state.grid[2], self._pool).astype(mx.float32) * state.hidden.shape[1] ** 0.5
+        if "std_bias" in self:
+            pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
+        normed = mx.fast.rms_norm(pooled.astype(state.hidden.dtype), None, self._eps)
+        return self.embed_vision.embedding_projection(normed) / self._scale, []
+
+
+class _Block4(Block):
+    """Attention among all patches, and a gated perceptron, each between two norms."""
+
+    scale = 1.0
+
+    def __init__(self, sizes: Mapping[str, int], eps: float, clips: bool) -> None:
+        super().__init__()
+        size, inner = sizes["hidden_size"], sizes["intermediate_size"]
+        self._heads, self._dim, self._eps = sizes["num_attention_heads"], sizes["head_dim"], eps
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            self[f"{name}_layernorm"] = nn.RMSNorm(size, eps)
+        attention, self.mlp = nn.Module(), nn.Module()
+        for name in "qkv":
+            attention[f"{name}_proj"] = _BoundedLinear(size, self._heads * self._dim, clips)
+        attention.o_proj = _BoundedLinear(self._heads * self._dim, size, clips)
+        attention.q_norm, attention.k_norm = nn.RMSNorm(self._dim, eps), nn.RMSNorm(self._dim, eps)
+        self.self_attn = attention
+        self.mlp.gate_proj, self.mlp.up_proj = (_BoundedLinear(size, inner, clips) for _ in range(2))
+        self.mlp.down_proj = _BoundedLinear(inner, size, clips)
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.post_attention_layernorm(self.self_attn.o_proj(attended))
+        normed = self.pre_feedforward_layernorm(hidden)
+        inside = self.mlp.down_proj(nn.gelu_approx(self.mlp.gate_proj(normed)) * self.mlp.up_proj(normed))
+        output: mx.array = hidden + self.post_feedforward_layernorm(inside)
+        return output
+
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        hidden = self.input_layernorm(state.hidden)
+        own, shape = self.self_attn, (len(hidden), self._heads, self._dim)
+        queries = _rotate(own.q_norm(own.q_proj(hidden).reshape(shape)), state)
+        keys = _rotate(own.k_norm(own.k_proj(hidden).reshape(shape)), state)
+        values = mx.fast.rms_norm(own.v_proj(hidden).reshape(shape), None, self._eps)
+        return queries, keys, values
+
+
+class _BoundedLinear(nn.Module):  # type: ignore[misc]
+    """A product whose inputs and outputs stay within bounds that the checkpoint states, if it `clips`."""
+
+    def __init__(self, size: int, out: int, clips: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, out, bias=False)
+        if clips:
+            self.input_min, self.output_min = mx.array(-np.inf), mx.array(-np.inf)
+            self.input_max, self.output_max = mx.array(np.inf), mx.array(np.inf)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        if "input_min" not in self:
+            plain: mx.array = self.linear(states)
+            return plain
+        bounded = mx.clip(states, self.input_min, self.input_max)
+        return mx.clip(self.linear(bounded), self.output_min, self.output_max)
+
+
+def _rotate(heads: mx.array, state: TowerState) -> mx.array:
+    """Return heads `[patches, heads, dim]` rotated in float32: the first half by column, the second by row. The two
+    numbers of a pair are a quarter apart.
+    """
+    first, second = mx.split(heads.astype(mx.float32).reshape(*heads.shape[:2], 2, 2, -1), 2, axis=3)
+    first, second = first[..., 0, :], second[..., 0, :]
+    rotated = [first * state.cosine - second * state.sine, second * state.cosine + first * state.sine]
+    return mx.stack(rotated, axis=3).reshape(heads.shape).astype(heads.dtype)
+
+
+class Gemma3Tower(Tower):
+    """SigLIP's tower with Gemma 3's projector. An image is a square of tokens, and a token one of patches."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        vision, width = config["vision_config"], _text_width(config)
+        sizes = _read_sizes(vision, _SIZES_3)
+        hidden, self._side = sizes["hidden_size"], sizes["image_size"] // sizes["patch_size"]
+        tokens = int(config.get("mm_tokens_per_image", 256) ** 0.5)
+        _refuse_others(
+            vision | {"mm_tokens_per_image": config.get("mm_tokens_per_image")},
+            num_attention_heads=hidden % sizes["num_attention_heads"] == 0,
+            mm_tokens_per_image=0 < tokens <= self._side and self._side % tokens == 0,
+            hidden_act=vision.get("hidden_act", "gelu_pytorch_tanh") == "gelu_pytorch_tanh",
+        )
+        eps, self.depth = _epsilon(vision, "layer_norm_eps"), sizes["num_hidden_layers"]
+        self._eps, self._pool, self._patch = eps, self._side // tokens, sizes["patch_size"]
+        self._scale = mx.array(width**0.5, mx.bfloat16)  # mlx-lm's class rounds it
+        self.embeddings = nn.Module()
+        self.embeddings.patch_embedding = nn.Conv2d(3, hidden, self._patch, self._patch)
+        self.embeddings.position_embedding = nn.Embedding(self._side**2, hidden)
+        self.encoder = nn.Module()
+        self.encoder.layers = [_Block3(sizes, eps) for _ in range(self.depth)]
+        self.post_layernorm = nn.LayerNorm(hidden, eps)
+        self.multi_modal_projector = nn.Module()
+        self.multi_modal_projector.mm_input_projection_weight = mx.zeros((hidden, width))
+        self.multi_modal_projector.mm_soft_emb_norm = nn.RMSNorm(hidden, eps)
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
+        """Return the state of an image before the first block: see `Tower.begin`. `patches` are the pixels of each
+        token, `[tokens, size * size * channels]`, row by row.
+        """
+        embed, size = self.embeddings.patch_embedding, self._patch
+        side = self._side // self._pool
+        _check_patches(patches, grid, 1, 3 * (size * self._pool) ** 2, side)
+        cut = patches.reshape(side, side, self._pool, size, self._pool, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
+        hidden = cut.reshape(self._side**2, -1).astype(embed.weight.dtype) @ embed.weight.flatten(1).T + embed.bias
+        positions, nothing = self.embeddings.position_embedding(mx.arange(len(hidden))), mx.zeros(0)
+        return TowerState(hidden + positions, nothing, nothing, grid)
+
+    def block(self, number: int) -> Block:
+        block: Block = self.encoder.layers[number]
+        return block
+
+    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+        self.check_finished(state)
+        own = self.multi_modal_projector
+        weight = own.mm_input_projection_weight
+        pooled = _pool(self.post_layernorm(state.hidden), self._side, self._pool)
+        seen = mx.fast.rms_norm(pooled, 1 + own.mm_soft_emb_norm.weight, self._eps) @ weight
+        return seen / self._scale.astype(weight.dtype), []
+
+
+class _Block3(Block):
+    """Attention among all patches, and a perceptron, each behind a norm."""
+
+    def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
+        super().__init__()
+        size, inner = sizes["hidden_size"], sizes["intermediate_size"]
+        self._heads = sizes["num_attention_heads"]
+        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(size, eps), nn.LayerNorm(size, eps)
+        self.self_attn, self.mlp = nn.Module(), nn.Module()
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            self.self_attn[name] = nn.Linear(size, size)
+        self.mlp.fc1, self.mlp.fc2 = nn.Linear(size, inner), nn.Linear(inner, size)
+
+    def project(self, state: TowerState) -> tuple[mx.array, mx.array, mx.array]:
+        own, normed = self.self_attn, self.layer_norm1(state.hidden)
+        parts = own.q_proj, own.k_proj, own.v_proj
+        queries, keys, values = (part(normed).reshape(len(normed), self._heads, -1) for part in parts)
+        return queries, keys, values
+
+    def complete(self, hidden: mx.array, attended: mx.array) -> mx.array:
+        hidden = hidden + self.self_attn.out_proj(attended)
+        output: mx.array = hidden + self.mlp.fc2(nn.gelu_approx(self.mlp.fc1(self.layer_norm2(hidden))))
+        return output
+
+
+def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:
+    """Return the mean of each square of `side` x `side` patches, computed in float32, in the tower's type."""
+    squares = hidden.astype(mx.float32).reshape(-1, side, columns // side, side, hidden.shape[1])
+    return squares.mean(axis=(1, 3)).reshape(-1, hidden.shape[1]).astype(hidden.dtype)
+
+
+def _check_patches(patches: mx.array, grid: tuple[int, int, int], unit: int, numbers: int, most: int) -> None:
+    """Raise ValueError if patches do not fit their grid, or the tower."""
+    frames, rows, columns = grid
+    wanted = rows * columns, numbers
+    if frames != 1 or min(grid) < 1 or rows % unit or columns % unit or max(rows, columns) > most:
+        raise ValueError(f"a grid of {frames} x {rows} x {columns}: rows and columns are multiples of {unit} to {most}")
+    if patches.shape != wanted:
+        raise ValueError(f"patches of the shape {patches.shape} for a grid of {rows} x {columns}: it must be {wanted}")
+
+
+def _text_width(config: Mapping[str, Any]) -> int:
+    """Return how many numbers an embedding of the language model has."""
+    return _read_sizes(config.get("text_config") or {}, {"hidden_size": 0})["hidden_size"]
+
+
+def _epsilon(vision: Mapping[str, Any], name: str = "rms_norm_eps") -> float:
+    return float(vision.get(name, 1e-6))
+
+
+def _read_sizes(stated: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes that a part of config.json states. Raises ModelUnsupported."""
+    sizes = {name: stated.get(name, default) for name, default in defaults.items()}
+    fits = {name: type(value) is int and 0 < value < 1 << 16 for name, value in sizes.items()}
+    _refuse_others(sizes, **fits)
+    return sizes
+
+
+def _refuse_others(stated: Mapping[str, Any], **is_known: bool) -> None:
+    """Raise ModelUnsupported for what is not known."""
+    if wrong := [name for name, known in is_known.items() if not known]:
+        values = ", ".join(f"{name} {stated.get(name)!r}" for name in wrong)
+        raise ModelUnsupported(f"the vision_config in config.json has {values}: no tower with that is known")
