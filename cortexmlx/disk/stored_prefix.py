@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,20 +154,24 @@ def export_prefix(store: SegmentStore, prefix: StoredPrefix, path: Path) -> int:
     return path.stat().st_size
 
 
-def read_manifest(path: Path) -> StoredPrefix:
-    """Return what a file carries, without its keys and values. Raises PrefixRefused."""
-    with _open_archive(path) as archive:
-        return _manifest_of(archive)
-
-
-def import_prefix(store: SegmentStore, path: Path, name: str | None = None, client: str | None = None) -> StoredPrefix:
+def import_prefix(
+    store: SegmentStore,
+    path: Path,
+    name: str | None = None,
+    client: str | None = None,
+    check: Callable[[StoredPrefix], None] = lambda prefix: None,
+) -> StoredPrefix:
     """Write the keys and values of a file into a store, for prompts of `client`, and keep the prefix under its name, or
-    `name`. Return it. What was written before an error stays, and is right.
+    `name`. Return it. What was written before an error stays, and is right. `check` raises for what is not wanted.
 
     Raises PrefixRefused for a file that is damaged, or larger than the store, OSError if the store takes no more.
     """
     with _open_archive(path) as archive:
-        prefix = _manifest_of(archive)
+        info = archive.getinfo(_MANIFEST)
+        if info.file_size > _MAX_MANIFEST:
+            raise ValueError(f"its manifest has {info.file_size:,} bytes")
+        prefix = _from_json(archive.read(info))
+        check(prefix)
         prefix = replace(prefix, name=prefix.name if name is None else name, client=client)
         size = sum(info.file_size for info in archive.infolist())
         if size > store.limit:
@@ -209,13 +213,6 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise PrefixRefused(f"there is no file {path}") from None
     except (ValueError, zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
         raise PrefixRefused(f"{path} is no whole file of `cortexmlx cache export`: {error}") from error
-
-
-def _manifest_of(archive: zipfile.ZipFile) -> StoredPrefix:
-    info = archive.getinfo(_MANIFEST)
-    if info.file_size > _MAX_MANIFEST:
-        raise ValueError(f"its manifest has {info.file_size:,} bytes")
-    return _from_json(archive.read(info))
 
 
 def _to_json(prefix: StoredPrefix) -> bytes:

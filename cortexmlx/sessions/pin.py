@@ -15,7 +15,7 @@ from cortexmlx.core.arguments import is_list
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.prompt import ChatTokenizer, Prompt, make_calls, render, template_variables, tokenize
 from cortexmlx.core.worker import Submission, Worker
-from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, read_manifest, save_prefix
+from cortexmlx.disk.stored_prefix import StoredPrefix, export_prefix, import_prefix, save_prefix
 from cortexmlx.errors import EngineClosed, InvalidRequest, PrefixRefused
 from cortexmlx.kv.prefix import Key, common_prefix_length
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -127,17 +127,18 @@ def import_file(worker: Worker, path: Path, name: str | None, client: str | None
 
     Raises PrefixRefused for a file that is damaged, or that another model, adapter or precision has computed.
     """
-    prefix = read_manifest(path)
     if wait_for_store(worker) is not StoreState.OPEN:
         raise PrefixRefused("what a file carries goes to the disk tier: open the engine with a folder (kv_store)")
-    own, segments = worker.ask(lambda core: _describe(core, prefix.name, (), client, None))
-    prefix.check_model(own.fingerprint, own.parts, own.model)
+    own, segments = worker.ask(lambda core: _describe(core, "", (), client, None))
     adapters = {info.digest: name for name, info in worker.core.adapters.infos.items()}
-    if prefix.adapter and prefix.adapter not in adapters:
-        raise PrefixRefused(
-            f"the prefix {prefix.name!r} was computed with an adapter that is not loaded: load it first"
-        )
-    return import_prefix(segments, path, name, own.client), adapters.get(prefix.adapter)
+
+    def check(prefix: StoredPrefix) -> None:
+        prefix.check_model(own.fingerprint, own.parts, own.model)
+        if prefix.adapter and prefix.adapter not in adapters:
+            raise PrefixRefused(f"{prefix.name!r} was computed with an adapter that is not loaded: load it first")
+
+    prefix = import_prefix(segments, path, name, own.client, check)
+    return prefix, adapters.get(prefix.adapter)
 
 
 def _describe(

@@ -10,26 +10,17 @@ class RecomputeReason(StrEnum):
     """Why tokens that were known were computed again. The values are labels of `/metrics`."""
 
     TEXT = "text"
-    """The text of a message is different."""
     TOOLS = "tools"
-    """A tool was added, removed or changed."""
     TOOL_ORDER = "tool_order"
-    """The same tools came in another order."""
     VARIABLES = "template_variables"
     CUT = "cut"
-    """Messages that stood in the middle are gone."""
     THOUGHTS = "thoughts"
-    """The chat template leaves out the thoughts of an earlier answer."""
     EVICTED = "evicted"
-    """The text is the same, but is no longer in memory, and was not read from disk."""
     STATE = "state"
-    """The text is in memory, but a layer with states or windows can begin only where they were kept."""
     ADAPTER = "adapter"
     MODEL = "model"
     CACHE_OFF = "cache_off"
-    """The request was kept out of the cache (`cache=False`)."""
     SCORES = "prompt_logprobs"
-    """The log-probabilities of its prompt were asked for, which takes computing it."""
 
 
 _WORDS = {
@@ -45,6 +36,7 @@ _WORDS = {
     RecomputeReason.CACHE_OFF: "the request was kept out of the cache",
     RecomputeReason.SCORES: "the log-probabilities of the prompt were asked for",
 }
+"""What each means; of TEXT, the two texts say it."""
 
 
 @dataclass(frozen=True)

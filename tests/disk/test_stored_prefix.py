@@ -111,6 +111,23 @@ def test_a_damaged_file_is_refused_or_right(
         store.close()
 
 
+def test_other_bytes_under_a_right_checksum_are_found_by_their_proof(
+    exported: tuple[bytes, list[bytes]], tmp_path: Path
+) -> None:
+    (tmp_path / "whole").write_bytes(exported[0])
+    with zipfile.ZipFile(tmp_path / "whole") as whole, zipfile.ZipFile(tmp_path / "file", "w") as changed:
+        for name in whole.namelist():
+            data = bytearray(whole.read(name))
+            data[-1] ^= name != "prefix.json"
+            changed.writestr(name, bytes(data))
+    with pytest.raises(PrefixRefused, match="not what was written"):
+        import_prefix(opened(tmp_path / "kv"), tmp_path / "file")
+    with zipfile.ZipFile(tmp_path / "whole") as whole, zipfile.ZipFile(tmp_path / "file", "w") as cut:
+        cut.writestr("prefix.json", whole.read("prefix.json"))
+    with pytest.raises(PrefixRefused, match="it lacks 9 of 9 pieces"):
+        import_prefix(opened(tmp_path / "kv"), tmp_path / "file")
+
+
 def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:
     store = opened(tmp_path / "kv")
     for content in (b"", b"text", b"PK\x05\x06" + b"\0" * 18):
