@@ -16,6 +16,7 @@ from cortexmlx.cli.chat.tools.functions_file import load_tools
 from cortexmlx.cli.chats.saved_chats import ChatSaver, describe_storage, find_chat, remove_leftovers, resume_command
 from cortexmlx.cli.limits import incomplete_form_note
 from cortexmlx.cli.prompts import check_variables, parse_template_vars
+from cortexmlx.cli.shortage import shortage_line
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import to_single_line
@@ -116,6 +117,8 @@ def chat(
     remember = not (no_history or no_save)
     if saver is not None:
         remove_leftovers()
+    if line := shortage_line(config):
+        console.print_note(line)
     with engines.ReplaceableEngine(config) as host, handle_signals() as interrupts:
         if reason := host.engine.info.why_no_chat:
             raise InvalidRequest(reason)

@@ -1,1 +1,1 @@
-"""`cortexmlx serve`: an engine for programs that speak the OpenAI API or Anthropic's."""
+"""`cortexmlx serve`: an engine for programs that speak the OpenAI API, Anthropic's or Ollama's."""

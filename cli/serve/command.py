@@ -1,4 +1,4 @@
-"""`cortexmlx serve`: models for every program that speaks the OpenAI API or Anthropic's."""
+"""`cortexmlx serve`: models for every program that speaks the OpenAI API, Anthropic's or Ollama's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.prompts import parse_template_vars
 from cortexmlx.cli.serve.keys import KEY_VARIABLE, load_secret, read_keys
 from cortexmlx.cli.serve.names import ServedNames, make_names
-from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload
+from cortexmlx.cli.serve.pool import DefaultSettings, open_pool, preload, pull_model
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import to_single_line
 from cortexmlx.core.config import EngineConfig
@@ -146,6 +146,9 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    allow_pull: Annotated[
+        bool, typer.Option("--allow-pull", help="Clients of Ollama's API may download models, within --memory.")
+    ] = False,
     idle: Annotated[
         str | None,
         typer.Option(
@@ -175,8 +178,8 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API (chat completions, completions, responses, embeddings) or Anthropic's
-    (messages), and rerank documents.
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses, embeddings), Anthropic's
+    (messages) or Ollama's, and rerank documents.
 
     It needs `pip install -e '.[server]'`, in the clone. Ctrl-C ends it: running requests get the time of --grace.
     Sampling options are for what a request does not set; without them, the model's makers' recommendation holds. The
@@ -211,6 +214,8 @@ def serve(
         raise typer.BadParameter("it spreads one model, but there are several", param_hint="--hosts")
     if memory is not None and config.hosts is not None:
         raise typer.BadParameter("with --hosts, the model is elsewhere: give --kv-memory", param_hint="--memory")
+    if allow_pull and budget is None:
+        raise typer.BadParameter("say how much memory all models may take: --memory", param_hint="--allow-pull")
     adapters = names.group_adapters(config.adapters)
     always_loaded = {names.resolve(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = open_socket(host, port)
@@ -246,6 +251,8 @@ def serve(
     ):
         first = next(iter(configs))
         preload(pool, {name: names.models[name] for name in {first: None, **always_loaded}})
+        if allow_pull:
+            settings = replace(settings, pull=partial(pull_model, pool, base_config, default_settings))
         run_server(pool, app(pool, settings), listener, grace, has_keys=bool(keys))
 
 

@@ -55,7 +55,7 @@ def plan_memory(
     Otherwise each gets what it would have alone, beside the models in `keep`. Raises InvalidRequest with the numbers
     for a model that cannot fit, and ModelUnsupported and what `cortexmlx plan` raises.
     """
-    models = {name: _ModelPlanner(name, config) for name, config in configs.items()}
+    models = {name: ModelPlanner(name, config) for name, config in configs.items()}
     if together := _plan_together(models, budget):
         return together
     plans: dict[str, PlannedModel] = {}
@@ -66,7 +66,7 @@ def plan_memory(
     return {name: plans[name] for name in configs}
 
 
-def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str, PlannedModel]:
+def _plan_together(models: Mapping[str, ModelPlanner], budget: int) -> dict[str, PlannedModel]:
     """Return plans in which all models fit at once; empty if they do not, or with too little for a text."""
     remaining = budget - sum(model.fixed for model in models.values())
     if remaining <= 0:
@@ -78,8 +78,8 @@ def _plan_together(models: Mapping[str, _ModelPlanner], budget: int) -> dict[str
     return plans if sum(each.memory for each in plans.values()) <= budget else {}
 
 
-class _ModelPlanner:
-    """Plans one model of a server with different amounts of memory."""
+class ModelPlanner:
+    """Plans one model with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
         from cortexmlx.attention.backends import auto_backend_name
@@ -118,6 +118,11 @@ class _ModelPlanner:
             draft=self._draft,
         )
         return plan.here
+
+    def needed(self, tokens: int) -> int:
+        """Return the bytes that the model takes with one text of `tokens`, or of its context if that is shorter."""
+        per_token = self._figures(0, None).kv_bytes_per_token
+        return self.fixed + min(tokens, self._skeleton.context_length) * per_token
 
     def default_kv(self, budget: int) -> int:
         """Return the bytes of keys and values that the model takes if it is alone."""
@@ -212,6 +217,19 @@ def open_pool(
         for name, plan in plans.items()
     ]
     return ModelPool(models, memory=budget, keep=keep, idle=idle, tell=tell)
+
+
+def pull_model(
+    pool: ModelPool, config: EngineConfig, default_settings: DefaultSettings, name: str, on_progress: OnProgress
+) -> None:
+    """Download a model of the hub and add it to the pool, within the pool's budget. `config` has the server's options.
+    Raises what downloading raises, and InvalidRequest and ModelUnsupported if it can never be loaded.
+    """
+    engines.download_model(name, on_progress)
+    assert pool.memory is not None
+    plan = plan_memory({name: replace(config, model=name, adapters=None)}, pool.memory)[name]
+    sizes: dict[str, Any] = {"memory": plan.memory, "context_length": plan.context_length}
+    pool.add(_make_served_model(name, plan.config, default_settings, **sizes))
 
 
 def preload(pool: ModelPool, models: Mapping[str, str]) -> None:

@@ -157,6 +157,8 @@ class ReplyInfo:
     """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
     kept.
     """
+    load_seconds: float = 0.0
+    """How long the request waited for its model."""
     progress: Callable[[], Progress | None] = lambda: None
     """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""
 

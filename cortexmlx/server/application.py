@@ -15,7 +15,7 @@ from cortexmlx.errors import CortexError
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import embeddings
-from cortexmlx.server import stored_responses
+from cortexmlx.server import ollama, stored_responses
 from cortexmlx.server.embeddings import EmbeddingEndpoints
 from cortexmlx.server.generation import PROTOCOLS, GenerationEndpoints
 from cortexmlx.server.http import RequestRefused, error_reply, json_reply, with_error_replies
@@ -35,10 +35,12 @@ PATHS = (
     messages.COUNT_URL,
     embeddings.URL,
     *rerank.URLS,
+    *ollama.PATHS,
     "/v1/models",
     "/tokenize",
     "/health",
     "/metrics",
+    "/cache/why",
     LIVE_PATH,
     "/",
 )
@@ -64,11 +66,13 @@ def build_application(model_source: Engine | Mapping[str, Engine] | ModelPool, s
         Route(messages.COUNT_URL, with_error_replies(generation.count_tokens), methods=["POST"]),
         Route(embeddings.URL, with_error_replies(vectors.embeddings), methods=["POST"]),
         *(Route(path, with_error_replies(vectors.rerank), methods=["POST"]) for path in rerank.URLS),
+        *ollama.OllamaEndpoints(generation, vectors).routes(),
         Route("/v1/models", models.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", models.describe_model, methods=["GET"]),
         Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
         Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),
+        Route("/cache/why", with_error_replies(generation.explain_cache), methods=["GET"]),
         Route(LIVE_PATH, with_error_replies(monitoring.live), methods=["GET"]),
         Route("/", monitoring.root, methods=["GET"]),
     ]

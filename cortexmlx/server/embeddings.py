@@ -14,7 +14,9 @@ from starlette.responses import Response
 
 from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
+from cortexmlx.protocols.ollama import embed
 from cortexmlx.protocols.openai import embeddings
+from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.request import Body
 from cortexmlx.server.generation import GenerationEndpoints
 from cortexmlx.server.http import (
@@ -22,14 +24,19 @@ from cortexmlx.server.http import (
     SCOPE_CLIENT,
     SCOPE_MODEL,
     SCOPE_TOKENS,
+    json_reply,
     run_by_size,
     run_until_disconnect,
     to_json_bytes,
 )
 from cortexmlx.server.model_pool import ModelLease
 from cortexmlx.server.settings import RequestTokens
+from cortexmlx.types.embeddings import Embeddings
 
 T = TypeVar("T")
+
+AnswerBody = Callable[[dict[str, Any], ModelLease, float], Awaitable[Response]]
+"""Answers a body with the model that it asks for. The number is when the body was read, on the monotonic clock."""
 
 _JSON_BYTES_PER_NUMBER = 20
 """Of a vector's number in JSON."""
@@ -49,15 +56,7 @@ class EmbeddingEndpoints:
             embedding_request = await self._run_by_body_size(
                 request, lambda: embeddings.read(body, info.embedding, info.vocab_size)
             )
-            options: dict[str, Any] = {"prompt": embedding_request.prompt, "dimensions": embedding_request.dimensions}
-            work = lease.engine.aembed(
-                embedding_request.inputs,
-                **options,
-                truncate=embedding_request.truncate,
-                client=request.scope.get(SCOPE_CLIENT, ""),
-            )
-            result = await self._run_with_limits(request, work, start_time)
-            request.scope[SCOPE_TOKENS] = RequestTokens(sum(result.prompt_tokens), sum(result.cached_tokens), 0)
+            result = await self._embed(request, lease, embedding_request, start_time)
             size = 0 if embedding_request.base64 else result.vectors.size * _JSON_BYTES_PER_NUMBER
             return await _list_reply(
                 max(size, result.vectors.nbytes),
@@ -69,6 +68,49 @@ class EmbeddingEndpoints:
             )
 
         return await self._handle(request, embeddings.read, answer)
+
+    async def _embed(
+        self, request: Request, lease: ModelLease, embedding_request: EmbeddingRequest, start_time: float
+    ) -> Embeddings:
+        """Return the embeddings that a body asks for."""
+        options: dict[str, Any] = {"prompt": embedding_request.prompt, "dimensions": embedding_request.dimensions}
+        work = lease.engine.aembed(
+            embedding_request.inputs,
+            **options,
+            truncate=embedding_request.truncate,
+            client=request.scope.get(SCOPE_CLIENT, ""),
+        )
+        result = await self._run_with_limits(request, work, start_time)
+        request.scope[SCOPE_TOKENS] = RequestTokens(sum(result.prompt_tokens), sum(result.cached_tokens), 0)
+        return result
+
+    async def ollama_embed(self, request: Request) -> Response:
+        """Handle POST `/api/embed`."""
+        return await self._handle(request, embed.read, self._ollama_answer(request, embed.read))
+
+    async def ollama_embeddings(self, request: Request) -> Response:
+        """Handle POST `/api/embeddings`, the older way to embed one text."""
+        return await self._handle(request, embed.read_old, self._ollama_answer(request, embed.read_old))
+
+    def _ollama_answer(self, request: Request, read: Callable[..., EmbeddingRequest]) -> AnswerBody:
+        """Return what answers a body that `read` reads, by Ollama's API."""
+
+        async def answer(body: dict[str, Any], lease: ModelLease, start_time: float) -> Response:
+            load_seconds = time.monotonic() - start_time
+            asked = await self._run_by_body_size(request, lambda: read(body, lease.engine.info.embedding))
+            result = await self._embed(request, lease, asked, start_time) if asked.inputs else None
+            if read is embed.read_old:
+                return json_reply(embed.write_old(result))
+            return await _list_reply(
+                0 if result is None else result.vectors.size * _JSON_BYTES_PER_NUMBER,
+                lambda: (
+                    embed.reply_without_items(result, lease.name, load_seconds, time.monotonic() - start_time),
+                    "embeddings",
+                    embed.embedding_items(result),
+                ),
+            )
+
+        return answer
 
     async def rerank(self, request: Request) -> Response:
         """Handle POST `/v1/rerank`: score documents for a query, the best first."""
@@ -102,7 +144,7 @@ class EmbeddingEndpoints:
         self,
         request: Request,
         read: Callable[[dict[str, Any]], object],
-        answer: Callable[[dict[str, Any], ModelLease, float], Awaitable[Response]],
+        answer: AnswerBody,
     ) -> Response:
         """Read the body, lease its model, call `answer`, release the model. `read` checks the body before a load."""
         generation = self._generation
@@ -140,7 +182,7 @@ class EmbeddingEndpoints:
             raise RequestTimeout(f"not all was computed within {timeout:g} s: ask for less") from None
 
 
-async def _list_reply(size: int, make_parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
+async def _list_reply(size: int, make_parts: Callable[[], tuple[Body, str, Iterable[Any]]]) -> Response:
     """Return a JSON reply with a list of items, each serialized by itself so that other threads can run in between.
     `make_parts()` returns the body without the list, the name of the list's field, and the items. `size`: bytes, about.
     """

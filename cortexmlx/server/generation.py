@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,14 +19,18 @@ from starlette.responses import Response
 
 from cortexmlx.core.event_loop import run_on_thread
 from cortexmlx.core.prompt import Prompt
+from cortexmlx.core.prompt_history import PromptHistory
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import messages
+from cortexmlx.protocols.ollama import chat as ollama_chat
+from cortexmlx.protocols.ollama import generate as ollama_generate
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import ReplyInfo, RequestDefaults, is_token_list
 from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.http import (
+    LINES_TYPE,
     MAX_FULL_BODIES,
     SCOPE_BODY_BYTES,
     SCOPE_CLIENT,
@@ -36,6 +40,7 @@ from cortexmlx.server.http import (
     RequestHandler,
     RequestLimiter,
     error_for_client,
+    json_line,
     json_reply,
     read_json_body,
     run_by_size,
@@ -67,8 +72,10 @@ class ServedProtocol(NamedTuple):
     """The class that makes the chunks of a stream."""
     named_events: bool = False
     """Whether the events of a stream have names, and nothing stands after the last."""
-    ping: bytes = b": still here\n\n"
-    """What a silent stream says, so that clients do not give up."""
+    lines: bool = False
+    """Whether a stream is lines of JSON instead of server-sent events."""
+    ping: bytes | None = b": still here\n\n"
+    """What a silent stream says, so that clients do not give up. None: what its `stream_class` says with `ping`."""
     id_header: str | None = None
     """The header of a reply with the id of its request."""
 
@@ -84,6 +91,8 @@ PROTOCOLS = {
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
         id_header="request-id",
     ),
+    ollama_chat.URL: ServedProtocol(ollama_chat, ollama_chat.ChatLines, lines=True, ping=None),
+    ollama_generate.URL: ServedProtocol(ollama_generate, ollama_generate.GenerateLines, lines=True, ping=None),
 }
 
 
@@ -97,6 +106,8 @@ class GenerationEndpoints:
         clients = len(set(settings.keys.values()))
         self.request_limiter = RequestLimiter(settings.max_open, clients, MAX_FULL_BODIES * settings.max_body)
         self.stored_responses = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
+        self.history = PromptHistory()
+        """What is known of each client's prompts, whichever model read them."""
         self._mailbox: EventMailbox | None = None
         self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
@@ -159,6 +170,12 @@ class GenerationEndpoints:
             tokens = await self._tokenize_prompt(lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
+    async def explain_cache(self, request: Request) -> Response:
+        """Handle GET `/cache/why`: return the reports of this client's last prompts, the newest first."""
+        reports = self.history.reports(request.scope.get(SCOPE_CLIENT))
+        body = {"reports": [{**asdict(report), "text": str(report)} for report in reports]}
+        return json_reply(body, headers={"cache-control": "no-store"})
+
     async def _generate(
         self,
         request: Request,
@@ -175,6 +192,7 @@ class GenerationEndpoints:
         text_request: TextRequest = await _read_body(request, defaults, lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = EventMailbox(asyncio.get_running_loop())
+        lease.engine.share_history(self.history)
         table = self._tables.for_model(lease.engine.info.identity)
         answers = HttpRequestAnswers(lease.engine, self._mailbox, text_request, table, lease.adapter)
         info = ReplyInfo(
@@ -184,9 +202,12 @@ class GenerationEndpoints:
             lease.engine.token_bytes,
             seal=defaults.seal,
             keep=self.stored_responses.for_client(client).store,
+            load_seconds=waited_seconds,
             progress=answers.progress,
         )
         headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
+        if not text_request.prompts:  # the model was only to be loaded
+            return json_reply(protocol.module.write(text_request, [], info), headers=headers)
 
         def finish() -> None:
             answers.close()
@@ -200,7 +221,8 @@ class GenerationEndpoints:
         await answers.submit(client, None if timeout is None else max(timeout - waited_seconds, 0.001))
         if text_request.stream:
             stream = self._stream_events(answers, protocol, protocol.stream_class(text_request, info))
-            return EventStream(stream, exit_stack.pop_all().close, headers)
+            media_type = LINES_TYPE if protocol.lines else "text/event-stream"
+            return EventStream(stream, exit_stack.pop_all().close, headers, media_type)
         completions = await run_until_disconnect(request, answers.wait_for_answers())
         return json_reply(protocol.module.write(text_request, completions, info), headers=headers)
 
@@ -230,15 +252,20 @@ class GenerationEndpoints:
         `quiet` seconds. Many events send nothing: progress, text that may begin a stop string, a call in the making.
         """
 
+        def pack(body: dict[str, Any]) -> bytes:
+            if protocol.lines:
+                return json_line(body)
+            return server_sent_event(body, body["type"] if protocol.named_events else None)
+
         def as_bytes(event: TokenEvent, number: int = 0) -> bytes:
-            return b"".join(
-                server_sent_event(body, body["type"] if protocol.named_events else None)
-                for body in chunks.convert(event, number)
-            )
+            return b"".join(map(pack, chunks.convert(event, number)))
 
         try:
             async for batch in answers.events(self.settings.quiet):
-                data = b"".join(as_bytes(event, number) for number, event in batch) if batch else protocol.ping
+                if batch:
+                    data = b"".join(as_bytes(event, number) for number, event in batch)
+                else:
+                    data = pack(chunks.ping()) if protocol.ping is None else protocol.ping
                 if data:  # in one write
                     yield data
                     answers.last_sent_time = time.monotonic()
@@ -249,7 +276,7 @@ class GenerationEndpoints:
                 raise
             yield as_bytes(TokenEvent("", error=client_error))
             return
-        if not protocol.named_events:
+        if not protocol.named_events and not protocol.lines:
             yield b"data: [DONE]\n\n"
 
 

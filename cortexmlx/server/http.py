@@ -33,6 +33,7 @@ from cortexmlx.errors import (
     UnknownAdapter,
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
+from cortexmlx.protocols.ollama import errors as ollama_errors
 from cortexmlx.protocols.openai.errors import ResponseNotFound, error_body, is_client_error
 from cortexmlx.server.model_pool import CannotLoad
 
@@ -407,6 +408,8 @@ def error_reply(error: CortexError, path: str) -> Response:
     if anthropic_errors.is_messages_path(path):
         id = f"req_{uuid.uuid4().hex}"
         return json_reply(anthropic_errors.error_body(error, status, id), status, {**headers, "request-id": id})
+    if ollama_errors.is_ollama_path(path):
+        return json_reply(ollama_errors.error_body(error), status, headers)
     body = error_body(error)
     if status < 500:
         body["error"]["type"] = _ERROR_TYPES.get(status, "invalid_request_error")
@@ -431,23 +434,38 @@ def to_json_bytes(body: Any) -> bytes:
         return json.dumps(body, separators=(",", ":")).encode()
 
 
-def server_sent_event(body: Any, name: str | None = None) -> bytes:
-    """Return a server-sent event's bytes. Its data has no Unicode line breaks: many clients would split it there."""
-    head = b"" if name is None else f"event: {name}\n".encode()
+def json_line(body: Any) -> bytes:
+    """Return a value as a line of JSON. It has no Unicode line breaks: many clients would split it there."""
     data = to_json_bytes(body)
     for sign in "\u2028\u2029\x85":
         data = data.replace(sign.encode(), f"\\u{ord(sign):04x}".encode())
-    return head + b"data: " + data + b"\n\n"
+    return data + b"\n"
+
+
+def server_sent_event(body: Any, name: str | None = None) -> bytes:
+    """Return a server-sent event's bytes."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + json_line(body) + b"\n"
+
+
+LINES_TYPE = "application/x-ndjson"
+"""The media type of a stream of JSON lines."""
 
 
 class EventStream(StreamingResponse):
-    """A reply of server-sent events. `end` is called after it, maybe twice, also if the client left before it began."""
+    """A reply of server-sent events, or of lines. `end` is called after it, maybe twice, also if the client left before
+    it began.
+    """
 
     def __init__(
-        self, events: AsyncIterator[bytes], end: Callable[[], None], headers: Mapping[str, str] | None = None
+        self,
+        events: AsyncIterator[bytes],
+        end: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})}
-        super().__init__(events, 200, headers, "text/event-stream")
+        super().__init__(events, 200, headers, media_type)
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

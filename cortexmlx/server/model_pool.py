@@ -99,6 +99,7 @@ class ModelPool:
             _check_budget(served_models, budget, keep)
         self.memory = budget
         """The budget in bytes; None: any number."""
+        self._keep = frozenset(keep)
         self._residency = Residency({m.name: m.memory for m in served_models}, budget, keep, idle)
         self._retries = LoadBackoff()
         self._contexts = {m.name: m.context_length for m in served_models}
@@ -182,6 +183,18 @@ class ModelPool:
             raise
         finally:
             self._on_progress = None
+
+    def add(self, model: ServedModel) -> None:
+        """Add a model, unless there is one of its name. Raises InvalidRequest if it can never be loaded."""
+        with self._condition:
+            if model.name in self._models:
+                return
+            if self.memory is not None:
+                kept = [each for name, each in self._models.items() if name in self._keep]
+                _check_budget((*kept, model), self.memory, self._keep)
+            self._contexts = {**self._contexts, model.name: model.context_length}
+            self._residency.add_model(model.name, model.memory)
+            self._models = {**self._models, model.name: model}  # a new one: others may go through the old one
 
     def check_clock(self) -> None:
         """Have the pool's thread read the clock now, for tests with a clock of their own."""
@@ -423,6 +436,10 @@ class OpenEngines:
         """Return how many tokens a prompt and its answer may have."""
         return self._context.setdefault(name, self._engines[name].longest_request)
 
+    def model_memory(self, name: str) -> int:
+        """Return 0: what an open engine takes is not planned here."""
+        return 0
+
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that are loaded now."""
         return tuple(self._engines[name].adapters)
@@ -511,6 +528,9 @@ class ModelProvider(Protocol):
 
     def context_length(self, name: str) -> int | None:
         """Return how many tokens a prompt and its answer may have; None while unknown. Once known, it never changes."""
+
+    def model_memory(self, name: str) -> int:
+        """Return the bytes that a model takes when it is loaded, if that is planned; else 0."""
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""

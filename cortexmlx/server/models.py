@@ -14,9 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
+from cortexmlx.protocols.ollama.models import TAG, ModelFacts
 from cortexmlx.server.http import RequestRefused, error_reply, json_reply, wait_for_disconnect
 from cortexmlx.server.model_pool import ModelLease, ModelPool, ModelProvider, ModelWait, OpenEngines
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.stats import ModelInfo
 from cortexmlx.types.messages import suggest_name as suggestion
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class ModelDirectory:
         )
         self._settings = settings
         self._started = int(time.time())
+        self._seen_models: dict[str, tuple[ModelInfo, tuple[str, ...]]] = {}
+        """What the models are that were seen loaded, and what they can do."""
         if settings.aliases:
             self._check_aliases()
 
@@ -84,15 +88,52 @@ class ModelDirectory:
         except BaseException:
             wait.end()
             raise
+        self._remember(model, lease.engine)
         return lease if target.adapter is None else replace(lease, name=target.name, adapter=target.adapter)
 
     def is_ready(self, name: object) -> bool:
         """Whether `acquire` would not wait. Raises RequestRefused for an unknown name."""
         return self._provider.is_ready(self._resolve(name).model)
 
+    @property
+    def names(self) -> list[str]:
+        """All names of models and adapters."""
+        return list(self._targets_by_name)
+
+    def has(self, name: object) -> bool:
+        """Whether there is a model or an adapter of this name, whatever other names the first one answers to."""
+        try:
+            self._resolve(name, any_name=False)
+        except InvalidRequest:
+            return False
+        return True
+
+    def facts(self, name: object) -> ModelFacts:
+        """Return what is known of a model, without loading it. Raises RequestRefused for an unknown name."""
+        target = self._resolve(name)
+        for model, engine in self.loaded_engines():
+            self._remember(model, engine)
+        info, skills = self._seen_models.get(target.model, (None, ()))
+        own_name = name.removesuffix(TAG) if isinstance(name, str) else ""
+        return ModelFacts(
+            own_name if own_name in self.names else target.name,
+            "" if target.adapter is None else target.model,
+            self._started,
+            self._provider.model_memory(target.model),
+            self._provider.context_length(target.model),
+            info,
+            skills,
+        )
+
+    def _remember(self, model: str, engine: Engine) -> None:
+        """Remember what a loaded model is and can do, for when it is unloaded."""
+        if model not in self._seen_models:
+            skills = {"vision": engine.sees_images, "tools": engine.calls_tools, "thinking": engine.thinks}
+            self._seen_models[model] = (engine.info, tuple(name for name, has in skills.items() if has))
+
     async def list_models(self, request: Request) -> Response:
         """Handle GET `/v1/models`: all names of models and adapters, in one form for both APIs. Nothing is loaded."""
-        names = list(self._targets_by_name)
+        names = self.names
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_reply({"object": "list", "data": [self._describe(name) for name in names], **pages})
 
@@ -142,8 +183,10 @@ class ModelDirectory:
         ]
         return models | {target.name: target for target in adapter_targets if target.name not in models}
 
-    def _resolve(self, name: object) -> ModelTarget:
-        """Return the model and adapter that a name refers to. Raises InvalidRequest or RequestRefused (404)."""
+    def _resolve(self, name: object, *, any_name: bool = True) -> ModelTarget:
+        """Return the model and adapter that a name refers to. `any_name`: what the settings say of unknown names holds.
+        Raises InvalidRequest or RequestRefused (404).
+        """
         if name is None:
             return ModelTarget(self.default_name)
         targets = self._targets_by_name
@@ -152,7 +195,9 @@ class ModelDirectory:
                 return targets[name]
             if (adapter_target := self._resolve_adapter(name)) is not None:
                 return adapter_target
-        if self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
+            if name.endswith(TAG):
+                return self._resolve(name.removesuffix(TAG), any_name=any_name)
+        if any_name and self._settings.any_name and not (isinstance(name, str) and self._may_name_adapter(name)):
             return ModelTarget(self.default_name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")

@@ -92,6 +92,10 @@ class Residency:
         self._granted_tickets: dict[int, ModelTicket] = {}
         self._changing_model: str | None = None
 
+    def add_model(self, name: str, memory: int) -> None:
+        """Add a model, which is unloaded and takes `memory` bytes."""
+        self._models[name] = _ModelEntry(memory)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def add_request(self, model: str) -> ModelTicket:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.images import ReadElsewhere
 from cortexmlx.protocols.request import RequestDefaults
+from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -54,6 +55,10 @@ class ServerSettings:
     """Bytes of memory for stored responses, at most. Each client has an equal share. 0: none are stored."""
     stored_count: int = 4096
     """Stored responses, at most. Each client has an equal share."""
+    pull: Callable[[str, OnProgress], None] | None = None
+    """Downloads a model by its hub id, on a thread, and adds it to the served ones; called with a function for the
+    progress. Any client may ask for it, by Ollama's API. None: nobody may.
+    """
     log: Callable[[LoggedRequest], None] | None = None
     """Called with each request when it has ended."""
     transcripts: int = 128 << 20

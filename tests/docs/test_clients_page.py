@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.clients.installed import HERE, PROGRAMS
+from support.clients.installed import HERE, OLLAMA_NPM, PROGRAMS
 from support.clients.page import PAGE, URL, configuration
 from support.clients.served import MODEL
 from support.pages import Block, blocks, read
@@ -36,6 +36,7 @@ RUN = (
     "pydantic-ai",
     "instructor",
     "llm",
+    "ollama",
 )
 
 
@@ -49,8 +50,8 @@ def test_every_client_that_is_run_has_one_block() -> None:
     found = [configuration(client, "http://elsewhere:1") for client in RUN]
     assert len(set(found)) == len(RUN) == len(CONFIGURED) - 2  # Zed and Continue are not run
     assert all("http://elsewhere:1" in text and URL not in text for text in found)
-    (command,) = [block.text for block in blocks("sh") if block.page == PAGE]
-    assert f"--alias {MODEL}\n" in command
+    command, launch = [block.text for block in blocks("sh") if block.page == PAGE]
+    assert f"--alias {MODEL}\n" in command and launch.startswith("cortexmlx launch claude ")
 
 
 def test_the_versions_are_those_that_are_installed() -> None:
@@ -59,6 +60,7 @@ def test_the_versions_are_those_that_are_installed() -> None:
     pinned = dict(line.split("==", 1) for line in (HERE / "packages.txt").read_text().split("\n") if "==" in line)
     packages = ["openai", "anthropic", "langchain-openai", "langchain-anthropic", "litellm", "pydantic-ai-slim"]
     own = dict(line.split("==", 1) for line in (HERE / "instructor.txt").read_text().split("\n") if "==" in line)
+    ollama = [pinned["ollama"], OLLAMA_NPM.rpartition("@")[2], pinned["langchain-ollama"], pinned["llm-ollama"]]
     programs = [package.rpartition("@")[2] for package in PROGRAMS.values()]
-    assert told == [*programs, *(pinned[name] for name in packages), own["instructor"], pinned["llm"]]
+    assert told == [*programs, *(pinned[name] for name in packages), own["instructor"], pinned["llm"], *ollama]
     assert f"instructor, with openai {own['openai']} |" in read(PAGE)

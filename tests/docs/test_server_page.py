@@ -13,6 +13,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.cli.serve.command import parse_duration
 from cortexmlx.protocols.anthropic import conversation, messages
+from cortexmlx.protocols.ollama import chat as ollama_chat
 from cortexmlx.protocols.responses import reader as responses
 from cortexmlx.protocols.responses.offered import IGNORED_TOOL_TYPES
 from cortexmlx.server import ServerSettings, app
@@ -30,7 +31,7 @@ PAGE = "docs/server.md"
 def test_the_clients_of_the_page_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, chain, other, own, _ = (block for block in blocks("python") if block.page == PAGE)
+    client, chain, other, _, own, _ = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     with Engine(str(model), kv_memory="8MB") as engine:
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
@@ -57,6 +58,23 @@ def test_the_clients_of_the_page_are_answered(
             thread.join(PATIENCE)
 
 
+def test_ollamas_client_of_the_page_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ollama")
+    [block] = (block for block in blocks("python") if block.page == PAGE and "import ollama" in block.text)
+    model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
+    with Engine(str(model), kv_memory="8MB") as engine:
+        listening = HttpServer(app(engine), open_listener("127.0.0.1", 0))
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        try:
+            text = block.text.replace("http://localhost:8000", listening.url)
+            exec(compile(text, block.name, "exec", dont_inherit=True), {})
+        finally:
+            listening.stop()
+            thread.join(PATIENCE)
+    assert capsys.readouterr().out.strip()
+
+
 def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, own = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
@@ -76,6 +94,7 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert f"at most {MAX_PAGE_ITEMS})" in text
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
+    assert all(f"`{name}`" in text for name in (*ollama_chat._PARAMETERS, *ollama_chat._NOT_ENFORCED))
     ignored = [*messages.NO_EFFECT - {"model"}, *messages.HINTS, *messages.UNSERVED]
     assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served

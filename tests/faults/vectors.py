@@ -45,7 +45,7 @@ FAULTS = (
     Fault(
         "requests of all clients are one client's",
         PATHS,
-        'truncate=embedding_request.truncate,\n                client=request.scope.get(SCOPE_CLIENT, "")',
+        'truncate=embedding_request.truncate,\n            client=request.scope.get(SCOPE_CLIENT, "")',
         'truncate=embedding_request.truncate, client=""',
     ),
     Fault(

@@ -284,6 +284,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {"stop": _to_stop_list, "logit_bi
 _OTHER_NAMES = (
     *ALIASES.items(),
     ("max_output_tokens", "max_tokens"),
+    ("num_predict", "max_tokens"),
     ("top_logprobs", "logprobs"),
     ("stop_sequences", "stop"),
 )

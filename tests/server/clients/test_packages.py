@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.clients.home import Home
-from support.clients.installed import python
+from support.clients.installed import OLLAMA_NPM, node, node_modules, python
 from support.clients.page import configuration
 from support.clients.scripted import Turn, call
 from support.clients.served import Served
@@ -46,6 +46,7 @@ def ran(server: Served, home: Home, section: str, *program: str, environment: st
 
 RAIN = 'There is rain: {"city": "Oslo"}.'
 RAIN_IN = "There is rain in Oslo."
+TOOL = 'def weather(city: str) -> str:\n    "The weather of a city."\n    return f"rain in {city}"'
 
 
 @pytest.mark.parametrize("section", ["openai", "anthropic"])
@@ -90,6 +91,28 @@ def test_instructor_asks(serving: Any, home: Home) -> None:
     assert results == {"shown": "name='Ada' age=36\n", "modes": [PERSON] * 3, "pieces": PERSON}
 
 
+def test_programs_that_speak_ollamas_api_ask(serving: Any, home: Home) -> None:
+    server = serving(answer)
+    results = ran(server, home, "ollama", "ollama_programs")
+    assert results == {"shown": HELLO + "\n", "stream": HELLO, "calls": RAIN_IN, "form": PERSON}
+    place = {"OLLAMA_HOST": server.url}
+    command = [python("packages").with_name("llm"), "-m", "ollama/local"]
+    for words, want in (
+        (["Say hello."], HELLO),
+        (["--no-stream", "Say hello."], HELLO),
+        (["--functions", TOOL, "And?"], RAIN_IN),
+    ):
+        done = home.run([*command, *words], place)
+        assert done.returncode == 0 and done.stdout.strip() == want, done.stderr
+    done = home.run([*command, "--schema", "name, age int", "Ada is 36 years old."], place)
+    assert json.loads(done.stdout) == PERSON and server.refused == []
+    modules = node_modules("ollama", OLLAMA_NPM)
+    script = modules.with_name("ollama.mjs")
+    script.write_text((PROGRAMS / "ollama.mjs").read_text())
+    done = home.run([node() / "node", script], place)
+    assert json.loads(done.stdout) == {"stream": HELLO, "calls": RAIN_IN, "form": PERSON, "refused": 403}, done.stderr
+
+
 def test_llm_asks(serving: Any, home: Home) -> None:
     server = serving(answer)
     command = [python("packages").with_name("llm")]
@@ -106,5 +129,4 @@ def test_llm_asks(serving: Any, home: Home) -> None:
     assert home.run([*command, "logs", "path"]).stdout.startswith(str(folder))
     assert said("Say hello.") == said("--no-stream", "Say hello.") == HELLO
     assert json.loads(said("--schema", "name, age int", "Ada is 36 years old.")) == PERSON
-    tool = 'def weather(city: str) -> str:\n    "The weather of a city."\n    return f"rain in {city}"'
-    assert said("--functions", tool, "What is the weather in Oslo?") == RAIN_IN
+    assert said("--functions", TOOL, "What is the weather in Oslo?") == RAIN_IN

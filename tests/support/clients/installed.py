@@ -25,6 +25,9 @@ PROGRAMS = {
 }
 """Commands, and the npm packages that have them."""
 
+OLLAMA_NPM = "ollama@0.6.4"
+"""Ollama's package for JavaScript."""
+
 _UNREACHABLE = (
     "NewConnectionError",
     "NameResolutionError",
@@ -55,14 +58,20 @@ def python(name: str) -> Path:
 @cache
 def program(name: str) -> Path:
     """Return the command of an npm package."""
+    return node_modules(name, PROGRAMS[name]) / ".bin" / name
+
+
+@cache
+def node_modules(name: str, package: str) -> Path:
+    """Return the folder of the modules of an npm package, which is installed as `name`."""
     folder = node()
     npm = folder.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
     def install(into: Path) -> None:
-        command = [folder / "node", npm, "install", "--silent", "--prefix", into, PROGRAMS[name]]
+        command = [folder / "node", npm, "install", "--silent", "--prefix", into, package]
         _run([str(word) for word in command], PATH=f"{folder}:{os.environ['PATH']}")
 
-    return _installed(name, PROGRAMS[name], install) / "node_modules" / ".bin" / name
+    return _installed(name, package, install) / "node_modules"
 
 
 def node() -> Path:

@@ -1,0 +1,192 @@
+"""`cortexmlx launch`: an agent gets a server and the truth about it, and both end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.cli import launch
+from cortexmlx.cli.launch import Agent, AgentServer, make_setup, setup_remarks
+from cortexmlx.cli.start import run
+from cortexmlx.server import ServerSettings, app
+from cortexmlx.server.listening import HttpServer, open_listener
+from support.models.calling import write_calling
+from support.patience import PATIENCE, soon
+
+SERVER = AgentServer("http://127.0.0.1:9", "sesame", "org/my model", 40_960)
+
+AGENT = """#!{python}
+import json, os, signal, sys, time, urllib.request
+told = {{name: value for name, value in os.environ.items() if name.startswith(("ANTHROPIC", "CLAUDE"))}}
+settings = sys.argv[sys.argv.index("--settings") + 1]
+about = {{"told": told, "words": sys.argv[1:], "settings": json.load(open(settings)), "file": settings}}
+headers = {{"Authorization": "Bearer " + told["ANTHROPIC_AUTH_TOKEN"]}}
+asked = urllib.request.Request(told["ANTHROPIC_BASE_URL"] + "/v1/models", headers=headers)
+about["models"] = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(asked))["data"]
+print("an agent's own words", file=sys.stderr)
+if "wait" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+    signal.signal(signal.SIGINT, lambda *_: open("{folder}/interrupted", "w").close())
+with open("{folder}/new", "w") as file:
+    json.dump(about, file)
+os.rename("{folder}/new", "{folder}/told")
+while "wait" in sys.argv:
+    time.sleep(1)
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling(tmp_path_factory.mktemp("calling") / "tiny", "hermes")
+
+
+@pytest.fixture
+def launched(folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Launch Claude Code, or what stands for it, in a process group of its own."""
+    agent = tmp_path / "claude"
+    agent.write_text(AGENT.format(python=sys.executable, folder=tmp_path))
+    agent.chmod(0o755)
+    places = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path), "ANTHROPIC_API_KEY": "mine"}
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cortexmlx", "launch", "claude", "-m", str(folder), "--kv-memory", "8MB"]
+        environment = {**os.environ, **places, "XDG_CACHE_HOME": str(tmp_path)}
+        processes.append(
+            subprocess.Popen(
+                [*command, "--", *words], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def told_in(folder: Path) -> Any:
+    return json.loads((folder / "told").read_text())
+
+
+def is_served(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", trust_env=False)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def test_an_agent_gets_a_server_of_its_own_which_ends_with_it(launched: Any, tmp_path: Path) -> None:
+    process = launched("--print", "hi")
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 7, said
+    about = told_in(tmp_path)
+    told = about["told"]
+    assert about["words"][-2:] == ["--print", "hi"] and "ANTHROPIC_API_KEY" not in told
+    assert about["settings"] == {"env": told}  # what is set in its home cannot hide it
+    assert told["ANTHROPIC_AUTH_TOKEN"] not in "".join(about["words"]) and not Path(about["file"]).exists()
+    [model] = about["models"]
+    assert told["ANTHROPIC_MODEL"] == model["id"] == "tiny"
+    assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(model["context_length"])
+    assert told["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(model["context_length"] // 8)
+    assert "an agent's own words" in said and f"claude needs a context of about {49_152:,} tokens" in said
+    log = tmp_path / "cortexmlx" / "launch.log"
+    assert str(log) in said and "GET /v1/models 200" in log.read_text() and "GET /v1/models" not in said
+    assert not is_served(told["ANTHROPIC_BASE_URL"])
+
+
+def test_an_interrupt_is_the_agents_and_an_end_ends_both(launched: Any, tmp_path: Path) -> None:
+    process = launched("wait")
+    assert soon(lambda: (tmp_path / "told").exists())
+    url = told_in(tmp_path)["told"]["ANTHROPIC_BASE_URL"]
+    os.killpg(process.pid, signal.SIGINT)
+    assert soon(lambda: (tmp_path / "interrupted").exists()) and process.poll() is None and is_served(url)
+    process.terminate()
+    assert process.wait(PATIENCE) == 5 and not is_served(url)
+
+
+def test_what_is_not_installed_is_said_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for agent, package in launch.PACKAGES.items():
+        assert run(["launch", agent, "-m", "/no/model"]) == 127
+        assert f"{agent} is not installed: npm install -g {package}" in capsys.readouterr().err
+
+
+def test_codex_is_told_in_arguments_without_the_key() -> None:
+    setup = make_setup(Agent.codex, SERVER)
+    assert setup.arguments[::2] == ["-c"] * (len(setup.arguments) // 2) and "sesame" not in "".join(setup.arguments)
+    said = tomllib.loads("\n".join(setup.arguments[1::2]))
+    assert (said["model"], said["model_provider"], said["model_context_window"]) == (
+        "org/my model",
+        "cortexmlx",
+        40_960,
+    )
+    provider = said["model_providers"]["cortexmlx"]
+    assert provider["base_url"] == "http://127.0.0.1:9/v1" and provider["wire_api"] == "responses"
+    assert setup.environment == {provider["env_key"]: "sesame"}
+
+
+def test_opencode_is_told_in_one_variable() -> None:
+    said = json.loads(make_setup(Agent.opencode, SERVER).environment["OPENCODE_CONFIG_CONTENT"])
+    provider = said["provider"]["cortexmlx"]
+    assert said["model"] == said["small_model"] == "cortexmlx/org/my model"
+    assert provider["options"] == {"baseURL": "http://127.0.0.1:9/v1", "apiKey": "sesame"}
+    assert provider["models"]["org/my model"]["limit"] == {"context": 40_960, "output": 5_120}
+
+
+def test_a_model_that_will_not_do_is_told() -> None:
+    good = AgentServer("", "", "m", 65_536)
+    assert not any(list(setup_remarks(agent, good)) for agent in Agent)
+    [words] = setup_remarks(Agent.codex, AgentServer("", "", "m", 65_536, calls_tools=False))
+    assert "m calls no tools" in words
+    [words] = setup_remarks(Agent.claude, AgentServer("", "", "m", 32_768))
+    assert "needs a context of about 49,152 tokens, and m has 32,768" in words
+
+
+def test_a_server_that_runs_is_used_and_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Engine(str(folder), kv_memory="8MB", max_rows=2) as engine:
+        server = HttpServer(app(engine, ServerSettings(keys={"sesame": "me"})), open_listener("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            monkeypatch.setattr(launch, "RUNNING_URL", server.url)
+            assert launch.find_server(None) is None  # it has a key
+            assert run(["launch", "claude", "--print"]) == 1
+            assert "no server with this model runs" in capsys.readouterr().err
+            monkeypatch.setenv("CORTEXMLX_API_KEY", "sesame")
+            found = launch.find_server(str(folder))
+            assert (
+                found == launch.find_server(None) == AgentServer(server.url, "sesame", "tiny", engine.longest_request)
+            )
+            assert launch.find_server("other") is None
+            assert run(["launch", "claude", "--print"]) == 0
+            out = capsys.readouterr().out
+            assert "unset ANTHROPIC_API_KEY\n" in out and f"export ANTHROPIC_BASE_URL={server.url}\n" in out
+            assert run(["launch", "codex", "--print", "--", "exec", "a b"]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert lines[0] == "export CORTEXMLX_API_KEY=sesame"
+            assert shlex.split(lines[1]) == ["codex", *make_setup(Agent.codex, found).arguments, "exec", "a b"]
+        finally:
+            server.stop()
+            thread.join(PATIENCE)
+    assert launch.find_server(None) is None
