@@ -19,7 +19,6 @@ from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
 from cortexmlx.cli.chats.saved_chats import LAST
 from cortexmlx.cli.doctor.command import DEFAULT_FILE, doctor
-from cortexmlx.cli.embed.command import embed
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.launch import launch
@@ -53,8 +52,6 @@ COMMAND_SYNONYMS = {
     "benchmark": "bench",
     "perplexity": "eval",
     "server": "serve",
-    "embeddings": "embed",
-    "encode": "embed",
     "start": "serve",
 }
 """Names of commands in other programs, and the commands here."""
@@ -186,7 +183,6 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chats", chats, "List, rename or delete kept chats."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
-    ("embed", embed, "Compute the embedding of every text of a file."),
     ("serve", serve, "Answer programs that speak OpenAI's, Anthropic's or Ollama's API."),
     ("launch", launch, "Run Claude Code, Codex or opencode with a model."),
     ("eval", evaluate, "Measure the perplexity of a text."),

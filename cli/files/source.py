@@ -1,4 +1,4 @@
-"""The input of a command that reads lines: its format, and the rejection of files that are something else."""
+"""The input of a batch: its format, and the rejection of files that are something else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
@@ -24,19 +23,6 @@ class InputFormat(str, Enum):
     jsonl = "jsonl"
     lines = "lines"
 
-
-@dataclass(frozen=True)
-class InputKind:
-    """What a command's input lines are, in words for messages."""
-
-    command: str
-    json_item: str
-    """What a line of JSON is."""
-    plain_item: str
-    """What a plain line is."""
-
-
-BATCH = InputKind("batch", "a request", "a prompt")
 
 STDIN = "-"
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -65,23 +51,21 @@ _SILENCE_SECONDS = 1.0
 
 
 @contextmanager
-def open_lines(
-    source: str, input_format: InputFormat, input_kind: InputKind = BATCH
-) -> Iterator[Iterable[bytes | None]]:
+def open_lines(source: str, input_format: InputFormat) -> Iterator[Iterable[bytes | None]]:
     """Open the input and yield its lines as bytes. None stands for a line that a pipe does not have yet.
 
     Raises InvalidRequest for a file that is no list of requests, OSError for one that cannot be opened.
     """
     if source == STDIN:
-        yield _pipe_lines(sys.stdin.buffer, source, input_format, input_kind)
+        yield _pipe_lines(sys.stdin.buffer, source, input_format)
         return
     with _open_file(Path(source)) as file:
         if Path(source).is_file():
-            _reject_other_formats(source, file.read(_HEAD_BYTES), input_format, input_kind)
+            _reject_other_formats(source, file.read(_HEAD_BYTES), input_format)
             file.seek(0)
             yield file
         else:
-            yield _pipe_lines(file, source, input_format, input_kind)
+            yield _pipe_lines(file, source, input_format)
 
 
 def _open_file(path: Path) -> BinaryIO:
@@ -97,9 +81,7 @@ def _open_file(path: Path) -> BinaryIO:
         note.cancel()
 
 
-def _pipe_lines(
-    file: BinaryIO, source: str, input_format: InputFormat, input_kind: InputKind = BATCH
-) -> Iterator[bytes | None]:
+def _pipe_lines(file: BinaryIO, source: str, input_format: InputFormat) -> Iterator[bytes | None]:
     """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from
     the pipe.
 
@@ -120,7 +102,7 @@ def _pipe_lines(
         if not data:
             break
         if is_first:
-            _reject_other_formats(source, data, input_format, input_kind)
+            _reject_other_formats(source, data, input_format)
             is_first = False
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -148,9 +130,9 @@ def open_ahead(source: str) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, input_kind: InputKind) -> None:
+def _reject_other_formats(source: str, head: bytes, input_format: InputFormat) -> None:
     """Raise InvalidRequest if name or first bytes show another format than JSONL or lines; say how to convert it."""
-    retry_command = f"cortexmlx {input_kind.command} ... -"
+    retry_command = "cortexmlx batch ... -"
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
     for magic, unpack in _COMPRESSED.items():
         if head.startswith(magic):
@@ -158,21 +140,17 @@ def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, i
     for mark, encoding in _WIDE_ENCODINGS.items():
         if head.startswith(mark):
             convert = f"iconv -f {encoding} -t UTF-8{file}"
-            raise InvalidRequest(
-                f"{name} is {encoding}, and {input_kind.command} reads UTF-8: {convert} | {retry_command}"
-            )
+            raise InvalidRequest(f"{name} is {encoding}, and batch reads UTF-8: {convert} | {retry_command}")
     if head.startswith(_BINARY) or b"\0" in head:
-        raise InvalidRequest(f"{name} is no text: {input_kind.command} reads JSONL or plain lines, in UTF-8")
+        raise InvalidRequest(f"{name} is no text: batch reads JSONL or plain lines, in UTF-8")
     if input_format is not InputFormat.auto:
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHER_FORMATS.get(suffix)) is not None:
-        conversion_hint = (
-            f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE and input_kind is BATCH else ""
-        )
+        conversion_hint = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE else ""
         raise InvalidRequest(
-            f"{name} is {kind}: {input_kind.command} reads JSONL, {input_kind.json_item} a line, or plain lines, "
-            f"{input_kind.plain_item} a line. With --format lines every line of it is {input_kind.plain_item}, the "
+            f"{name} is {kind}: batch reads JSONL, a request a line, or plain lines, "
+            f"a prompt a line. With --format lines every line of it is a prompt, the "
             f"first one too{conversion_hint}"
         )
     first, newline, _ = head.lstrip(_BLANK).partition(b"\n")
@@ -180,10 +158,8 @@ def _reject_other_formats(source: str, head: bytes, input_format: InputFormat, i
     if (first in (b"{", b"[") and newline) or (first.startswith(b"[") and suffix in _JSON):
         jq_filter = ".[]" if first != b"{" else "."
         raise InvalidRequest(
-            f"{name} is one JSON value, but must have {input_kind.json_item} on each line: jq -c '{jq_filter}'{file} | "
+            f"{name} is one JSON value, but must have a request on each line: jq -c '{jq_filter}'{file} | "
             f"{retry_command}"
         )
     if first and suffix in _JSON and not any(line.lstrip(_BLANK).startswith(b"{") for line in head.splitlines()):
-        raise InvalidRequest(
-            f"{name} has no JSON object: --format lines reads each line of it as {input_kind.plain_item}"
-        )
+        raise InvalidRequest(f"{name} has no JSON object: --format lines reads each line of it as a prompt")

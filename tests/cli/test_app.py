@@ -11,7 +11,7 @@ import pytest
 from cortexmlx import __version__
 from cortexmlx.cli.start import run
 
-COMMANDS = ["chat", "generate", "batch", "embed", "plan", "cache", "models", "doctor", "bench"]
+COMMANDS = ["chat", "generate", "batch", "plan", "cache", "models", "doctor", "bench"]
 
 
 def test_help_names_the_commands_and_gives_examples_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:

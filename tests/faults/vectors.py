@@ -9,11 +9,6 @@ RERANK = "cortexmlx/protocols/rerank.py"
 PATHS = "cortexmlx/server/embeddings.py"
 MODELS = "cortexmlx/server/models.py"
 BATCH = "cortexmlx/protocols/batch.py"
-RUN = "cli/embed/run.py"
-FILES = "cli/embed/files.py"
-JSONL = "cli/embed/jsonl.py"
-NPY = "cli/embed/npy.py"
-COMMAND = "cli/embed/command.py"
 
 TESTS = (
     "protocols/openai/test_embeddings.py",
@@ -21,8 +16,6 @@ TESTS = (
     "server/test_embeddings.py",
     "server/test_models_adapters.py",
     "server/test_models_adapters_engine.py",
-    "cli/embed/test_run.py",
-    "cli/embed/test_command.py",
     "cli/batch/test_command_adapters.py",
 )
 """The tests that judge these faults."""
@@ -63,35 +56,4 @@ FAULTS = (
         "None,\n                )",
     ),
     Fault("a mistyped adapter of a line is the model", BATCH, "if adapter_name != requested_model:", "if False:"),
-    # the file of vectors
-    Fault(
-        "chunks are written as they are ready",
-        RUN,
-        "rows = pending.popleft().result()",
-        "rows = pending.pop().result()",
-    ),
-    Fault("what comes after a failed chunk is written", RUN, "            pending.clear()\n", ""),
-    Fault(
-        "a text that was computed is computed again",
-        COMMAND,
-        "if text_count <= files.previous_rows:",
-        "if text_count < files.previous_rows:",
-    ),
-    Fault("another input goes on", FILES, "if self._digests.get(row_index, line.digest) != line.digest:", "if False:"),
-    Fault("other settings go on", FILES, "if saved_settings.get(name) != value]", "if False]"),
-    Fault(
-        "texts that were cut off elsewhere go on",
-        COMMAND,
-        "longest_text = info.max_tokens if truncate else None",
-        "longest_text = None",
-    ),
-    Fault("a torn record counts", JSONL, 'line.endswith(b"}\\n")', 'line.startswith(b"{")'),
-    Fault(
-        "a torn record stays",
-        JSONL,
-        "            self._file.truncate(self._size)\n        except OSError",
-        "            pass\n        except OSError",
-    ),
-    Fault("rows are not counted in the header", NPY, "self._write_header(self.count + len(rows))", "pass"),
-    Fault("a text without a vector has zeros", NPY, "np.nan", "0.0"),
 )

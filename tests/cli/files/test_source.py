@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.files.source import InputFormat, InputKind, _pipe_lines, is_jsonl, open_ahead, open_lines
+from cortexmlx.cli.files.source import InputFormat, _pipe_lines, is_jsonl, open_ahead, open_lines
 from cortexmlx.errors import InvalidRequest
 
 
@@ -82,14 +82,6 @@ def test_only_files_are_read_ahead(tmp_path: Path) -> None:
     for other in ("-", str(tmp_path / "pipe"), str(tmp_path / "missing")):
         with open_ahead(other) as nothing:
             assert nothing is None
-
-
-def test_a_message_says_what_the_command_reads(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n")
-    reads, table = InputKind("embed", "a text", "a text"), str(tmp_path / "t.csv")
-    with pytest.raises(InvalidRequest, match="a text a line") as refused, open_lines(table, InputFormat.auto, reads):
-        pass
-    assert "batch" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
