@@ -151,6 +151,7 @@ class EngineCore:
         self, request: QueuedRequest, handle: RequestHandle, stops: StopConditions, grammar: Grammar | None = None
     ) -> None:
         """Queue a request, whose answers end at `stops` and follow `grammar`. If it can never run, it fails at once."""
+        self.pins.remove_expired()
         self.pins.pin_recomputed_states()
         try:
             self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
@@ -184,11 +185,13 @@ class EngineCore:
         """End a request with the text it has. Does nothing if it has ended."""
         self.requests.cancel(request)
 
-    def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
+    def pin(
+        self, tokens: Sequence[int], client: str | None, adapter: str | None = None, seconds: float | None = None
+    ) -> tuple[int, int]:
         """Pin a text requests begin with (`PinnedPrefixes.add`). Raises InvalidRequest if the model cannot keep it."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
-        return self.pins.add(tokens, self.adapters.cache_salt(adapter, client))
+        return self.pins.add(tokens, self.adapters.cache_salt(adapter, client), seconds)
 
     def fail_all(self, error: CortexError) -> None:
         """Fail every request, and drop everything in flight and the arena, which may be half changed."""
@@ -475,6 +478,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the engine's statistics."""
+        self.pins.remove_expired()
         return engine_stats(self)
 
 
@@ -580,6 +584,7 @@ def engine_stats(core: EngineCore) -> EngineStats:
         choices=core.model.choices,
         hosts=core.model.hosts,
         host_losses=core.recovery.losses,
+        recomputed_tokens=dict(measurements.recomputed_tokens),
         draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 

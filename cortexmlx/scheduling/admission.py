@@ -229,6 +229,10 @@ class Admission:
             elif not job.generation:
                 job.cached = job.num_computed_tokens
                 self.cached_tokens += job.cached
+                if match is not None:
+                    job.cached_chain = match.chain
+                    in_memory = len(match.entries) * self._running_set.cache.block_size
+                    job.loaded = 0 if load is None else job.cached - in_memory
             self._in_flight_prefixes.claim(job)
         return copies
 

@@ -158,7 +158,7 @@ class ImageLayout:
         """Yield what attention computes together of the text's tokens from `first` on: where it begins and ends, and
         whether its tokens see later ones, in layers with a window or without. No image is cut that is not cut already.
         """
-        here = self.both_ways is (BothWays.WINDOWS if has_window else None) or self.both_ways is BothWays.EVERYWHERE
+        here = self.both_ways is BothWays.EVERYWHERE or (self.both_ways is BothWays.WINDOWS and has_window)
         begin, end = first, first + count
         for span in self.spans if here else ():
             if begin < span.end and span.start < end:

@@ -2,18 +2,19 @@
 
 Both average squares of patches to tokens. Gemma 4 keeps an image's sides, adds a learned position for its column and
 one for its row, rotates by both, and bounds what its layers read and write in some sizes. Gemma 3 has SigLIP's tower,
-for square images of one size.
+for square images of one size. Gemma 4's 12B (`gemma4_unified`) projects a token's pixels at once.
 
 The language models multiply embeddings by a factor, but not features of images: those are divided by it here.
 
-transformers' `modeling_gemma4`, `modeling_gemma3` and `modeling_siglip`, and mlx-vlm's `gemma4` and `gemma3`, agree on
-the computation. mlx-vlm pools in the model's type, transformers and this in float32.
+transformers' `modeling_gemma4`, `modeling_gemma4_unified`, `modeling_gemma3` and `modeling_siglip`, and mlx-vlm's
+classes for the three types, agree on the computation. mlx-vlm pools in the model's type, transformers and this in
+float32.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.types.images import BothWays
 from cortexmlx.vision.towers import Block, Tower, TowerState, load_tower
 
-_PREFIX = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))")
+_PREFIX = re.compile(
+    r"(?:model\.)?(?:vision_embedder\.|vision_tower\.(?:vision_model\.)?|(?=(?:embed_vision|multi_modal_projector)\.))"
+)
 """How names begin. SigLIP's have `vision_model` in older checkpoints."""
 
 _SIZES_4 = {
@@ -39,6 +42,7 @@ _SIZES_4 = {
     "pooling_kernel_size": 3,
     "position_embedding_size": 10240,
 }
+_SIZES_UNIFIED = {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120}
 _SIZES_3 = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -52,24 +56,22 @@ _SIZES_3 = {
 
 def read_tower(
     folder: Path, config: Mapping[str, Any], model_dtype: mx.Dtype, *, keep_packed: bool = True
-) -> Gemma4Tower | Gemma3Tower | None:
+) -> Tower | None:
     """Read the vision tower in `folder`, whose config.json is `config`: see `load_tower`. Return None for a model
     without one, or without its tensors. Raises ModelCorrupt and ModelUnsupported.
     """
     if not isinstance(config.get("vision_config"), Mapping):
         return None
-    is_new = config.get("model_type") == "gemma4"
-    kind, kernel = (Gemma4Tower, None) if is_new else (Gemma3Tower, "embeddings.patch_embedding.weight")
-    tower: Gemma4Tower | Gemma3Tower | None = load_tower(
-        folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed
-    )
+    kind = TOWERS[config["model_type"]]
+    kernel = "embeddings.patch_embedding.weight" if kind is Gemma3Tower else None
+    tower: Tower | None = load_tower(folder, config, _PREFIX, lambda: kind(config), kernel, model_dtype, keep_packed)
     return tower
 
 
 def sees_both_ways(config: Mapping[str, Any]) -> BothWays:
     """Return in which layers of the language model an image's tokens see its later ones: in all of Gemma 3, in those
-    with a window in the larger models of Gemma 4, in none of the smaller ones (transformers'
-    `create_masks_for_vision_model` of each).
+    with a window in the larger models of Gemma 4, in none of the smaller ones. So it is in transformers
+    (`create_masks_for_vision_model` of each, by which it generates) and vLLM; mlx-vlm shows Gemma 4's in all layers.
     """
     if config.get("model_type") == "gemma3":
         return BothWays.EVERYWHERE
@@ -129,8 +131,46 @@ class Gemma4Tower(Tower):
         pooled = _pool(state.hidden, state.grid[2], self._pool).astype(mx.float32) * state.hidden.shape[1] ** 0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
-        normed = mx.fast.rms_norm(pooled.astype(state.hidden.dtype), None, self._eps)
-        return self.embed_vision.embedding_projection(normed) / self._scale, []
+        return _embed(self.embed_vision, pooled.astype(state.hidden.dtype), self._eps, self._scale), []
+
+
+class UnifiedTower(Tower):
+    """What Gemma 4's 12B has in a tower's place."""
+
+    depth = 1
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        vision, width = config["vision_config"], _text_width(config)
+        sizes = _read_sizes(vision, _SIZES_UNIFIED)
+        self._patch, self._pool, hidden = sizes["patch_size"], sizes["pooling_kernel_size"], sizes["mm_embed_dim"]
+        self._scale, self._eps, numbers = width**0.5, _epsilon(vision), 3 * (self._patch * self._pool) ** 2
+        self.patch_ln1, self.patch_dense = nn.LayerNorm(numbers), nn.Linear(numbers, hidden)
+        self.patch_ln2, self.pos_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.pos_embedding = mx.zeros((sizes["mm_posemb_size"], 2, hidden))
+        self.embed_vision = nn.Module()
+        self.embed_vision.embedding_projection = nn.Linear(hidden, width, bias=False)
+
+    def begin(self, patches: mx.array, grid: tuple[int, int, int]) -> TowerState:
+        """Return the state of an image before the first block: see `Gemma4Tower.begin`."""
+        size, pool = self._patch, self._pool
+        _check_patches(patches, grid, pool, 3 * size**2, pool * self.pos_embedding.shape[0])
+        rows, columns, nothing = grid[1] // pool, grid[2] // pool, mx.zeros(0)
+        cut = patches.reshape(rows, pool, columns, pool, size, size, 3).transpose(0, 2, 1, 4, 3, 5, 6)
+        pixels = cut.reshape(rows * columns, -1).astype(self.pos_embedding.dtype)
+        return TowerState(pixels, nothing, nothing, (1, rows, columns))
+
+    def advance(self, state: TowerState) -> int:
+        """Take an image through all that there is: its patches do not meet."""
+        row, column = (mx.array(each) for each in np.indices(state.grid[1:], np.int32).reshape(2, -1))
+        hidden = self.patch_ln2(self.patch_dense(self.patch_ln1(state.hidden)))
+        state.hidden = self.pos_norm(hidden + self.pos_embedding[column, 0] + self.pos_embedding[row, 1])
+        state.next_block += 1
+        return state.next_block
+
+    def finish(self, state: TowerState) -> tuple[mx.array, list[mx.array]]:
+        self.check_finished(state)
+        return _embed(self.embed_vision, state.hidden, self._eps, self._scale), []
 
 
 class _Block4(Block):
@@ -273,6 +313,20 @@ class _Block3(Block):
         hidden = hidden + self.self_attn.out_proj(attended)
         output: mx.array = hidden + self.mlp.fc2(nn.gelu_approx(self.mlp.fc1(self.layer_norm2(hidden))))
         return output
+
+
+def _embed(part: nn.Module, states: mx.array, eps: float, scale: float) -> mx.array:
+    """Return what the language model, which multiplies it by `scale`, takes for the states of an image's tokens."""
+    features: mx.array = part.embedding_projection(mx.fast.rms_norm(states, None, eps)) / scale
+    return features
+
+
+TOWERS: dict[str, Callable[[Mapping[str, Any]], Tower]] = {
+    "gemma4": Gemma4Tower,
+    "gemma4_unified": UnifiedTower,
+    "gemma3": Gemma3Tower,
+}
+"""By the `model_type` of config.json."""
 
 
 def _pool(hidden: mx.array, columns: int, side: int) -> mx.array:

@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "layers without a window see both ways, too",
         LAYOUT,
-        "BothWays.WINDOWS if has_window else None",
-        "self.both_ways",
+        "BothWays.WINDOWS and has_window",
+        "BothWays.WINDOWS",
     ),
     Fault(
         "images that see both ways share a step that has no room for both",
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault("kernels compute images", METAL, "if piece.both_ways:  # the", "if False:  # the"),
     Fault("short images become rows of kernels", METAL, "[piece.both_ways or piece.end", "[piece.end"),
-    Fault("the language model scales features", GEMMA, "(normed) / self._scale", "(normed)"),
+    Fault("the language model scales features", GEMMA, "(states, None, eps)) / scale", "(states, None, eps))"),
     Fault("the older language model scales features", GEMMA, "seen / self._scale.astype(weight.dtype)", "seen"),
     Fault(
         "an image's tokens have inputs of each layer of another token",

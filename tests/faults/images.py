@@ -51,7 +51,6 @@ FAULTS = (
     Fault(
         "images that are dropped meanwhile are looked at twice", SIGHT, "if wanted and size > FEATURE_BYTES", "if False"
     ),
-    Fault("who waits for an image is not told", ADMISSION, "self._wake([image])", "pass"),
     Fault(
         "nothing bounds what is remembered", READER, "_bytes_of(self._by_source.values()) > REMEMBERED_BYTES", "False"
     ),
